@@ -1,0 +1,41 @@
+# Whether device code and NCCL are built: HVD_HAVE_CUDA, HVD_HAVE_NCCL; the targets CUDA::cudart and NCCL::nccl; the language CUDA.
+
+set(HVD_HAVE_CUDA OFF)
+set(HVD_HAVE_NCCL OFF)
+
+if(HVD_CUDA)   # AUTO or ON: the words are true or non-empty; OFF is false
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}" CACHE FILEPATH "The CUDA compiler")
+  endif()
+  if(CUDAToolkit_FOUND)
+    include(CheckLanguage)
+    set(CMAKE_CUDA_ARCHITECTURES ${HVD_CUDA_ARCHITECTURES})
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      enable_language(CUDA)
+      set(HVD_HAVE_CUDA ON)
+    endif()
+  endif()
+  if(NOT HVD_HAVE_CUDA AND NOT HVD_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "HVD_CUDA is ${HVD_CUDA}, but no CUDA toolkit with nvcc was found. Put nvcc on PATH, set CUDAToolkit_ROOT, or HVD_CUDA=OFF.")
+  endif()
+endif()
+
+if(HVD_HAVE_CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)   # CMake 3.25.1 does not know that nvcc has C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)   # one runtime in the process, shared with LibTorch
+  if(HVD_NCCL)
+    find_package(NCCL QUIET)
+    set(HVD_HAVE_NCCL ${NCCL_FOUND})
+  endif()
+endif()
+if(HVD_NCCL AND NOT HVD_NCCL STREQUAL "AUTO" AND NOT HVD_HAVE_NCCL)
+  message(FATAL_ERROR "HVD_NCCL is ${HVD_NCCL}, but NCCL was not found (or CUDA is off). Set NCCL_ROOT to the folder with include/nccl.h.")
+endif()

@@ -1,0 +1,23 @@
+# What every build needs: threads, fmt, MPI. HVD_MPI_ENVIRONMENT: cmake/mpi_env.sh as a list for the tests.
+
+set(_hvd_setup "'bash cmake/setup.sh' installs all that hvd needs.")
+
+find_package(Threads REQUIRED)
+
+hvd_header_only_library(fmt::fmt-header-only fmt fmt/core.h FMT_HEADER_ONLY=1)
+if(NOT TARGET fmt::fmt-header-only)
+  message(FATAL_ERROR "hvd needs the library fmt (Debian and Ubuntu: apt-get install libfmt-dev). ${_hvd_setup}")
+endif()
+
+include(HvdMpi)
+if(NOT MPI_CXX_FOUND)
+  message(FATAL_ERROR "hvd needs MPI (Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin). ${_hvd_setup}")
+endif()
+
+find_program(HVD_BASH bash REQUIRED)
+mark_as_advanced(HVD_BASH)
+execute_process(
+  COMMAND "${HVD_BASH}" -c ". \"$1\" && env" bash "${CMAKE_CURRENT_LIST_DIR}/mpi_env.sh"
+  OUTPUT_VARIABLE _hvd_environment)
+string(REGEX MATCHALL "(OMPI|PRTE|PMIX)_[A-Za-z_]+=[^\n]*" HVD_MPI_ENVIRONMENT "${_hvd_environment}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/mpi_env.sh")

@@ -1,0 +1,23 @@
+# Finds a header-only library by its CMake package, or, where that is not installed, by its headers alone
+# (CMAKE_PREFIX_PATH, CPATH and the system's folders).
+#   hvd_header_only_library(<target> <package> <header> [<definition>...])
+# makes the imported target <target> unless it exists, or leaves it undefined when neither is found.
+function(hvd_header_only_library target package header)
+  if(TARGET ${target})
+    return()
+  endif()
+  find_package(${package} QUIET)
+  if(TARGET ${target})
+    set_property(TARGET ${target} PROPERTY IMPORTED_GLOBAL ON)
+    return()
+  endif()
+  string(MAKE_C_IDENTIFIER "HVD_${package}_INCLUDE_DIR" variable)
+  string(REPLACE ":" ";" cpath "$ENV{CPATH}")
+  find_path(${variable} ${header} HINTS ${cpath})
+  mark_as_advanced(${variable})
+  if(${variable})
+    add_library(${target} INTERFACE IMPORTED GLOBAL)
+    target_include_directories(${target} INTERFACE "${${variable}}")
+    target_compile_definitions(${target} INTERFACE ${ARGN})
+  endif()
+endfunction()

@@ -1,0 +1,57 @@
+# Helpers that make the targets of this project alike.
+
+# The sources below the current folder that belong to this build:
+#   *_cuda.cc and *.cu only with the device code, *_none.cc (their null twins) only without.
+#   hvd_sources(<out> <with device code: bool> <pattern>...)
+function(hvd_sources out with_device)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${ARGN})
+  if(with_device)
+    list(FILTER sources EXCLUDE REGEX "_none\\.cc$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "_cuda\\.cc$|\\.cu$")
+  endif()
+  set(${out} "${sources}" PARENT_SCOPE)
+endfunction()
+
+# A library of the project: hvd_library(<name> <source>...) makes hvd_<name> and its alias hvd::<name>.
+# A floor that has no sources yet is an interface library, so that the others can link to it already.
+function(hvd_library name)
+  set(target hvd_${name})
+  if(ARGN)
+    add_library(${target} ${ARGN})
+    set(scope PUBLIC)
+    set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)   # not a part of the link interface, hence not exported
+    set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+                                               INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)   # shared ones find each other and LibTorch
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(hvd::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_include_directories(${target} ${scope} $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  set(HVD_SCOPE ${scope} PARENT_SCOPE)
+endfunction()
+
+# A program of the project: hvd_program(<name> SOURCES <source>... LIBRARIES <target>...)
+function(hvd_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} hvd_build_flags)
+endfunction()
+
+# A program that uses LibTorch: shares the precompiled <torch/torch.h> of hvd::torch. GCC takes a precompiled header only under the same
+# flags, so these programs are compiled with -fPIC as the library is, not with -fPIE.
+function(hvd_torch_program name)
+  hvd_program(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE hvd::torch)
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE -fPIC)
+  if(TARGET hvd_torch_pch)
+    target_precompile_headers(${name} REUSE_FROM hvd_torch_pch)
+  endif()
+  if(HVD_TORCH_CUDA_EXAMPLES AND TARGET hvd::torch_cuda)
+    target_link_libraries(${name} PRIVATE hvd::torch_cuda)
+  endif()
+endfunction()

@@ -1,0 +1,157 @@
+#include "examples/bench/options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+
+#include "examples/bench/models.h"
+#include "examples/bench/raw_mpi.h"
+
+namespace bench {
+
+namespace {
+
+template <class T>
+using Choices = std::map<std::string, T>;
+
+const Choices<Collective> kCollectives{
+    {"allreduce", Collective::Allreduce}, {"broadcast", Collective::Broadcast}, {"allgather", Collective::Allgather}};
+const Choices<Backend> kBackends{{"auto", Backend::Auto}, {"shm", Backend::Shm}, {"mpi", Backend::Mpi}};
+const Choices<hvd::ReduceOp> kOps{{"sum", hvd::ReduceOp::Sum},
+                                  {"average", hvd::ReduceOp::Average},
+                                  {"min", hvd::ReduceOp::Min},
+                                  {"max", hvd::ReduceOp::Max},
+                                  {"product", hvd::ReduceOp::Product}};
+
+Choices<hvd::DataType> dtypes() {
+  Choices<hvd::DataType> choices;
+  for (const auto dtype : {hvd::DataType::UInt8, hvd::DataType::Int8, hvd::DataType::Int16, hvd::DataType::Int32, hvd::DataType::Int64,
+                           hvd::DataType::Float16, hvd::DataType::BFloat16, hvd::DataType::Float32, hvd::DataType::Float64})
+    choices.emplace(hvd::name_of(dtype), dtype);
+  return choices;
+}
+
+template <class T>
+T choose(const Choices<T>& choices, const std::string& option, const std::string& said) {
+  if (const auto found = choices.find(said); found != choices.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& choice : choices) names.push_back(choice.first);
+  throw WrongOptions(fmt::format("{} '{}': must be one of {}", option, said, fmt::join(names, ", ")));
+}
+
+template <class T>
+std::string said_by(const Choices<T>& choices, T value) {
+  for (const auto& [name, choice] : choices)
+    if (choice == value) return name;
+  return "?";
+}
+
+/// "4", "64K", "64KiB", "1G": a power of 1024 either way.
+std::uint64_t bytes_of(const std::string& option, const std::string& said) {
+  std::string text = said;
+  std::uint64_t bytes = 0;
+  try {
+    CLI::AsSizeValue(false)(text);
+    if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos) bytes = std::stoull(text);
+  } catch (const std::exception&) {
+    bytes = 0;
+  }
+  if (bytes == 0 || bytes > std::uint64_t{1} << 40)
+    throw WrongOptions(fmt::format("{} '{}': must be a number of bytes from 1 to 1T, such as 4, 64K, 64MiB", option, said));
+  return bytes;
+}
+
+std::vector<bool> rows(const std::string& option, const std::vector<std::string>& said, const std::string& no, const std::string& yes) {
+  std::vector<bool> result;
+  for (const auto& word : said) {
+    if (word != no && word != yes) throw WrongOptions(fmt::format("{} '{}': must be {}, {} or both with a comma", option, word, no, yes));
+    result.push_back(word == yes);
+  }
+  return result;
+}
+
+std::string names_of_models() { return fmt::format("{}", fmt::join(model_names(), ", ")); }
+
+void check(const Options& options) {
+  if (options.max_bytes < options.min_bytes)
+    throw WrongOptions(fmt::format("--max-bytes {} is below --min-bytes {}", options.max_bytes, options.min_bytes));
+  if (!options.model.empty() && options.collective != Collective::Allreduce)
+    throw WrongOptions("--model goes with --collective allreduce only: gradients are reduced");
+  if (options.versus_mpi && !mpi_type(options.dtype))
+    throw WrongOptions(fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
+}
+
+}  // namespace
+
+std::string name_of(Collective collective) { return said_by(kCollectives, collective); }
+std::string name_of(Backend backend) { return said_by(kBackends, backend); }
+
+CommandLine parse_command_line(int argc, char** argv) {
+  CLI::App app(
+      "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, --versus) are measured in turn, round by round, "
+      "in "
+      "one run; a time is the median over the rounds, of the slowest rank.",
+      "hvd_bench");
+  app.get_formatter()->column_width(34);
+  CommandLine line;
+  Options& options = line.options;
+  std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", model;
+  std::vector<std::string> memory{"ordinary"}, place{"in"}, versus;
+  bool in_arena = false, out_of_place = false;
+  app.add_option("--collective", collective, "allreduce, broadcast or allgather");
+  app.add_option("-b,--min-bytes", min_bytes, "Smallest size; suffixes K, M, G (default 4)");
+  app.add_option("-e,--max-bytes", max_bytes, "Largest size (default 64M)");
+  app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")->check(CLI::Range(2, 1 << 30));
+  app.add_option("-o,--op", op, "sum, average, min, max or product (default sum)");
+  app.add_option("-d,--dtype", dtype, "float32, float64, float16, bfloat16, uint8, int8, int16, int32 or int64");
+  app.add_option("--memory", memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
+  app.add_flag("--in-arena", in_arena, "Same as --memory arena: memory shared by the ranks of a host");
+  app.add_option("--place", place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
+  app.add_flag("--out-of-place", out_of_place, "Same as --place out");
+  app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");
+  app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")->check(CLI::Range(1, 1'000'000));
+  app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")->check(CLI::Range(0, 1'000'000));
+  app.add_option("--repeats", options.repeats, "Operations in a row in one round (default 200 below 64 KiB, otherwise 1)")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_flag("-c,--check", options.check, "Compare every result with one computed locally; wrong ones are counted and fail the run");
+  app.add_option("--json", options.json, "Write the results to this file too");
+  app.add_option("--model", model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
+  app.add_option("--backend", backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
+  app.add_option("--versus", versus, "mpi, memcpy or both: measure them in the same rounds")->delimiter(',');
+  app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
+      ->check(CLI::Range(0.1, 1e6));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    line.help = app.help();
+    return line;
+  } catch (const CLI::ParseError& error) {
+    throw WrongOptions(fmt::format("{}; --help lists the options", error.what()));
+  }
+  options.collective = choose(kCollectives, "--collective", collective);
+  options.min_bytes = bytes_of("--min-bytes", min_bytes);
+  options.max_bytes = bytes_of("--max-bytes", max_bytes);
+  options.op = choose(kOps, "--op", op);
+  options.dtype = choose(dtypes(), "--dtype", dtype);
+  options.backend = choose(kBackends, "--backend", backend);
+  if (!model.empty()) {
+    Choices<std::string> models;
+    for (const auto& name : model_names()) models.emplace(name, name);
+    options.model = choose(models, "--model", model);
+  }
+  options.in_arena = in_arena ? std::vector<bool>{true} : rows("--memory", memory, "ordinary", "arena");
+  options.in_place = out_of_place ? std::vector<bool>{false} : rows("--place", place, "out", "in");
+  for (const auto& word : versus) {
+    if (word != "mpi" && word != "memcpy") throw WrongOptions(fmt::format("--versus '{}': must be mpi, memcpy or both with a comma", word));
+    (word == "mpi" ? options.versus_mpi : options.versus_memcpy) = true;
+  }
+  // What these have no choice in.
+  if (options.collective == Collective::Broadcast) options.in_place = {true};
+  if (options.collective == Collective::Allgather) options.in_place = {false};
+  check(options);
+  return line;
+}
+
+}  // namespace bench

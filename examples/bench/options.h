@@ -1,0 +1,52 @@
+#pragma once
+/// Room card: the command line of hvd_bench as a value. Wrong options throw `WrongOptions`, whose text says what is allowed.
+
+#include <hvd/hvd.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+struct WrongOptions : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+enum class Collective : std::uint8_t { Allreduce, Broadcast, Allgather };
+enum class Backend : std::uint8_t { Auto, Shm, Mpi };
+
+struct Options {
+  Collective collective = Collective::Allreduce;
+  std::uint64_t min_bytes = 4;
+  std::uint64_t max_bytes = std::uint64_t{64} << 20;
+  std::uint64_t factor = 4;
+  hvd::ReduceOp op = hvd::ReduceOp::Sum;
+  hvd::DataType dtype = hvd::DataType::Float32;
+  std::vector<bool> in_arena{false};  ///< one row each: ordinary memory, memory shared by the ranks of the host
+  std::vector<bool> in_place{true};   ///< one row each
+  bool async = false;
+  int rounds = 11;  ///< measured; each takes all subjects in turn
+  int warmup = 2;   ///< rounds before them
+  int repeats = 0;  ///< operations in a row within a round; 0: 200 below 64 KiB, otherwise 1
+  bool check = false;
+  std::string json;   ///< a file; empty: none
+  std::string model;  ///< empty: sizes from min_bytes to max_bytes
+  Backend backend = Backend::Auto;
+  bool versus_mpi = false;
+  bool versus_memcpy = false;
+  double idle_seconds = 0;  ///< above 0: nothing but that
+};
+
+struct CommandLine {
+  std::string help;  ///< not empty: print it and end
+  Options options;
+};
+
+CommandLine parse_command_line(int argc, char** argv);
+
+std::string name_of(Collective collective);
+std::string name_of(Backend backend);
+
+}  // namespace bench

@@ -1,0 +1,77 @@
+#include "examples/bench/raw_mpi.h"
+
+#include <algorithm>
+
+namespace bench {
+
+namespace {
+
+constexpr std::size_t kMostPerCall = std::size_t{1} << 30;  // MPI counts are ints
+
+MPI_Op mpi_op(hvd::ReduceOp op) {
+  switch (op) {
+    case hvd::ReduceOp::Min:
+      return MPI_MIN;
+    case hvd::ReduceOp::Max:
+      return MPI_MAX;
+    case hvd::ReduceOp::Product:
+      return MPI_PROD;
+    default:
+      return MPI_SUM;
+  }
+}
+
+}  // namespace
+
+std::optional<MPI_Datatype> mpi_type(hvd::DataType dtype) {
+  switch (dtype) {
+    case hvd::DataType::UInt8:
+      return MPI_UINT8_T;
+    case hvd::DataType::Int8:
+      return MPI_INT8_T;
+    case hvd::DataType::Int16:
+      return MPI_INT16_T;
+    case hvd::DataType::Int32:
+      return MPI_INT32_T;
+    case hvd::DataType::Int64:
+      return MPI_INT64_T;
+    case hvd::DataType::Float32:
+      return MPI_FLOAT;
+    case hvd::DataType::Float64:
+      return MPI_DOUBLE;
+    default:
+      return std::nullopt;
+  }
+}
+
+RawMpi::RawMpi() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+}
+RawMpi::~RawMpi() {
+  if (done_) MPI_Finalize();
+}
+
+void run_raw(Collective collective, const void* input, void* output, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op) {
+  const MPI_Datatype type = mpi_type(dtype).value();
+  const std::size_t element = hvd::element_bytes(dtype);
+  if (collective == Collective::Allgather) {
+    int ranks = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    const int share = static_cast<int>(count) / ranks;
+    MPI_Allgather(input, share, type, output, share, type, MPI_COMM_WORLD);
+    return;
+  }
+  for (std::size_t begin = 0; begin < count; begin += kMostPerCall) {
+    const int part = static_cast<int>(std::min(kMostPerCall, count - begin));
+    const auto* from = static_cast<const std::byte*>(input) + begin * element;
+    auto* to = static_cast<std::byte*>(output) + begin * element;
+    if (collective == Collective::Broadcast) {
+      MPI_Bcast(to, part, type, 0, MPI_COMM_WORLD);
+    } else {
+      MPI_Allreduce(from, to, part, type, mpi_op(op), MPI_COMM_WORLD);
+    }
+  }
+}
+
+}  // namespace bench

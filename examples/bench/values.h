@@ -1,0 +1,28 @@
+#pragma once
+/// Room card: known inputs and the results that follow from them, computed here without the library. Every rank's input and every
+/// position differ; the numbers are small, so that sums and products are exact in every type. Averages may differ by one rounding.
+
+#include <hvd/hvd.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace bench {
+
+/// What is asked of the library.
+struct Question {
+  hvd::DataType dtype = hvd::DataType::Float32;
+  hvd::ReduceOp op = hvd::ReduceOp::Sum;
+  int ranks = 1;
+};
+
+/// Writes `rank`'s input for tensor `tensor`.
+void fill(const Question& question, int rank, std::size_t tensor, std::span<std::byte> to);
+
+/// How many elements are not what the reduction of all ranks' inputs gives.
+std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got);
+/// How many elements are not `rank`'s input.
+std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got);
+
+}  // namespace bench

@@ -1,0 +1,130 @@
+#include "examples/bench/workload.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <new>
+#include <numeric>
+
+#include "examples/bench/raw_mpi.h"
+
+namespace bench {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+std::shared_ptr<void> ordinary_memory(std::size_t bytes) {
+  const auto alignment = std::align_val_t{4096};
+  return {::operator new(bytes, alignment), [alignment](void* block) { ::operator delete(block, alignment); }};
+}
+
+/// This rank's part of what an allgather of `counts` brings.
+std::vector<std::size_t> share_of(const std::vector<std::size_t>& counts, Collective collective) {
+  if (collective != Collective::Allgather) return counts;
+  std::vector<std::size_t> shares;
+  for (const auto count : counts) shares.push_back(std::max<std::size_t>(1, count / static_cast<std::size_t>(hvd::size())));
+  return shares;
+}
+
+}  // namespace
+
+Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, bool in_arena) : counts_(counts), dtype_(dtype) {
+  for (const auto count : counts_) {
+    starts_.push_back(bytes_);
+    bytes_ += (count * hvd::element_bytes(dtype_) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  block_ = in_arena ? hvd::allocate_shared(bytes_) : ordinary_memory(bytes_);
+  // Either all ranks have it or none: the size is the same everywhere.
+  if (!block_) throw WrongOptions("--memory arena: the ranks share no memory here");
+  zero();
+}
+
+std::span<std::byte> Tensors::operator[](std::size_t tensor) const {
+  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], counts_[tensor] * hvd::element_bytes(dtype_)};
+}
+
+hvd::Buffer Tensors::buffer(std::size_t tensor) const {
+  return {(*this)[tensor].data(), dtype_, {static_cast<std::int64_t>(counts_[tensor])}, {}};
+}
+
+void Tensors::zero() const { std::memset(block_.get(), 0, bytes_); }
+
+Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place)
+    : options_(options), in_arena_(in_arena), in_place_(in_place), input_(share_of(counts, options.collective), options.dtype, in_arena) {
+  if (!in_place && options.collective == Collective::Allreduce) output_.emplace(counts, options.dtype, in_arena);
+  const std::size_t elements = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    inputs_.push_back(input_.buffer(i));
+    outputs_.push_back(output().buffer(i));
+    // The names of one size and kind of memory stay the same, as a training loop's do.
+    const std::string name = fmt::format("{}.{}.{}.{}.{}", name_of(options.collective), elements, memory(), place(), i);
+    reduce_options_.push_back({.name = name, .op = options.op});
+    broadcast_options_ = {.name = name};
+    gather_options_ = {.name = name};
+  }
+  handles_.reserve(counts.size());
+}
+
+void Subject::run_allreduce() {
+  if (inputs_.size() == 1 && !options_.async) return hvd::allreduce(inputs_[0], outputs_[0], reduce_options_[0]);
+  handles_.clear();
+  for (std::size_t i = 0; i < inputs_.size(); ++i) handles_.push_back(hvd::allreduce_async(inputs_[i], outputs_[i], reduce_options_[i]));
+  for (const auto& handle : handles_) handle.wait();
+}
+
+void Subject::run() {
+  switch (options_.collective) {
+    case Collective::Allreduce:
+      return run_allreduce();
+    case Collective::Broadcast:
+      return options_.async ? hvd::broadcast_async(inputs_[0], broadcast_options_).wait() : hvd::broadcast(inputs_[0], broadcast_options_);
+    case Collective::Allgather:
+      gathered_ = options_.async ? hvd::allgather_async(inputs_[0], gather_options_).wait() : hvd::allgather(inputs_[0], gather_options_);
+  }
+}
+
+Question Subject::question() const { return {options_.dtype, options_.op, hvd::size()}; }
+
+std::size_t Subject::count_wrong() {
+  for (std::size_t i = 0; i < input_.size(); ++i) fill(question(), hvd::rank(), i, input_[i]);
+  if (output_) output_->zero();
+  run();
+  std::size_t wrong = 0;
+  if (options_.collective == Collective::Allgather) {
+    const std::size_t share = input_[0].size();
+    if (gathered_.data.size() != share * static_cast<std::size_t>(hvd::size()))
+      return input_.count(0) * static_cast<std::size_t>(hvd::size());
+    for (int rank = 0; rank < hvd::size(); ++rank)
+      wrong += count_wrong_copied(question(), rank, 0, std::span(gathered_.data).subspan(static_cast<std::size_t>(rank) * share, share));
+    return wrong;
+  }
+  for (std::size_t i = 0; i < input_.size(); ++i) {
+    wrong += options_.collective == Collective::Broadcast ? count_wrong_copied(question(), 0, i, input_[i])
+                                                          : count_wrong_reduced(question(), i, output()[i]);
+    if (output_) wrong += count_wrong_copied(question(), hvd::rank(), i, input_[i]);  // out of place leaves the input alone
+  }
+  return wrong;
+}
+
+void Subject::zero() const {
+  input_.zero();
+  if (output_) output_->zero();
+}
+
+Rival::Rival(const Options& options, const std::vector<std::size_t>& counts)
+    : options_(options), input_(counts, options.dtype, false), output_(counts, options.dtype, false) {}
+
+void Rival::run_mpi() const {
+  for (std::size_t i = 0; i < input_.size(); ++i)
+    run_raw(options_.collective, input_[i].data(), output_[i].data(), input_.count(i), options_.dtype, options_.op);
+}
+
+void Rival::run_memcpy() const {
+  for (std::size_t i = 0; i < input_.size(); ++i) {
+    std::memcpy(output_[i].data(), input_[i].data(), input_[i].size());
+    asm volatile("" : : "r"(output_[i].data()) : "memory");  // it is not left out
+  }
+}
+
+}  // namespace bench

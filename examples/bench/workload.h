@@ -1,0 +1,83 @@
+#pragma once
+/// Room card: the tensors of one measurement and the ways of working on them. Owns their memory. Collective: all ranks build the
+/// same workloads in the same order.
+
+#include <hvd/hvd.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "examples/bench/options.h"
+#include "examples/bench/race.h"
+#include "examples/bench/values.h"
+
+namespace bench {
+
+/// Tensors of one element type, one after the other in a block of memory, each aligned to 64 bytes.
+class Tensors {
+ public:
+  /// Throws WrongOptions where the arena is asked for and there is none.
+  Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, bool in_arena);
+  [[nodiscard]] std::size_t size() const { return counts_.size(); }
+  [[nodiscard]] std::size_t count(std::size_t tensor) const { return counts_[tensor]; }
+  [[nodiscard]] std::span<std::byte> operator[](std::size_t tensor) const;
+  [[nodiscard]] hvd::Buffer buffer(std::size_t tensor) const;
+  void zero() const;
+
+ private:
+  std::vector<std::size_t> counts_;
+  std::vector<std::size_t> starts_;
+  std::size_t bytes_ = 0;
+  hvd::DataType dtype_;
+  std::shared_ptr<void> block_;
+};
+
+/// One row of the table: the library's collective on tensors in one kind of memory.
+class Subject {
+ public:
+  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place);
+  [[nodiscard]] bool in_arena() const { return in_arena_; }
+  [[nodiscard]] bool in_place() const { return in_place_; }
+  [[nodiscard]] std::string memory() const { return in_arena_ ? "arena" : "ordinary"; }
+  [[nodiscard]] std::string place() const { return in_place_ ? "in" : "out"; }
+  /// Once, all tensors: submitted as a burst and then waited for where there are several, or with --async.
+  void run();
+  /// Runs once on known values; the number of wrong elements on this rank.
+  std::size_t count_wrong();
+  [[nodiscard]] const Tensors& input() const { return input_; }
+  /// Ready to be timed: zeros, which stay zeros however often they are reduced.
+  void zero() const;
+
+ private:
+  [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
+  void run_allreduce();
+  [[nodiscard]] Question question() const;
+
+  const Options& options_;
+  bool in_arena_, in_place_;
+  Tensors input_;
+  std::optional<Tensors> output_;
+  std::vector<hvd::Buffer> inputs_, outputs_;
+  std::vector<hvd::AllreduceOptions> reduce_options_;
+  hvd::BroadcastOptions broadcast_options_;
+  hvd::AllgatherOptions gather_options_;
+  std::vector<hvd::Handle<void>> handles_;
+  hvd::Gathered gathered_;
+};
+
+/// --versus: plain calls on ordinary memory of the same size.
+class Rival {
+ public:
+  Rival(const Options& options, const std::vector<std::size_t>& counts);
+  void run_mpi() const;
+  void run_memcpy() const;
+
+ private:
+  const Options& options_;
+  Tensors input_, output_;
+};
+
+}  // namespace bench

@@ -1,0 +1,27 @@
+#include "examples/models/models.h"
+
+#include <stdexcept>
+
+#include "examples/models/mlp.h"
+#include "examples/models/resnet.h"
+
+namespace examples {
+
+const std::vector<std::string>& model_names() {
+  static const std::vector<std::string> names = {"resnet18", "mlp"};
+  return names;
+}
+
+const std::vector<std::string>& stem_names() {
+  static const std::vector<std::string> names = {"auto", "imagenet", "cifar"};
+  return names;
+}
+
+std::shared_ptr<Classifier> make_model(const ModelOptions& options) {
+  const ResNetOptions resnet{.channels = options.image.at(0), .classes = options.classes, .small_images = options.stem == "cifar"};
+  if (options.name == "resnet18") return resnet18(resnet);
+  if (options.name == "mlp") return mlp(options.image, options.classes);
+  throw std::invalid_argument("there is no model '" + options.name + "'");
+}
+
+}  // namespace examples

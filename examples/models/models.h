@@ -1,0 +1,34 @@
+#pragma once
+/// Room card: the image classifiers of the trainer, made by name. Ordinary LibTorch modules that know nothing of other ranks.
+/// Unknown names throw std::invalid_argument. A new model: a file of its own, one line in models.cc.
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace examples {
+
+/// Images [items, channels, height, width] to scores [items, classes].
+class Classifier : public torch::nn::Module {
+ public:
+  virtual torch::Tensor forward(const torch::Tensor& images) = 0;
+};
+
+struct ModelOptions {
+  std::string name;                 ///< one of model_names()
+  std::string stem = "auto";        ///< ResNets: one of stem_names()
+  std::vector<std::int64_t> image;  ///< channels, height, width
+  int classes = 0;
+};
+
+const std::vector<std::string>& model_names();
+/// "imagenet": 7 x 7 with stride 2, then a 3 x 3 maximum with stride 2, as torchvision has it. "cifar": 3 x 3 with stride 1 and no maximum:
+/// for small images more accurate, and about eight times the work. "auto" is "imagenet", whose weights fit torchvision's.
+const std::vector<std::string>& stem_names();
+
+std::shared_ptr<Classifier> make_model(const ModelOptions& options);
+
+}  // namespace examples

@@ -1,0 +1,46 @@
+#pragma once
+/// Room card: the state of a training run in a file: written whole or not at all, refused by a run it does not belong to. Used by rank 0
+/// alone; no collectives. Fails by throwing std::runtime_error that names the file, what is wrong and what to do.
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace examples {
+
+/// How far training has come.
+struct Position {
+  std::int64_t epoch = 0;   ///< epochs that are over
+  std::int64_t images = 0;  ///< of this epoch that were used, by all ranks together: where the sampler stands
+  std::int64_t step = 0;    ///< optimizer steps since the beginning
+  double loss_sum = 0;      ///< of the `images` of this epoch, over all ranks
+};
+
+/// What a run must have in common with the run whose checkpoint it takes up: pairs of an option (or a property) and its value.
+using Identity = std::vector<std::pair<std::string, std::string>>;
+
+class CheckpointFile {
+ public:
+  /// The file is DIR/checkpoint.pt.
+  CheckpointFile(const std::string& folder, Identity identity);
+
+  /// Replaces the file: writes a new one, fsync, rename.
+  void save(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer, const Position& position) const;
+
+  /// Overwrites the parameters and buffers of the model and the state of the optimizer; the optimizer's options (learning rate …) stay as
+  /// they are. Nothing is changed when the identity differs.
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, torch::Device device) const;
+
+ private:
+  void check_identity(const std::string& stored) const;
+  Position read(torch::serialize::InputArchive& archive, torch::nn::Module& model, torch::optim::Optimizer& optimizer) const;
+
+  std::filesystem::path file_;
+  Identity identity_;
+};
+
+}  // namespace examples

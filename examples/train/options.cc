@@ -1,0 +1,115 @@
+#include "examples/train/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "examples/data/dataset.h"
+#include "examples/models/models.h"
+
+namespace examples {
+namespace {
+
+/// A finite number, `least` or above it (or, where `open`, only above it).
+CLI::Validator number(const std::string& words, double least, bool open) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool good = end != text.c_str() && *end == '\0' && std::isfinite(value) && (open ? value > least : value >= least);
+        return good ? std::string() : "'" + text + "' is not " + words;
+      },
+      words);
+}
+
+CLI::Validator whole(std::int64_t least) {
+  const auto words = "a whole number from " + std::to_string(least) + " to 1000000000";
+  return CLI::Validator(
+      [=](const std::string& text) {
+        const bool digits = !text.empty() && text.size() <= 10 && text.find_first_not_of("0123456789") == std::string::npos;
+        const std::int64_t value = digits ? std::stoll(text) : -1;
+        return digits && value >= least && value <= 1'000'000'000 ? std::string() : "'" + text + "' is not " + words;
+      },
+      words);
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  std::string words;
+  for (const auto& name : names) words += (words.empty() ? "" : "|") + name;
+  return CLI::Validator(
+      [=](const std::string& text) {
+        const bool good = std::find(names.begin(), names.end(), text) != names.end();
+        return good ? std::string() : "'" + text + "' is not one of " + words;
+      },
+      words);
+}
+
+void add_options(CLI::App& app, Options& options) {
+  app.add_option("--model", options.model, "Network")->check(one_of(model_names()));
+  app.add_option("--stem", options.stem, "First layers of a ResNet; cifar: for small images, slower and more accurate")
+      ->check(one_of(stem_names()));
+  app.add_option("--dataset", options.dataset, "Images; synthetic ones need no files")->check(one_of(dataset_names()));
+  app.add_option("--data", options.data, "Folder of the dataset's files");
+  app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
+  app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")->check(whole(1));
+  app.add_option("--optimizer", options.optimizer, "Optimizer")->check(one_of({"sgd", "adam", "adamw"}));
+  app.add_option("--lr", options.learning_rate, "Learning rate")
+      ->check(number("a number above 0", 0, true))
+      ->default_str("sgd 0.01, with mlp 0.05; adam, adamw 0.0005");
+  app.add_option("--momentum", options.momentum, "Momentum of sgd")->check(number("a number from 0", 0, false));
+  app.add_option("--weight-decay", options.weight_decay, "Weight decay")->check(number("a number from 0", 0, false));
+  app.add_option("--compression", options.compression, "How gradients travel")->check(one_of({"none", "fp16", "bf16"}));
+  app.add_option("--accumulate", options.accumulate, "Backward passes per step")->check(whole(1));
+  app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept");
+  app.add_option("--checkpoint-steps", options.checkpoint_steps, "Also write it every so many steps")
+      ->check(whole(1))
+      ->default_str("never");
+  app.add_flag("--resume", options.resume, "Go on from the checkpoint");
+  app.add_option("--max-steps", options.max_steps, "End after so many steps in all")->check(whole(1))->default_str("no limit");
+  app.add_option("--seed", options.seed, "Seed of weights, order and synthetic images")->check(whole(0));
+  app.add_option("--device", options.device, "Where to compute")->check(one_of({"auto", "cpu", "cuda"}));
+  app.add_option("--threads", options.threads, "Threads of LibTorch per rank")->check(whole(1))->default_str("cores / ranks");
+  app.add_option("--json", options.json, "File for a record per epoch");
+}
+
+void check_combinations(const CLI::App& app, const Options& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (options.dataset != "synthetic" && options.data.empty()) {
+    throw UsageError("--dataset " + options.dataset + " needs --data and the folder of its files");
+  }
+  if (options.dataset == "synthetic" && given("--data")) {
+    throw UsageError("--data is of no use to --dataset synthetic; name the dataset that is to be read (cifar10, cifar100 or mnist)");
+  }
+  if (options.checkpoint.empty() && (options.resume || given("--checkpoint-steps"))) {
+    throw UsageError(std::string(options.resume ? "--resume" : "--checkpoint-steps") + " needs --checkpoint and a folder");
+  }
+}
+
+double default_rate(const Options& options) {
+  if (options.optimizer != "sgd") return 0.0005;
+  return options.model == "mlp" ? 0.05 : 0.01;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+  CommandLine line;
+  CLI::App app("Trains an image classifier on all ranks: mpirun -np 4 train [options]. Without options: ResNet-18 on synthetic images.",
+               "train");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_options(app, line.options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    line.help = app.help();
+    return line;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + "; 'train --help' lists the options");
+  }
+  check_combinations(app, line.options);
+  if (line.options.learning_rate == 0) line.options.learning_rate = default_rate(line.options);
+  return line;
+}
+
+}  // namespace examples

@@ -1,0 +1,46 @@
+#pragma once
+/// Room card: the command line of the trainer as a value. Read once, before the world starts; knows nothing of ranks or tensors.
+/// Fails by throwing UsageError, whose text names the option, what was given and what is allowed.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace examples {
+
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Options {
+  std::string model = "resnet18";
+  std::string stem = "auto";
+  std::string dataset = "synthetic";
+  std::string data;  ///< folder of the dataset's files
+  std::int64_t epochs = 3;
+  std::int64_t batch_size = 32;  ///< images per rank and backward pass
+  std::string optimizer = "sgd";
+  double learning_rate = 0;  ///< used as it is given, whatever the number of ranks; 0: the default of optimizer and model
+  double momentum = 0.9;     ///< sgd only
+  double weight_decay = 0;
+  std::string compression = "none";
+  std::int64_t accumulate = 1;        ///< backward passes per step; the gradient is their mean
+  std::string checkpoint;             ///< folder; empty: none is written
+  std::int64_t checkpoint_steps = 0;  ///< steps between checkpoints besides the one at the end of each epoch; 0: only that
+  bool resume = false;
+  std::int64_t max_steps = 0;  ///< steps after which training ends, counted from the first epoch; 0: no limit
+  std::uint64_t seed = 0;
+  std::string device = "auto";
+  std::int64_t threads = 0;  ///< of LibTorch in each rank; 0: as hvd::init() shares the cores out
+  std::string json;          ///< file of the records; empty: none is written
+};
+
+/// What --help prints is in `help`, and nothing else is to be done, if that is not empty.
+struct CommandLine {
+  Options options;
+  std::string help;
+};
+CommandLine parse_command_line(int argc, char** argv);
+
+}  // namespace examples

@@ -1,0 +1,29 @@
+#pragma once
+/// Room card: from options to the objects of a training run. Plain functions; each fails by throwing an exception that names the option.
+
+#include <torch/torch.h>
+
+#include <memory>
+
+#include "examples/data/dataset.h"
+#include "examples/models/models.h"
+#include "examples/train/checkpoint.h"
+#include "examples/train/options.h"
+
+namespace examples {
+
+/// This rank's device. "auto" is a GPU where there is one and the library was built for it. Ranks of a host take its GPUs in turn.
+torch::Device choose_device(const Options& options);
+
+/// The same initial weights for the same seed. On `device`.
+std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device);
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, const torch::nn::Module& model);
+
+/// What a checkpoint of this run can be taken up by.
+Identity identity_of(const Options& options, const Dataset& data);
+
+/// One line for people.
+std::string describe(const Options& options, const Dataset& data, const torch::nn::Module& model, torch::Device device);
+
+}  // namespace examples

@@ -1,0 +1,25 @@
+#pragma once
+/// Room card: what only some ranks do, or can fail at, all ranks learn of: no rank goes on alone into a collective that never comes.
+/// Collective: all ranks call it at the same place.
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace examples {
+
+/// Raised on every rank when `together` failed on any. The text is empty but on the first rank that failed, so that it is printed once.
+class Refused : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Does `work` on this rank and waits for the verdict of all. Throws Refused on all ranks if `work` threw on any.
+void together(const std::function<void()>& work);
+/// The same with work for rank 0 alone.
+void on_rank_zero(const std::function<void()>& work);
+
+/// The text of an exception without LibTorch's stack of addresses.
+std::string words_of(const std::exception& error);
+
+}  // namespace examples

@@ -1,0 +1,194 @@
+#include "examples/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "examples/train/atomic_file.h"
+#include "examples/train/setup.h"
+#include "examples/train/together.h"
+
+namespace examples {
+namespace {
+
+hvd::Compression compression_of(const std::string& name) {
+  if (name == "fp16") return hvd::Compression::fp16();
+  if (name == "bf16") return hvd::Compression::bf16();
+  return hvd::Compression::none();
+}
+
+}  // namespace
+
+Trainer::Trainer(const Options& options)
+    : options_(options), shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())}, display_(hvd::rank()) {
+  if (options_.threads > 0) torch::set_num_threads(static_cast<int>(options_.threads));  // otherwise hvd::init() has shared out the cores
+  load_inputs();
+  restore();
+  hvd::broadcast_parameters(*model_, 0);
+  hvd::broadcast_optimizer_state(*optimizer_, 0);
+  distributed_ = std::make_unique<hvd::DistributedOptimizer>(
+      *optimizer_, model_->named_parameters(),
+      hvd::DistributedOptimizerOptions{.compression = compression_of(options_.compression),
+                                       .backward_passes_per_step = static_cast<int>(options_.accumulate)});
+  loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
+  display_.line(describe(options_, data_, *model_, device_));
+}
+
+/// Everything that depends on what this rank finds on its own machine.
+void Trainer::load_inputs() {
+  together([&] {
+    device_ = choose_device(options_);
+    data_ = load_dataset(options_.dataset, options_.data, options_.seed);
+    plan_.emplace(BatchPlan::Options{.items = static_cast<std::size_t>(data_.train.size()),
+                                     .batch_size = static_cast<std::size_t>(options_.batch_size),
+                                     .accumulate = static_cast<std::size_t>(options_.accumulate),
+                                     .shard = shard_,
+                                     .seed = options_.seed});
+    model_ = make_model(options_, data_, device_);
+    optimizer_ = make_optimizer(options_, *model_);
+  });
+}
+
+/// The files of rank 0: the checkpoint and the records.
+void Trainer::restore() {
+  on_rank_zero([&] {
+    if (!options_.checkpoint.empty()) {
+      checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_));
+      if (options_.resume) position_ = checkpoint_->load(*model_, *optimizer_, device_);
+      check_writable(options_.checkpoint);
+    }
+    records_.emplace(options_.json, position_.epoch);
+  });
+  share_position();
+}
+
+void Trainer::share_position() {
+  auto words = torch::tensor({static_cast<double>(position_.epoch), static_cast<double>(position_.images),
+                              static_cast<double>(position_.step), position_.loss_sum},
+                             torch::kFloat64);
+  words = hvd::broadcast(words, {.root_rank = 0});
+  const auto* word = words.data_ptr<double>();
+  position_ = {static_cast<std::int64_t>(word[0]), static_cast<std::int64_t>(word[1]), static_cast<std::int64_t>(word[2]), word[3]};
+}
+
+void Trainer::run() {
+  if (finished()) {
+    display_.line("nothing is left to do: the checkpoint is at epoch " + std::to_string(position_.epoch) + ", step " +
+                  std::to_string(position_.step) + "; raise --epochs or --max-steps to go on");
+  }
+  while (!finished()) {
+    train_epoch();
+    close_epoch();
+  }
+}
+
+bool Trainer::finished() const {
+  return position_.epoch >= options_.epochs || (options_.max_steps > 0 && position_.step >= options_.max_steps);
+}
+
+/// Up to the end of the epoch, or of training.
+void Trainer::train_epoch() {
+  model_->train();
+  plan_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
+  images_at_start_ = position_.images;
+  epoch_started_ = std::chrono::steady_clock::now();
+  while (!finished()) {
+    const auto micro_batches = plan_->next();
+    if (micro_batches.empty()) break;
+    const auto loss = train_step(micro_batches);
+    position_.images = static_cast<std::int64_t>(plan_->position());
+    ++position_.step;
+    show_progress(loss);
+    if (options_.checkpoint_steps > 0 && position_.step % options_.checkpoint_steps == 0) {
+      gather_loss();
+      average_buffers();
+      save_checkpoint();
+    }
+  }
+}
+
+/// The last micro-batch's loss.
+torch::Tensor Trainer::train_step(const std::vector<Indices>& micro_batches) {
+  torch::Tensor loss;
+  distributed_->zero_grad();
+  for (const auto& indices : micro_batches) {
+    const auto batch = make_training_batch(data_, indices, options_.seed, static_cast<std::size_t>(position_.epoch));
+    loss = torch::nn::functional::cross_entropy(model_->forward(batch.images.to(device_)), batch.labels.to(device_));
+    (loss / static_cast<double>(micro_batches.size())).backward();
+    loss = loss.detach();
+    loss_sum_ += loss.to(torch::kFloat64) * static_cast<double>(indices.size());
+  }
+  distributed_->step();
+  return loss;
+}
+
+void Trainer::show_progress(const torch::Tensor& loss) {
+  if (!display_.due()) return;
+  const auto per_step = static_cast<std::int64_t>(plan_->images_per_step());
+  display_.show({.epoch = position_.epoch + 1,
+                 .epochs = options_.epochs,
+                 .step = position_.images / per_step,
+                 .steps = static_cast<std::int64_t>(plan_->steps_per_epoch()),
+                 .images_per_second = images_per_second()},
+                loss.item<double>());
+}
+
+double Trainer::images_per_second() const {
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - epoch_started_;
+  return static_cast<double>(position_.images - images_at_start_) / std::max(spent.count(), 1e-9);
+}
+
+/// Evaluates, reports and saves.
+void Trainer::close_epoch() {
+  gather_loss();
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - epoch_started_;
+  Record record{.epoch = position_.epoch + 1,
+                .step = position_.step,
+                .train_loss = position_.loss_sum / static_cast<double>(std::max<std::int64_t>(position_.images, 1)),
+                .seconds = spent.count(),
+                .images_per_second = images_per_second(),
+                .world_size = hvd::size()};
+  average_buffers();
+  record.test =
+      sum_up(evaluate_share(*model_, data_, shard_, static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100)), device_));
+  if (plan_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
+  display_.show(record, options_.epochs);
+  on_rank_zero([&] { records_->add(record); });
+  if (!options_.checkpoint.empty()) save_checkpoint();
+}
+
+/// Moves what this rank's images lost since the last call into the sum of all. A loss that is no number ends training on all ranks.
+void Trainer::gather_loss() {
+  position_.loss_sum += hvd::allreduce(loss_sum_.cpu(), {.op = hvd::ReduceOp::Sum}).item<double>();
+  loss_sum_.zero_();
+  if (std::isfinite(position_.loss_sum)) return;
+  std::ostringstream words;
+  words << "the training loss is " << position_.loss_sum << " by step " << position_.step << ": training diverged; try a smaller --lr than "
+        << options_.learning_rate;
+  throw Refused(hvd::rank() == 0 ? words.str() : std::string());
+}
+
+/// Batch norm keeps running statistics of what each rank saw; their mean over the ranks belongs to the model that is tested and saved.
+/// It is their mean later on, too, but for rounding: that much a run resumed within an epoch may differ from the unbroken one in tests.
+void Trainer::average_buffers() {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> buffers, flat;
+  for (const auto& buffer : model_->buffers()) {
+    if (!buffer.is_floating_point()) continue;
+    buffers.push_back(buffer);
+    flat.push_back(buffer.flatten());
+  }
+  if (buffers.empty()) return;
+  const auto mean = hvd::allreduce(torch::cat(flat));
+  std::int64_t begin = 0;
+  for (auto& buffer : buffers) {
+    buffer.copy_(mean.narrow(0, begin, buffer.numel()).view_as(buffer));
+    begin += buffer.numel();
+  }
+}
+
+void Trainer::save_checkpoint() {
+  on_rank_zero([&] { checkpoint_->save(*model_, *optimizer_, position_); });
+}
+
+}  // namespace examples

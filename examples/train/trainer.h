@@ -1,0 +1,62 @@
+#pragma once
+/// Room card: the training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
+/// data, the model and both optimizers. Fails by throwing: Refused when all ranks know of it, anything else when only this rank does.
+
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "examples/data/batches.h"
+#include "examples/train/checkpoint.h"
+#include "examples/train/display.h"
+#include "examples/train/options.h"
+#include "examples/train/records.h"
+
+namespace examples {
+
+class Trainer {
+ public:
+  /// Makes and checks everything before the first step. Collective.
+  explicit Trainer(const Options& options);
+
+  /// Trains up to --epochs or --max-steps. Collective.
+  void run();
+
+ private:
+  void load_inputs();
+  void restore();
+  void share_position();
+  bool finished() const;
+
+  void train_epoch();
+  torch::Tensor train_step(const std::vector<Indices>& micro_batches);
+  void show_progress(const torch::Tensor& loss);
+  double images_per_second() const;
+
+  void close_epoch();
+  void gather_loss();
+  void average_buffers();
+  void save_checkpoint();
+
+  Options options_;
+  Shard shard_;
+  Display display_;
+  Dataset data_;
+  torch::Device device_ = torch::kCPU;
+  std::shared_ptr<Classifier> model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<hvd::DistributedOptimizer> distributed_;
+  std::optional<CheckpointFile> checkpoint_;  ///< with --checkpoint
+  std::optional<RecordFile> records_;         ///< rank 0
+  std::optional<BatchPlan> plan_;
+
+  Position position_;
+  torch::Tensor loss_sum_;            ///< of this rank, since gather_loss(); stays on the device
+  std::int64_t images_at_start_ = 0;  ///< of the epoch, when its clock was started
+  std::chrono::steady_clock::time_point epoch_started_;
+};
+
+}  // namespace examples

@@ -1,0 +1,97 @@
+#pragma once
+/// Room card: the port through which a batch is executed. Called by the rank's driver only (the coordination thread, or a
+/// user thread inside `wait()` that has taken its place): one thread at a time, never two. `prepare` and `release` are the
+/// exception: the submitting thread calls them, possibly several at once.
+/// A backend owns its communicators, streams and staging memory; the buffers of a member belong to the submission.
+/// It fails by throwing an Error; the engine catches it once and fails every handle of the world with its reason.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/types.h"
+
+namespace hvd {
+
+/// The ranks that take part in a collective, ascending. `ranks[i]` is the global rank of the set's rank i.
+struct ProcessSetInfo {
+  int id = 0;
+  std::vector<int> ranks;
+  int rank = -1;  ///< this process's rank in the set, -1 outside
+};
+
+/// What decides which backend runs a batch: equal on every rank of the batch.
+struct BatchTraits {
+  OpKind kind = OpKind::Allreduce;
+  DataType dtype = DataType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  Device device;  ///< the kind is equal on all ranks; the index is this rank's own
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  int root = 0;  ///< global rank, Broadcast only
+  const ProcessSetInfo* set = nullptr;
+};
+
+/// One tensor of this rank inside a batch.
+struct BatchMember {
+  std::string_view name;
+  const void* input = nullptr;  ///< `count` elements
+  void* output = nullptr;       ///< Allgather: sum of `counts` elements; otherwise `count`; may equal `input`
+  std::int64_t count = 0;
+  std::vector<std::int64_t> counts;  ///< Allgather only: elements of each rank of the set, in the set's order
+  /// Native event (cudaEvent_t) after which `input` may be read; null when it already may.
+  void* ready_event = nullptr;
+  /// What `prepare` returned on each rank of this rank's shared-memory domain, by the rank's index in the domain.
+  std::vector<std::uint64_t> locations;
+};
+
+struct Batch {
+  std::uint64_t sequence = 0;  ///< the same on all ranks of the domain, ascending
+  std::uint64_t order = 0;     ///< the same on all ranks of the process set, ascending
+  BatchTraits traits;
+  std::vector<BatchMember> members;
+};
+
+enum class Progress : std::uint8_t { Idle, Advanced, Done };
+
+/// A batch under way. `advance` does what can be done now without blocking.
+/// Idle: nothing could be done, another rank or the device is awaited. Advanced: call again. Done: outputs are complete for
+/// the host, or, where `completion_event` is not null, will be once that event has happened.
+class Execution {
+ public:
+  virtual ~Execution() = default;
+  virtual Progress advance() = 0;
+  /// Native event (cudaEvent_t) that follows the last write to the outputs; owned by the execution. Null on hosts.
+  virtual void* completion_event() { return nullptr; }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// "shm", "mpi", "nccl": what timelines and the line printed at `init()` call it.
+  virtual std::string_view name() const = 0;
+  /// Pure: depends on the arguments alone, so that every rank chooses the same backend.
+  virtual bool supports(const BatchTraits& traits) const = 0;
+
+  /// Called on the submitting thread before the tensor is announced: makes the input visible to the other ranks of the domain
+  /// where the backend works on it in place, and returns where it is. Every rank of the domain sees the word in
+  /// `BatchMember::locations`. The default publishes nothing.
+  virtual std::uint64_t prepare(const BatchTraits& /*traits*/, BatchMember& /*member*/) { return 0; }
+  /// Undoes `prepare` for a member that will not be launched, because the ranks disagreed or the world failed.
+  virtual void release(const BatchTraits& /*traits*/, std::uint64_t /*location*/) noexcept {}
+
+  virtual std::unique_ptr<Execution> launch(Batch batch) = 0;
+
+  /// True when idle executions learn of progress through the board's bell; false when they must be polled.
+  virtual bool rings() const { return false; }
+  /// True when any rank of the domain can finish such a batch for all; false when each rank has to take part itself.
+  virtual bool any_rank_finishes(const BatchTraits& /*traits*/) const { return false; }
+  /// Ends what is under way with an error as soon as possible. Called once, when the world has failed.
+  virtual void abort() noexcept {}
+};
+
+}  // namespace hvd

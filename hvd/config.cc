@@ -1,0 +1,114 @@
+#include "hvd/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+namespace {
+
+struct Variable {
+  std::string name;
+  std::string value;
+};
+
+std::optional<std::string> environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+/// HVD_`suffix`, else HOROVOD_`suffix`.
+std::optional<Variable> variable(std::string_view suffix) {
+  for (const char* prefix : {"HVD_", "HOROVOD_"}) {
+    const std::string name = fmt::format("{}{}", prefix, suffix);
+    if (auto value = environment(name)) return Variable{name, std::move(*value)};
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
+  throw InvalidArgument(fmt::format("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
+}
+
+std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_t most, std::string_view unit) {
+  std::uint64_t value = 0;
+  const char* end = variable.value.data() + variable.value.size();
+  const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
+  if (error != std::errc() || stop != end || value < least || value > most)
+    refuse(variable, fmt::format("a whole number of {}, {} to {}", unit, least, most));
+  return value;
+}
+
+template <class Enum, std::size_t kChoices>
+Enum choice(const Variable& variable, const std::array<std::pair<std::string_view, Enum>, kChoices>& choices) {
+  std::vector<std::string_view> names;
+  for (const auto& [name, value] : choices) {
+    if (variable.value == name) return value;
+    names.push_back(name);
+  }
+  refuse(variable, fmt::format("one of {}", fmt::join(names, ", ")));
+}
+
+constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
+constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory{
+    {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
+constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{{{"trace", LogLevel::Trace},
+                                                                           {"debug", LogLevel::Debug},
+                                                                           {"info", LogLevel::Info},
+                                                                           {"warning", LogLevel::Warning},
+                                                                           {"error", LogLevel::Error},
+                                                                           {"fatal", LogLevel::Fatal},
+                                                                           {"off", LogLevel::Off}}};
+constexpr std::uint64_t kMostSeconds = 10'000'000;
+
+std::optional<int> hint(const char* name) {
+  const auto value = environment(name);
+  if (!value) return std::nullopt;
+  int number = 0;
+  const auto [stop, error] = std::from_chars(value->data(), value->data() + value->size(), number);
+  if (error != std::errc() || stop != value->data() + value->size()) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+Config Config::from_environment() {
+  Config config;
+  if (auto v = variable("FUSION_THRESHOLD"))
+    config.fusion_threshold_bytes = number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
+  if (auto v = variable("CACHE_CAPACITY")) config.cache_capacity = static_cast<std::uint32_t>(number(*v, 16, 1U << 24, "tensors"));
+  if (auto v = variable("STALL_CHECK_TIME_SECONDS")) config.stall_check_time = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
+  if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
+  if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
+    config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
+  if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
+  if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
+  return config;
+}
+
+std::string shared_part(const Config& config) {
+  return fmt::format("fusion threshold {} bytes, cache capacity {}, shared memory {}, process sets {}", config.fusion_threshold_bytes,
+                     config.cache_capacity, config.shared_memory == SharedMemory::Auto ? "auto" : "off", config.process_sets);
+}
+
+LauncherHints launcher_hints() {
+  LauncherHints hints{hint("OMPI_COMM_WORLD_RANK"), hint("OMPI_COMM_WORLD_SIZE"), hint("OMPI_COMM_WORLD_LOCAL_RANK")};
+  // Under `salloc` + `mpirun` Slurm's step variables of remote ranks are wrong; they count only where Slurm itself started the step.
+  if (!hints.rank && environment("SLURM_STEP_ID")) hints = {hint("SLURM_PROCID"), hint("SLURM_STEP_NUM_TASKS"), hint("SLURM_LOCALID")};
+  return hints;
+}
+
+bool thread_count_is_fixed() { return environment("OMP_NUM_THREADS") || environment("MKL_NUM_THREADS"); }
+
+}  // namespace hvd

@@ -1,0 +1,801 @@
+#include "hvd/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;  // of a location: this rank has nothing to say
+constexpr std::int64_t kSmallBatchBytes = 64 << 10;        // below: done at once by whoever completes the agreement
+constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start batches that could have been fused
+constexpr auto kLookInterval = 100ms;                      // how often the living are counted
+constexpr auto kSleep = 100ms;
+constexpr auto kGraceForDecisions = 2s;
+constexpr unsigned kYields = 400;  // the same for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296
+constexpr int kSpins = 300;  // before sleeping, where every rank has a core: about 10 us. 2000 cost 17 to 67 us at the median where the
+                             // partner had lost its core
+
+constexpr OpKind kReducing[] = {OpKind::Allreduce, OpKind::Reducescatter};
+bool reduces(OpKind kind) { return std::find(std::begin(kReducing), std::end(kReducing), kind) != std::end(kReducing); }
+
+BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
+  return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
+}
+
+}  // namespace
+
+Engine::Engine(EngineParts parts)
+    : parts_(std::move(parts)),
+      board_(*parts_.board),
+      spare_cores_(parts_.cores > static_cast<unsigned>(board_.ranks())),
+      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots()),
+      last_look_(Clock::now()) {
+  if (parts_.transport) {
+    RelayActions actions;
+    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) {
+      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) return;
+      with_log(0, [&] {
+        if (const Unit* unit = negotiator_.find(key); unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
+        make_room_for(static_cast<std::uint32_t>(signature.tensors.size()));
+        if (auto record = negotiator_.introduction(key, rank, signature, [this](auto slot) { return board_.generation(slot); }))
+          commit(*record);
+      });
+    };
+    actions.agree = [this](const UnitKey& key, const std::vector<bool>& present) {
+      with_log(0, [&] {
+        // A domain without members of the set has no slot to reset, but keeps the same queue as the others.
+        if (const Unit* unit = negotiator_.find(key)) commit(Negotiator::agreement(unit->id, present));
+      });
+    };
+    actions.cut = [this] { with_log(0, [&] { commit(Negotiator::cut_record(Scope::World)); }); };
+    actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
+    actions.fail = [this](const Status& status) { board_.set_failure(status); };
+    actions.domains_of = [this](int set) {
+      std::vector<int> domains;
+      for (const int rank : negotiator_.process_set(set).ranks)
+        domains.push_back(parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]);
+      std::sort(domains.begin(), domains.end());
+      domains.erase(std::unique(domains.begin(), domains.end()), domains.end());
+      return domains;
+    };
+    relay_ = std::make_unique<Relay>(*parts_.transport, std::move(actions));
+  }
+  coordination_ = std::thread([this] { coordinate(); });
+}
+
+Engine::~Engine() {
+  stop_thread_.store(true);
+  board_.ring_worker(board_.self());
+  coordination_.join();
+}
+
+void Engine::die_for_test() {
+  die_.store(true);
+  board_.ring_worker(board_.self());
+}
+
+// ---------------------------------------------------------------------------------------------------------------- submitting
+
+void Engine::raise_if_over() const {
+  if (over_.ok() && board_.failed()) board_.failure().raise();
+  over_.raise();
+}
+
+void Engine::check(const Submission& submission) const {
+  const auto what = [&] { return fmt::format("{} '{}'", name_of(submission.kind), submission.name); };
+  if (!negotiator_.has_process_set(submission.process_set))
+    throw InvalidArgument(fmt::format("{}: there is no process set {}", what(), submission.process_set));
+  const auto& set = negotiator_.process_set(submission.process_set);
+  if (set.rank < 0)
+    throw InvalidArgument(fmt::format("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank,
+                                      submission.process_set, rank_list(set.ranks)));
+  if (submission.kind == OpKind::Broadcast && std::find(set.ranks.begin(), set.ranks.end(), submission.root) == set.ranks.end())
+    throw InvalidArgument(fmt::format("{}: root rank {} is not in process set {} (ranks {})", what(), submission.root,
+                                      submission.process_set, rank_list(set.ranks)));
+  if (submission.tensors.size() > board_.slots())
+    throw InvalidArgument(
+        fmt::format("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
+  for (const auto& tensor : submission.tensors)
+    if (submission.kind == OpKind::Allgather && tensor.shape.empty())
+      throw InvalidArgument(fmt::format("{}: a scalar cannot be gathered: it has no first dimension", what()));
+}
+
+std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
+  check(submission);
+  auto entry = std::make_unique<Entry>();
+  Signature& signature = entry->signature;
+  signature.kind = submission.kind;
+  signature.op = reduces(submission.kind) ? submission.op : ReduceOp::Sum;
+  signature.device = submission.device.kind;
+  signature.prescale_factor = submission.prescale_factor;
+  signature.postscale_factor = submission.postscale_factor;
+  signature.root = submission.kind == OpKind::Broadcast ? submission.root : 0;
+  for (const auto& tensor : submission.tensors) {
+    signature.tensors.push_back({tensor.dtype, tensor.shape});
+    const auto traits = traits_of(signature, tensor.dtype, submission.device, negotiator_.process_set(submission.process_set));
+    const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
+    if (backend == parts_.backends.end())
+      throw InvalidArgument(fmt::format("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
+                                        reduces(submission.kind) ? name_of(submission.op) : name_of(submission.kind), name_of(tensor.dtype),
+                                        name_of(submission.device.kind)));
+    entry->backends.push_back(backend->get());
+  }
+  entry->key = {submission.process_set, submission.kind, submission.name};
+  entry->submission = std::move(submission);
+  return entry;
+}
+
+void Engine::prepare(Entry& entry) {
+  const auto& set = negotiator_.process_set(entry.key.process_set);
+  entry.prepared = true;
+  for (std::size_t i = 0; i < entry.backends.size(); ++i) {
+    const auto& tensor = entry.submission.tensors[i];
+    BatchMember member;
+    member.name = entry.key.name;
+    member.input = tensor.input;
+    member.output = tensor.output;
+    member.count = element_count(tensor.shape);
+    member.ready_event = tensor.ready_event;
+    const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
+    entry.locations.push_back(tensor.present ? location : location | kAbsent);
+  }
+}
+
+void Engine::release(Entry& entry) noexcept {
+  if (!std::exchange(entry.prepared, false)) return;
+  const auto& set = negotiator_.process_set(entry.key.process_set);
+  for (std::size_t i = 0; i < entry.locations.size(); ++i)
+    entry.backends[i]->release(traits_of(entry.signature, entry.submission.tensors[i].dtype, entry.submission.device, set),
+                               entry.locations[i] & ~kAbsent);
+}
+
+std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
+  auto fresh = make_entry(std::move(submission));
+  Entry* entry = nullptr;
+  std::shared_ptr<Pending> pending = fresh->pending;
+  {
+    const std::lock_guard lock(mutex_);
+    raise_if_over();
+    if (stopping_) throw Shutdown("hvd::shutdown() has been called");
+    if (fresh->key.name.empty()) fresh->key.name = unnamed(fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+    entry = &ledger_.admit(std::move(fresh));
+  }
+  const auto tensors = entry->backends.size();
+  try {
+    prepare(*entry);  // copies into shared memory: not under the mutex
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    release(*entry);
+    ledger_.remove(*entry);
+    throw;
+  }
+  bool work = false;
+  bool small_work = false;
+  {
+    const std::lock_guard lock(mutex_);
+    announce(*entry);
+    const auto is_small = [](const Prepared& batch) { return batch.cut.plan.bytes <= kSmallBatchBytes; };
+    work = !to_launch_.empty();
+    small_work = std::all_of(to_launch_.begin(), to_launch_.end(), is_small);
+  }
+  parts_.stats->add(parts_.stats->tensors_submitted, tensors);
+  if (after == After::Wait && !wheel_taken_.load()) return pending;  // wait() will drive
+  if (work && small_work && try_take_wheel()) {
+    drive_once();
+    leave_wheel();
+  } else if (work || parts_.transport) {
+    board_.ring_waiters();  // among them a thread of this rank that has the wheel and sleeps
+    board_.ring_worker(board_.self());
+  }
+  return pending;
+}
+
+void Engine::announce(Entry& entry) {
+  if (!over_.ok()) return finish_entry(entry, over_);
+  // From its announcement on the entry is everybody's: reading the log may finish it.
+  bool finished = false;
+  try {
+    while (true) {
+      introduce(entry);
+      const Unit& unit = negotiator_.unit(entry.unit);
+      for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
+      const std::uint32_t arrived = board_.arrive(unit.id, unit.generation);
+      if (arrived == 0) {  // evicted between the two: introduce it again
+        read_log();
+        continue;
+      }
+      entry.announced = finished = true;
+      if (arrived == negotiator_.local_members(entry.key.process_set)) return agree(unit);
+      for (int other = 0; other < parts_.topology.size; ++other)
+        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(entry, other)) return;
+      return;
+    }
+  } catch (...) {
+    // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
+    const Status status = status_of_current_exception();
+    board_.set_failure(status);
+    if (!finished) finish_entry(entry, board_.failure());
+  }
+}
+
+void Engine::introduce(Entry& entry) {
+  const int rank = parts_.topology.rank;
+  read_log();
+  if (const Unit* unit = negotiator_.find(entry.key); unit != nullptr && negotiator_.introduced(*unit, rank, entry.signature)) {
+    ledger_.bind(entry, unit->id);
+    return;
+  }
+  const std::size_t bytes = 256 + entry.key.name.size() + entry.signature.tensors.size() * 128;
+  with_log(bytes, [&] {
+    make_room_for(static_cast<std::uint32_t>(entry.signature.tensors.size()));
+    const auto record =
+        negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); });
+    if (!record) throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+    commit(*record);
+  });
+  if (const Unit* unit = negotiator_.find(entry.key)) ledger_.bind(entry, unit->id);
+}
+
+bool Engine::evictable(std::uint32_t id) const {
+  // Its slots may be given to another tensor once nobody has arrived, its last batch is cut, and every rank has read that record and
+  // with it the locations. A name that other domains may be ready for, and this one has no rank for, stays.
+  const Unit& unit = negotiator_.unit(id);
+  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() &&
+         negotiator_.local_members(unit.key.process_set) > 0;
+}
+
+void Engine::make_room_for(std::uint32_t slots) {
+  while (!negotiator_.has_free_slots(std::max(1U, slots))) {
+    const auto id = negotiator_.oldest([this](std::uint32_t candidate) { return evictable(candidate); });
+    if (!id || !board_.evict(*id)) return;
+    commit(Negotiator::eviction(*id));
+  }
+}
+
+void Engine::agree(const Unit& unit) {
+  std::vector<bool> present(std::max<std::size_t>(1, unit.slots), false);
+  const auto& set = negotiator_.process_set(unit.key.process_set);
+  const auto& domain = parts_.topology.domain_ranks;
+  for (std::size_t index = 0; index < domain.size(); ++index) {
+    if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
+    for (std::uint32_t i = 0; i < unit.slots; ++i)
+      if ((board_.coming_location(unit.id + i, static_cast<int>(index)) & kAbsent) == 0) present[i] = true;
+  }
+  const auto id = unit.id;
+  const auto slots = unit.slots;
+  const auto scope = unit.scope;
+  with_log(present.size() / 8 + 64, [&] {
+    // Before the record: whoever reads it may arrive at the slot again at once.
+    board_.reset_arrivals(id, slots);
+    commit(scope == Scope::Domain ? Negotiator::agreement(id, present) : Negotiator::host_readiness(id, present));
+    if (scope == Scope::Domain) cut_if_idle();
+  });
+  if (scope == Scope::World) board_.ring_worker(0);  // the leader has something to pass on
+}
+
+// ------------------------------------------------------------------------------------------------------------------- the log
+
+void Engine::with_log(std::size_t bytes, const std::function<void()>& append) {
+  while (true) {
+    {
+      const BoardLock lock(board_);
+      read_log();
+      if (board_.has_room(bytes)) return append();
+    }
+    if (board_.failed()) throw BackendError("the world has failed");
+    // Somebody has not read for a long time: the log is some thousand records long.
+    board_.ring_all_workers();
+    board_.ring_waiters();
+    std::this_thread::sleep_for(50us);
+  }
+}
+
+void Engine::commit(const Bytes& record) {
+  Outcomes outcomes;
+  negotiator_.apply(record, board_.tail() + sizeof(std::uint32_t) + record.size(), outcomes);
+  for (const auto& batch : outcomes.batches)
+    if (negotiator_.local_members(batch.plan.process_set) > 0) board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
+  board_.append(record);
+  ring_after(outcomes);
+  act(outcomes);
+}
+
+void Engine::read_log() {
+  // One record at a time: what an agreement or a cut means is what the table says just then, and a slot's locations may be
+  // overwritten once all ranks have read past the cut.
+  while (auto record = board_.read_next()) {
+    Outcomes outcomes;
+    negotiator_.apply(*record, board_.read_position(), outcomes);
+    if (!outcomes.empty()) act(outcomes);
+  }
+}
+
+void Engine::cut_if_idle() {
+  while (negotiator_.has_agreed(Scope::Domain) && board_.open_batches() < kMaxOpenBatches) {
+    if (!board_.can_open(negotiator_.next_sequence(), kDataTypes)) {
+      board_.ring_all_workers();  // a rank has not looked at its results for a long time; whoever departs last cuts
+      return;
+    }
+    commit(Negotiator::cut_record(Scope::Domain));
+  }
+}
+
+void Engine::ring_after(const Outcomes& outcomes) {
+  bool wake_waiters = !outcomes.left.empty();
+  for (const auto& agreed : outcomes.agreed) {  // those that no batch will follow
+    const auto& present = agreed.present;
+    wake_waiters = wake_waiters || !agreed.verdict.ok() || std::find(present.begin(), present.end(), true) == present.end();
+  }
+  bool wake_workers = false;
+  // Small batches need no help: whoever cut them runs them at once and rings when they are over. Others wake who waits for a
+  // result anyway; threads that would take a core from the user's computation only where there are cores to spare, or where the
+  // batch cannot be done without them.
+  for (const auto& cut : outcomes.batches) {
+    const auto& set = negotiator_.process_set(cut.plan.process_set);
+    const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
+    const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
+    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits);
+    if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
+    wake_waiters = true;
+    wake_workers = wake_workers || !alone || spare_cores_;
+  }
+  if (wake_waiters) board_.ring_waiters();
+  if (wake_workers) board_.ring_all_workers();
+}
+
+void Engine::act(Outcomes& outcomes) {
+  for (const auto& agreed : outcomes.agreed) act_on_agreement(agreed);
+  for (auto& batch : outcomes.batches) enqueue(std::move(batch));
+  for (const int rank : outcomes.left) fail_what_waits_for(rank);
+  if (relay_) {
+    std::move(outcomes.introduced.begin(), outcomes.introduced.end(), std::back_inserter(relay_outcomes_.introduced));
+    std::move(outcomes.host_ready.begin(), outcomes.host_ready.end(), std::back_inserter(relay_outcomes_.host_ready));
+    std::move(outcomes.left.begin(), outcomes.left.end(), std::back_inserter(relay_outcomes_.left));
+  }
+}
+
+void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
+  const Unit& unit = negotiator_.unit(agreed.id);
+  if (negotiator_.process_set(unit.key.process_set).rank < 0) return;
+  Entry* entry = ledger_.find(agreed.id);
+  if (entry == nullptr) throw BackendError(fmt::format("'{}' was agreed, but this rank has not submitted it", unit.key.name));
+  parts_.stats->add(parts_.stats->negotiation_rounds, 1);
+  if (!agreed.verdict.ok()) return finish_entry(*entry, agreed.verdict);
+  entry->state = advance(entry->state, EntryEvent::Agree);
+  entry->pending->present_anywhere = agreed.present;
+  entry->unfinished = static_cast<std::size_t>(std::count(agreed.present.begin(), agreed.present.end(), true));
+  if (entry->submission.tensors.empty()) entry->unfinished = 0;
+  if (unit.key.kind == OpKind::Allgather)
+    for (std::size_t i = 0; i < entry->submission.tensors.size(); ++i) {
+      auto& rows = entry->rows.emplace_back();
+      for (const auto& signature : unit.signatures) rows.push_back(signature->tensors[i].shape.front());
+    }
+  if (entry->unfinished == 0) finish_entry(*entry, {});
+}
+
+void Engine::enqueue(CutBatch cut) {
+  if (negotiator_.process_set(cut.plan.process_set).rank < 0) return;
+  Prepared batch{std::move(cut), {}, {}};
+  for (const auto& planned : batch.cut.plan.tensors) {
+    Entry* entry = ledger_.find(planned.unit);
+    if (entry == nullptr) throw BackendError("a batch with a tensor that this rank has not submitted");
+    batch.entries.push_back(entry);
+    auto& locations = batch.locations.emplace_back();
+    for (int rank = 0; rank < board_.ranks(); ++rank) locations.push_back(board_.location(planned.unit + planned.index, rank) & ~kAbsent);
+  }
+  to_launch_.push_back(std::move(batch));
+}
+
+bool Engine::fail_if_left(Entry& entry, int left_rank) {
+  if (entry.state != EntryState::Waiting || !entry.announced || left_rank == parts_.topology.rank) return false;
+  const auto& ranks = negotiator_.process_set(entry.key.process_set).ranks;
+  if (!std::binary_search(ranks.begin(), ranks.end(), left_rank)) return false;
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto here = std::lower_bound(domain.begin(), domain.end(), left_rank);
+  const bool is_here = here != domain.end() && *here == left_rank;
+  if (is_here && board_.has_arrived_too(entry.unit, static_cast<int>(here - domain.begin()))) return false;
+  // One elsewhere may have been ready before it left, and the root's decision be on its way: `report_stalls` gives it time.
+  if (!is_here && Clock::now() - entry.since < kGraceForDecisions) return false;
+  finish_entry(entry, {Status::Code::Shutdown, fmt::format("{} '{}': rank {} has called hvd::shutdown() without submitting it",
+                                                           name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
+  return true;
+}
+
+void Engine::fail_what_waits_for(int left_rank) {
+  for (Entry* entry : ledger_.all()) fail_if_left(*entry, left_rank);
+}
+
+// ------------------------------------------------------------------------------------------------------------------- driving
+
+bool Engine::try_take_wheel() {
+  bool expected = false;
+  return !wheel_taken_.load(std::memory_order_relaxed) && wheel_taken_.compare_exchange_strong(expected, true, std::memory_order_acquire);
+}
+
+void Engine::leave_wheel() {
+  const bool unfinished = !running_.empty();
+  wheel_taken_.store(false, std::memory_order_release);
+  bool others = false;
+  bool more = unfinished;
+  {
+    const std::lock_guard lock(mutex_);
+    others = waiters_ > 0;
+    more = more || !to_launch_.empty() || (parts_.transport && !ledger_.empty());
+  }
+  if (others) changed_.notify_all();
+  if (more) board_.ring_worker(board_.self());
+}
+
+bool Engine::drive_once() noexcept {
+  bool progressed = false;
+  try {
+    if (board_.failed()) {
+      fail_everything(board_.failure());
+      return false;
+    }
+    std::deque<Prepared> batches;
+    {
+      const std::lock_guard lock(mutex_);
+      read_log();
+      batches.swap(to_launch_);
+      if (negotiator_.all_left()) fail_what_was_never_agreed();
+    }
+    for (auto& batch : batches) launch(std::move(batch));
+    progressed = !batches.empty();
+    for (auto& running : running_) {
+      const Progress progress = running.execution->advance();
+      progressed = progressed || progress != Progress::Idle;
+      if (progress == Progress::Done) finish(running);
+    }
+    std::erase_if(running_, [](const Running& running) { return running.over; });
+    if (relay_) drive_relay(progressed);
+  } catch (...) {
+    fail_world(status_of_current_exception());
+    return false;
+  }
+  return progressed;
+}
+
+BatchMember Engine::make_member(const Prepared& batch, std::size_t index) {
+  const Entry& entry = *batch.entries[index];
+  const std::uint32_t place = batch.cut.plan.tensors[index].index;
+  const TensorArgument& tensor = entry.submission.tensors[place];
+  BatchMember member;
+  member.name = display_name(entry.key.name);
+  member.input = tensor.input;
+  member.output = tensor.output;
+  member.count = element_count(tensor.shape);
+  member.ready_event = tensor.ready_event;
+  member.locations = batch.locations[index];
+  if (entry.key.kind == OpKind::Allgather) {
+    std::int64_t row = 1;
+    for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
+    std::int64_t total = 0;
+    for (const auto rows : entry.rows[place]) {
+      member.counts.push_back(rows * row);
+      total += rows;
+    }
+    member.output = entry.submission.allocate(place, total);
+  }
+  return member;
+}
+
+void Engine::launch(Prepared prepared) {
+  const PlannedBatch& plan = prepared.cut.plan;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Entry* entry : prepared.entries)
+      if (entry->state == EntryState::Agreed) entry->state = advance(entry->state, EntryEvent::Launch);
+  }
+  const Entry& first = *prepared.entries.front();
+  Backend* backend = first.backends[plan.tensors.front().index];
+  Batch batch;
+  batch.sequence = prepared.cut.sequence;
+  batch.order = prepared.cut.order;
+  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, negotiator_.process_set(plan.process_set));
+  for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
+    batch.members.push_back(make_member(prepared, i));
+    if (reduces(batch.traits.kind))
+      parts_.stats->add(parts_.stats->bytes_reduced, static_cast<std::uint64_t>(batch.members.back().count) * element_bytes(plan.dtype));
+  }
+  parts_.stats->add(parts_.stats->batches_run, 1);
+  if (batch.members.size() > 1) parts_.stats->add(parts_.stats->tensors_fused, batch.members.size());
+  std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
+  running_.push_back({std::move(prepared), backend, std::move(execution), false});
+}
+
+void Engine::finish(Running& running) {
+  running.over = true;
+  retire(running.batch.cut);
+  const std::lock_guard lock(mutex_);
+  for (Entry* entry : running.batch.entries) {
+    if (void* event = running.execution->completion_event()) {
+      entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
+      entry->pending->event_owner = running.execution;
+    }
+    if (--entry->unfinished == 0) {
+      entry->prepared = false;  // the backend has taken back what `prepare` gave
+      finish_entry(*entry, {});
+    }
+  }
+}
+
+void Engine::retire(const CutBatch& cut) {
+  const std::lock_guard lock(mutex_);
+  const bool first = !board_.batch(cut.sequence).retired.load(std::memory_order_acquire);
+  if (first) {
+    const BoardLock board_lock(board_);
+    read_log();
+    if (board_.retire_batch(cut.sequence, cut.scope == Scope::Domain)) cut_if_idle();
+  }
+  if (first) board_.ring_waiters();
+  if (cut.scope == Scope::World) board_.ring_worker(0);
+  board_.depart(cut.sequence, negotiator_.local_members(cut.plan.process_set));
+  if (board_.is_over(cut.sequence)) {
+    // A cut may have been put off because the ring had no room. Under the lock, so that whoever puts it off sees this departure, or
+    // this rank sees what was put off.
+    const BoardLock board_lock(board_);
+    read_log();
+    cut_if_idle();
+  }
+}
+
+void Engine::drive_relay(bool& progressed) {
+  Outcomes said;
+  {
+    const std::lock_guard lock(mutex_);
+    said = std::exchange(relay_outcomes_, {});
+    for (const auto& [id, rank] : said.introduced) {
+      if (!negotiator_.knows(id)) continue;
+      const Unit& unit = negotiator_.unit(id);
+      if (unit.scope != Scope::World || parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] != parts_.topology.domain) continue;
+      const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
+      const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+      relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
+    }
+    for (const auto& [id, present] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), present);
+    for (const int rank : said.left)
+      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
+    progressed = relay_->advance() || progressed;
+    if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
+      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) { return !cut.here || board_.batch(cut.sequence).retired.load(); });
+      if (open_world_cuts_.empty()) {
+        relay_->announce_cut();
+        with_log(0, [&] {
+          const auto first = negotiator_.next_sequence();
+          const bool here = negotiator_.local_members(negotiator_.next_process_set(Scope::World)) > 0;
+          commit(Negotiator::cut_record(Scope::World));
+          for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, here});
+        });
+        progressed = true;
+      }
+    }
+    progressed = relay_->advance() || progressed;
+  }
+}
+
+bool Engine::must_poll() const {
+  // What comes over a wire or from a device rings no bell here.
+  if (parts_.transport) return true;
+  return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->rings(); });
+}
+
+void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
+  if (must_poll()) {
+    if (idle_rounds < kYields && static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores) return std::this_thread::yield();
+    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 16, 5U)), 500us);
+    if (idle_rounds > 4) std::this_thread::sleep_for(pause);
+    return;
+  }
+  if (static_cast<unsigned>(board_.ranks()) <= parts_.cores) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (board_.wait_bell().load(std::memory_order_acquire) != seen_bell) return;
+      cpu_relax();
+    }
+  }
+  board_.sleep_waiting(seen_bell, kSleep);
+}
+
+void Engine::wait(const Pending& pending) {
+  while (!pending.done.load(std::memory_order_acquire)) {
+    if (try_take_wheel()) {
+      for (unsigned idle = 0; !pending.done.load(std::memory_order_acquire);) {
+        const std::uint32_t bell = board_.wait_bell().load(std::memory_order_seq_cst);
+        if (drive_once()) {
+          idle = 0;
+        } else if (!pending.done.load(std::memory_order_acquire)) {
+          nap(bell, idle++);
+          look_for_trouble();
+        }
+      }
+      leave_wheel();
+    } else {
+      std::unique_lock lock(mutex_);
+      ++waiters_;
+      changed_.wait_for(lock, kSleep, [&] { return pending.done.load(std::memory_order_acquire) || !wheel_taken_.load(); });
+      --waiters_;
+    }
+  }
+  pending.status.raise();
+}
+
+bool Engine::poll(const Pending& pending) {
+  if (pending.done.load(std::memory_order_acquire)) return true;
+  if (try_take_wheel()) {
+    drive_once();
+    leave_wheel();
+  }
+  return pending.done.load(std::memory_order_acquire);
+}
+
+void Engine::coordinate() {
+  board_.begin_life();
+  auto pause = kSleep;
+  while (!stop_thread_.load() && !die_.load()) {
+    const std::uint32_t bell = board_.work_bell(board_.self()).load(std::memory_order_seq_cst);
+    pause = kSleep;
+    if (try_take_wheel()) {
+      for (int round = 0; round < 64 && drive_once(); ++round) {
+      }
+      look_for_trouble();
+      bool outstanding = !running_.empty();
+      const bool polls = must_poll();
+      {
+        const std::lock_guard lock(mutex_);
+        outstanding = outstanding || (parts_.transport && (!ledger_.empty() || relay_->is_waiting()));
+      }
+      wheel_taken_.store(false, std::memory_order_release);
+      {
+        const std::lock_guard lock(mutex_);
+        if (waiters_ > 0) changed_.notify_all();
+      }
+      if (outstanding) pause = polls ? 1ms : 10ms;
+    }
+    board_.sleep_working(bell, pause);
+  }
+  // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
+  if (stopped_cleanly_.load() && !die_.load()) board_.end_life();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- ends
+
+void Engine::finish_entry(Entry& entry, Status status) {
+  entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
+  if (!status.ok()) release(entry);
+  const auto owned = ledger_.remove(entry);
+  const auto pending = owned->pending;
+  pending->status = std::move(status);
+  pending->done.store(true, std::memory_order_release);
+  if (waiters_ > 0) changed_.notify_all();
+}
+
+void Engine::fail_what_was_never_agreed() {
+  for (Entry* entry : ledger_.all()) {
+    if (entry->state != EntryState::Waiting || !entry->announced) continue;
+    finish_entry(*entry, {Status::Code::Shutdown, fmt::format("{} '{}' was pending when hvd::shutdown() was called",
+                                                              name_of(entry->key.kind), display_name(entry->key.name))});
+  }
+}
+
+void Engine::fail_world(const Status& status) noexcept {
+  board_.set_failure(status);
+  fail_everything(board_.failure());
+}
+
+void Engine::fail_everything(const Status& status) noexcept {
+  if (std::exchange(failure_handled_, true)) return;
+  for (const auto& backend : parts_.backends) backend->abort();
+  running_.clear();
+  const std::lock_guard lock(mutex_);
+  over_ = status;
+  to_launch_.clear();
+  for (Entry* entry : ledger_.all())
+    if (entry->announced) finish_entry(*entry, status);  // the others' submitters find `over_` set
+  if (relay_) {
+    try {
+      relay_->failed(status);
+      relay_->advance();
+    } catch (...) {
+      log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+    }
+  }
+  changed_.notify_all();
+}
+
+void Engine::look_for_trouble() {
+  const auto now = Clock::now();
+  if (now - last_look_ < kLookInterval) return;
+  last_look_ = now;
+  if (board_.failed()) return;
+  if (const auto dead = board_.find_dead()) {
+    const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
+    board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()", rank)});
+    return;
+  }
+  report_stalls();
+}
+
+void Engine::report_stalls() {
+  const Config& config = parts_.config;
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  for (int other = 0; other < parts_.topology.size; ++other)
+    if (negotiator_.left()[static_cast<std::size_t>(other)]) fail_what_waits_for(other);
+  for (Entry* entry : ledger_.all()) {
+    if (entry->state != EntryState::Waiting || !entry->announced) continue;
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry->since);
+    const bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
+    if (!over && (config.stall_check_disable || now - entry->reported < config.stall_check_time)) continue;
+    entry->reported = now;
+    std::vector<int> missing;
+    const auto& set = negotiator_.process_set(entry->key.process_set);
+    const auto& domain = parts_.topology.domain_ranks;
+    for (std::size_t i = 0; i < domain.size(); ++i)
+      if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry->unit, static_cast<int>(i)))
+        missing.push_back(domain[i]);
+    const std::string text =
+        fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name), waited.count(),
+                    missing.empty() ? std::string("ranks on other hosts have not submitted it")
+                                    : fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
+                                                  missing.size() == 1 ? "has" : "have"));
+    if (over) {
+      board_.set_failure({Status::Code::StallTimeout, text});
+      return;
+    }
+    log(LogLevel::Warning, "{}", text);
+  }
+}
+
+bool Engine::shutdown(std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(stopping_, true)) return stopped_cleanly_.load();
+    if (!board_.failed()) {
+      try {
+        with_log(64, [this] { commit(Negotiator::leaving(parts_.topology.rank)); });
+      } catch (...) {
+        board_.set_failure(status_of_current_exception());
+      }
+    }
+  }
+  board_.ring_waiters();
+  board_.ring_all_workers();
+  const auto is_over = [this, deadline] {
+    if (failure_handled_ || Clock::now() > deadline) return true;
+    const std::lock_guard lock(mutex_);
+    const bool root_is_idle = !relay_ || !relay_->is_root() || !negotiator_.has_agreed(Scope::World);
+    return negotiator_.all_left() && ledger_.empty() && root_is_idle && relay_outcomes_.empty();
+  };
+  while (!try_take_wheel()) std::this_thread::sleep_for(50us);
+  for (unsigned idle = 0; !is_over();) {
+    const std::uint32_t bell = board_.wait_bell().load(std::memory_order_seq_cst);
+    if (drive_once()) {
+      idle = 0;
+    } else if (!is_over()) {
+      nap(bell, idle++);
+      look_for_trouble();
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_cleanly_.store(!board_.failed() && negotiator_.all_left());
+    if (board_.failed()) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
+    if (over_.ok()) over_ = {Status::Code::Shutdown, "hvd::shutdown() has been called"};
+    for (Entry* entry : ledger_.all())
+      if (entry->announced) finish_entry(*entry, over_);
+  }
+  stop_thread_.store(true);
+  board_.ring_worker(board_.self());
+  // The wheel stays taken: nothing is driven any more.
+  return stopped_cleanly_.load();
+}
+
+}  // namespace hvd

@@ -1,0 +1,170 @@
+#pragma once
+/// Room card: one rank's engine. Takes submissions, announces them to the other ranks, and drives what is agreed to its end.
+///
+///   submit -> [Ledger] -announce-> [Board's log] -read-> [Negotiator] -cut-> [Planner] -batches-> [Backend] -> Pending
+///
+/// Threads: `submit` may be called by any; it announces in the caller's thread. Exactly one thread at a time has the driver's role:
+/// it reads the log, launches and advances batches, and is the only one that calls backends and transport. That is a user thread
+/// inside `wait()` where there is one, so that a result costs no context switch; otherwise the coordination thread, which sleeps
+/// while it has nothing to do.
+/// Owns everything it is made of. A failure is caught once, in the driver; it ends the world: every pending submission fails with
+/// its reason, here and on all ranks, until shutdown() and init().
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/board.h"
+#include "hvd/config.h"
+#include "hvd/ledger.h"
+#include "hvd/negotiator.h"
+#include "hvd/relay.h"
+#include "hvd/stats.h"
+#include "hvd/submission.h"
+#include "hvd/topology.h"
+#include "hvd/transport.h"
+
+namespace hvd {
+
+/// What an engine is made of.
+struct EngineParts {
+  Config config;
+  Topology topology;
+  std::vector<ProcessSetInfo> process_sets;  ///< the first is the global one
+  std::shared_ptr<void> memory;              ///< what the board and the backends stand on; released last
+  std::unique_ptr<Board> board;
+  std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
+  std::unique_ptr<Transport> transport;            ///< of a domain's leader in a world of several domains; otherwise null
+  std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
+  unsigned cores = std::thread::hardware_concurrency();
+};
+
+/// Whether the caller goes straight on to `wait()`, and so will drive the engine itself.
+enum class After : std::uint8_t { Return, Wait };
+
+class Engine {
+ public:
+  explicit Engine(EngineParts parts);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Any thread. Throws InvalidArgument or DuplicateName (and then nothing has happened), Shutdown, or what ended the world.
+  std::shared_ptr<Pending> submit(Submission submission, After after = After::Return);
+  /// Any thread. Returns when the submission is done; throws what it failed with.
+  void wait(const Pending& pending);
+  /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
+  bool poll(const Pending& pending);
+
+  /// Collective. Waits until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
+  /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.
+  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365));
+
+  [[nodiscard]] const Topology& topology() const { return parts_.topology; }
+  [[nodiscard]] const Config& config() const { return parts_.config; }
+  [[nodiscard]] const Negotiator& negotiator() const { return negotiator_; }
+  [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
+  [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
+
+  /// For tests: the coordination thread ends as if the process had been killed.
+  void die_for_test();
+
+ private:
+  /// A batch to launch, with what must be read when it is cut: later the slots may belong to other tensors.
+  struct Prepared {
+    CutBatch cut;
+    std::vector<Entry*> entries;                        ///< per tensor
+    std::vector<std::vector<std::uint64_t>> locations;  ///< per tensor, by rank of the domain
+  };
+  struct Running {
+    Prepared batch;
+    Backend* backend;
+    std::shared_ptr<Execution> execution;
+    bool over = false;
+  };
+
+  // ---- submitting
+  std::unique_ptr<Entry> make_entry(Submission submission);
+  void check(const Submission& submission) const;
+  void prepare(Entry& entry);
+  void release(Entry& entry) noexcept;
+  void announce(Entry& entry);
+  void introduce(Entry& entry);
+  void make_room_for(std::uint32_t slots);
+  void agree(const Unit& unit);
+  void raise_if_over() const;
+
+  // ---- the log; under mutex_, appends also under the board's lock
+  /// Locks the board, reads what is new, waits for room, and lets `append` commit records.
+  void with_log(std::size_t bytes, const std::function<void()>& append);
+  void commit(const Bytes& record);
+  void read_log();
+  void cut_if_idle();
+  void act(Outcomes& outcomes);
+  void act_on_agreement(const Outcomes::Agreed& agreed);
+  void enqueue(CutBatch batch);
+  void fail_what_waits_for(int left_rank);
+  bool fail_if_left(Entry& entry, int left_rank);
+  [[nodiscard]] bool evictable(std::uint32_t id) const;
+
+  // ---- driving
+  bool try_take_wheel();
+  void leave_wheel();
+  bool drive_once() noexcept;
+  void launch(Prepared batch);
+  BatchMember make_member(const Prepared& batch, std::size_t index);
+  void finish(Running& running);
+  void retire(const CutBatch& cut);
+  void nap(std::uint32_t seen_bell, unsigned idle_rounds);
+  [[nodiscard]] bool must_poll() const;
+  void ring_after(const Outcomes& outcomes);
+  void drive_relay(bool& progressed);
+
+  // ---- ends
+  void finish_entry(Entry& entry, Status status);
+  void fail_what_was_never_agreed();
+  void fail_world(const Status& status) noexcept;
+  void fail_everything(const Status& status) noexcept;
+  void look_for_trouble();
+  void report_stalls();
+  void coordinate();
+
+  EngineParts parts_;
+  Board& board_;
+  const bool spare_cores_;
+
+  mutable std::mutex mutex_;         // guards what follows
+  std::condition_variable changed_;  // an entry is done, or the wheel is free
+  Ledger ledger_;
+  Negotiator negotiator_;
+  std::deque<Prepared> to_launch_;
+  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;
+  Status over_;  // why submissions are refused
+  bool stopping_ = false;
+  int waiters_ = 0;
+  Outcomes relay_outcomes_;  // what the relay has still to pass on
+
+  std::atomic<bool> wheel_taken_{false};
+  std::deque<Running> running_;   // the driver's own
+  std::unique_ptr<Relay> relay_;  // the driver's own
+  bool failure_handled_ = false;  // the driver's own
+
+  struct WorldCut {
+    std::uint64_t sequence;
+    bool here;  ///< this domain takes part, so it will see the end
+  };
+  std::vector<WorldCut> open_world_cuts_;  // the root's driver's own
+
+  std::atomic<bool> stop_thread_{false};
+  std::atomic<bool> stopped_cleanly_{false};
+  std::atomic<bool> die_{false};
+  std::chrono::steady_clock::time_point last_look_;  // the driver's own
+  std::thread coordination_;
+};
+
+}  // namespace hvd

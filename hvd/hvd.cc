@@ -1,0 +1,217 @@
+#include "hvd/hvd.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <utility>
+
+#include "hvd/engine.h"
+#include "hvd/world.h"
+
+namespace hvd {
+
+namespace {
+
+struct Global {
+  std::mutex mutex;
+  std::shared_ptr<World> world;
+  std::vector<std::function<void()>> hooks;
+};
+
+/// Never destroyed: a process that ends without shutdown() ends as it is, and its death tells the others.
+Global& global() {
+  static auto* const instance = new Global;
+  return *instance;
+}
+
+std::shared_ptr<World> current() {
+  const std::lock_guard lock(global().mutex);
+  if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
+  return global().world;
+}
+
+const Topology& topology() { return current()->engine->topology(); }
+
+const ProcessSetInfo& info(int id) {
+  const auto& negotiator = current()->engine->negotiator();
+  if (!negotiator.has_process_set(id)) throw InvalidArgument(fmt::format("there is no process set {}", id));
+  return negotiator.process_set(id);
+}
+
+Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  if (inputs.size() != outputs.size() || inputs.empty())
+    throw InvalidArgument(fmt::format("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
+  if (options.compression != Compression::none()) throw InvalidArgument("compression of raw buffers is not supported: convert them first");
+  Submission submission;
+  submission.kind = OpKind::Allreduce;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.op = options.op;
+  submission.prescale_factor = options.prescale_factor;
+  submission.postscale_factor = options.postscale_factor;
+  submission.device = inputs.front().device;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
+      throw InvalidArgument(fmt::format("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
+                                        to_string(inputs[i].shape), name_of(outputs[i].dtype), to_string(outputs[i].shape)));
+    if (inputs[i].device != submission.device)
+      throw InvalidArgument(fmt::format("allreduce '{}': the tensors of a group must be on one device", options.name));
+    submission.tensors.push_back({inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
+  }
+  return submission;
+}
+
+Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
+  Submission submission;
+  submission.kind = OpKind::Broadcast;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.root = options.root_rank;
+  submission.device = buffer.device;
+  submission.tensors.push_back({buffer.data, buffer.data, buffer.dtype, buffer.shape, nullptr, true});
+  return submission;
+}
+
+void submit_and_wait(Submission submission) {
+  const auto running = engine();
+  running->wait(*running->submit(std::move(submission), After::Wait));
+}
+
+Handle<void> submit_only(Submission submission) {
+  auto running = engine();
+  auto pending = running->submit(std::move(submission));
+  return {std::move(running), std::move(pending), [] {}};
+}
+
+std::pair<Submission, std::shared_ptr<Gathered>> gathering(const Buffer& input, const AllgatherOptions& options) {
+  auto gathered = std::make_shared<Gathered>();
+  gathered->shape = input.shape;
+  Submission submission;
+  submission.kind = OpKind::Allgather;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.device = input.device;
+  submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true});
+  submission.allocate = [gathered, element = element_bytes(input.dtype)](std::size_t, std::int64_t rows) {
+    gathered->shape.front() = rows;
+    gathered->data.resize(static_cast<std::size_t>(element_count(gathered->shape)) * element);
+    return static_cast<void*>(gathered->data.data());
+  };
+  return {std::move(submission), gathered};
+}
+
+}  // namespace
+
+void install_world(World world) {
+  std::vector<std::function<void()>> hooks;
+  {
+    const std::lock_guard lock(global().mutex);
+    if (global().world) throw InvalidArgument("hvd is running already");
+    global().world = std::make_shared<World>(std::move(world));
+    hooks = global().hooks;
+  }
+  for (const auto& hook : hooks) hook();
+}
+
+bool has_world() {
+  const std::lock_guard lock(global().mutex);
+  return global().world != nullptr;
+}
+
+void on_init(std::function<void()> hook) {
+  const std::lock_guard lock(global().mutex);
+  global().hooks.push_back(std::move(hook));
+}
+
+void shutdown() {
+  const auto world = current();
+  const bool clean = world->engine->shutdown();
+  {
+    const std::lock_guard lock(global().mutex);
+    if (global().world == world) global().world.reset();
+  }
+  if (world->close) world->close(clean);
+}
+
+void leave_world(std::chrono::milliseconds patience) noexcept {
+  std::shared_ptr<World> world;
+  {
+    const std::lock_guard lock(global().mutex);
+    world = std::exchange(global().world, nullptr);
+  }
+  if (!world) return;
+  try {
+    const bool clean = world->engine->shutdown(patience);
+    if (clean && world->close) world->close(true);
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
+  }
+}
+
+bool is_initialized() { return has_world(); }
+
+int rank() { return topology().rank; }
+int size() { return topology().size; }
+int local_rank() { return topology().local_rank; }
+int local_size() { return topology().local_size; }
+int cross_rank() { return topology().cross_rank; }
+int cross_size() { return topology().cross_size; }
+bool is_homogeneous() { return topology().homogeneous; }
+bool mpi_threads_supported() { return current()->mpi_threads; }
+std::string backend_description() { return current()->description; }
+Stats stats() { return current()->engine->stats(); }
+std::shared_ptr<void> allocate_shared(std::size_t bytes) {
+  const auto world = current();
+  return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
+}
+
+int ProcessSet::rank() const { return info(id_).rank; }
+int ProcessSet::size() const { return static_cast<int>(info(id_).ranks.size()); }
+bool ProcessSet::included() const { return info(id_).rank >= 0; }
+std::vector<int> ProcessSet::ranks() const { return info(id_).ranks; }
+ProcessSet global_process_set() { return {}; }
+ProcessSet process_set(int id) {
+  info(id);
+  return ProcessSet(id);
+}
+
+std::shared_ptr<Engine> engine() { return current()->engine; }
+void wait_for(Engine& engine, const Pending& pending) { engine.wait(pending); }
+bool poll_for(Engine& engine, const Pending& pending) { return engine.poll(pending); }
+
+Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  return submit_only(reduction({input}, {output}, options));
+}
+void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  submit_and_wait(reduction({input}, {output}, options));
+}
+Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                                     const AllreduceOptions& options) {
+  return submit_only(reduction(inputs, outputs, options));
+}
+void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  submit_and_wait(reduction(inputs, outputs, options));
+}
+Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
+void broadcast(const Buffer& buffer, const BroadcastOptions& options) { submit_and_wait(broadcasting(buffer, options)); }
+
+Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
+  auto [submission, gathered] = gathering(input, options);
+  auto running = engine();
+  auto pending = running->submit(std::move(submission));
+  return {std::move(running), std::move(pending), [result = gathered] { return *result; }};
+}
+Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
+  auto [submission, gathered] = gathering(input, options);
+  submit_and_wait(std::move(submission));
+  return std::move(*gathered);
+}
+
+void barrier(const ProcessSet& process_set) {
+  Submission submission;
+  submission.kind = OpKind::Barrier;
+  submission.process_set = process_set.id();
+  submit_and_wait(std::move(submission));
+}
+
+}  // namespace hvd

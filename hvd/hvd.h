@@ -1,0 +1,148 @@
+#pragma once
+/// Room card: the front door of the core, for raw buffers, without LibTorch. All functions throw NotInitialized before `init()` and
+/// may be called by any thread unless they say otherwise; the functions marked collective must be called by all ranks.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/config.h"
+#include "hvd/errors.h"
+#include "hvd/options.h"
+#include "hvd/stats.h"
+#include "hvd/submission.h"
+#include "hvd/types.h"
+
+namespace hvd {
+
+class Engine;
+
+// ------------------------------------------------------------------------------------------------------- life and topology
+
+/// Collective. Starts the library: MPI where a launcher has started this process (an MPI that the program has initialised is adopted,
+/// and then not finalised), a world of one where none has. Does nothing while it runs already. Throws InvalidArgument for a wrong
+/// knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
+void init(const Config& config);
+void init();
+/// Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again.
+void shutdown();
+bool is_initialized();
+
+int rank();
+int size();
+/// Rank among, and number of, the processes on this host.
+int local_rank();
+int local_size();
+/// Number of this host, and of all hosts.
+int cross_rank();
+int cross_size();
+/// Whether all hosts have the same number of ranks.
+bool is_homogeneous();
+
+bool nccl_built();
+bool cuda_built();
+/// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
+bool mpi_threads_supported();
+/// One line: what this build can do and what this run uses. Rank 0 prints it at `init()`.
+std::string backend_description();
+
+ProcessSet global_process_set();
+/// The set that `Config::process_sets` made, from 1 on; 0 is the global one. Throws InvalidArgument for an unknown id.
+ProcessSet process_set(int id);
+
+/// Counters since `init()`.
+Stats stats();
+
+// ------------------------------------------------------------------------------------------------------------- collectives
+
+/// A contiguous tensor in memory that the caller owns and keeps until the operation is done.
+struct Buffer {
+  void* data = nullptr;
+  DataType dtype = DataType::Float32;
+  Shape shape;
+  Device device;
+};
+
+/// The result of an operation under way. Copies share it. Owned by the caller; may outlive `shutdown()`.
+template <class T>
+class Handle {
+ public:
+  Handle() = default;
+  Handle(std::shared_ptr<Engine> engine, std::shared_ptr<Pending> pending, std::function<T()> result)
+      : engine_(std::move(engine)), pending_(std::move(pending)), result_(std::move(result)) {}
+  /// Blocks until the operation is done and returns what the plain form returns, or throws what it failed with.
+  T wait() const;
+  /// Whether `wait()` would return at once.
+  [[nodiscard]] bool done() const;
+  /// The same operation, with another view of its result.
+  template <class U, class View>
+  Handle<U> map(View view) const {
+    return {engine_, pending_, [result = result_, view = std::move(view)] { return view(result()); }};
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Pending> pending_;
+  std::function<T()> result_;
+};
+
+template <class T>
+T synchronize(const Handle<T>& handle) {
+  return handle.wait();
+}
+template <class T>
+bool poll(const Handle<T>& handle) {
+  return handle.done();
+}
+
+/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as in SEMANTICS: a wrong call throws
+/// InvalidArgument or DuplicateName at once, a disagreement between ranks throws Mismatch on all of them at `wait()`.
+Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
+void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
+/// All or nothing: the tensors become ready together and travel together.
+Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                                     const AllreduceOptions& options = {});
+void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options = {});
+
+/// `buffer` of the root becomes `buffer` of all.
+Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options = {});
+void broadcast(const Buffer& buffer, const BroadcastOptions& options = {});
+
+struct Gathered {
+  std::vector<std::byte> data;
+  Shape shape;
+};
+/// Concatenates all ranks' `input` along the first dimension, which may differ between ranks.
+Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options = {});
+Gathered allgather(const Buffer& input, const AllgatherOptions& options = {});
+
+/// Returns when all ranks of the set have called it.
+void barrier(const ProcessSet& process_set = {});
+
+/// Memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
+/// copies. Null where ranks do not share memory. Freed when the last copy of the pointer is gone, also after `shutdown()`.
+std::shared_ptr<void> allocate_shared(std::size_t bytes);
+
+// -------------------------------------------------------------------------------------------------- for front ends of the core
+
+/// The running engine. Throws NotInitialized.
+std::shared_ptr<Engine> engine();
+void wait_for(Engine& engine, const Pending& pending);
+bool poll_for(Engine& engine, const Pending& pending);
+
+template <class T>
+T Handle<T>::wait() const {
+  if (!pending_) throw InvalidArgument("wait() on an empty handle");
+  wait_for(*engine_, *pending_);
+  return result_();
+}
+template <class T>
+bool Handle<T>::done() const {
+  if (!pending_) throw InvalidArgument("done() on an empty handle");
+  return poll_for(*engine_, *pending_);
+}
+
+}  // namespace hvd

@@ -1,0 +1,53 @@
+#include "hvd/ledger.h"
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace hvd {
+
+EntryState advance(EntryState state, EntryEvent event) {
+  using S = EntryState;
+  using E = EntryEvent;
+  if (event == E::Fail && (state == S::Waiting || state == S::Agreed || state == S::InFlight)) return S::Failed;
+  if (state == S::Waiting && event == E::Agree) return S::Agreed;
+  if (state == S::Agreed && event == E::Launch) return S::InFlight;
+  if (state == S::Agreed && event == E::Finish) return S::Done;
+  if (state == S::InFlight && event == E::Finish) return S::Done;
+  throw std::logic_error(fmt::format("ledger: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
+}
+
+Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
+  const auto [place, fresh] = entries_.try_emplace(entry->key, nullptr);
+  if (!fresh)
+    throw DuplicateName(fmt::format("{} '{}' is already in flight on this rank: wait for it before the name is used again",
+                                    name_of(entry->key.kind), display_name(entry->key.name)));
+  place->second = std::move(entry);
+  return *place->second;
+}
+
+void Ledger::bind(Entry& entry, std::uint32_t unit) {
+  entry.unit = unit;
+  by_unit_[unit] = &entry;
+}
+
+Entry* Ledger::find(std::uint32_t unit) {
+  const auto known = by_unit_.find(unit);
+  return known == by_unit_.end() ? nullptr : known->second;
+}
+
+std::unique_ptr<Entry> Ledger::remove(Entry& entry) {
+  if (const auto known = by_unit_.find(entry.unit); known != by_unit_.end() && known->second == &entry) by_unit_.erase(known);
+  auto node = entries_.extract(entry.key);
+  return std::move(node.mapped());
+}
+
+std::vector<Entry*> Ledger::all() {
+  std::vector<Entry*> entries;
+  entries.reserve(entries_.size());
+  for (auto& [key, entry] : entries_) entries.push_back(entry.get());
+  return entries;
+}
+
+}  // namespace hvd

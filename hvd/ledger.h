@@ -1,0 +1,62 @@
+#pragma once
+/// Room card: what this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
+/// `admit` until it is taken out; its state only moves along `advance`.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/negotiator.h"
+#include "hvd/submission.h"
+
+namespace hvd {
+
+enum class EntryState : std::uint8_t { Waiting, Agreed, InFlight, Done, Failed };
+enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
+
+/// Waiting -> Agreed -> InFlight -> Done, and Failed from the first three; a submission without tensors is done when agreed.
+/// Throws std::logic_error for any other pair: that would be a bug here.
+EntryState advance(EntryState state, EntryEvent event);
+
+struct Entry {
+  Submission submission;
+  UnitKey key;
+  Signature signature;
+  std::shared_ptr<Pending> pending = std::make_shared<Pending>();
+  EntryState state = EntryState::Waiting;
+  std::vector<Backend*> backends;        ///< per tensor
+  std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
+  std::uint32_t unit = 0;
+  bool announced = false;                       ///< this rank has arrived at the unit's slot
+  bool prepared = false;                        ///< `locations` are to be released unless the batch is launched
+  std::size_t unfinished = 0;                   ///< tensors whose batch is not over
+  std::vector<std::vector<std::int64_t>> rows;  ///< Allgather: per tensor, first dimension of each rank
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point reported = since;
+};
+
+class Ledger {
+ public:
+  /// Takes the entry in. Throws DuplicateName if its key is in flight.
+  Entry& admit(std::unique_ptr<Entry> entry);
+  /// Ties the entry to the id under which records and batches speak of it.
+  void bind(Entry& entry, std::uint32_t unit);
+  [[nodiscard]] Entry* find(std::uint32_t unit);
+  /// Takes the entry out.
+  std::unique_ptr<Entry> remove(Entry& entry);
+
+  [[nodiscard]] bool empty() const { return entries_.empty(); }
+  [[nodiscard]] std::size_t size() const { return entries_.size(); }
+  /// The entries, in no particular order.
+  [[nodiscard]] std::vector<Entry*> all();
+
+ private:
+  std::map<UnitKey, std::unique_ptr<Entry>> entries_;
+  std::unordered_map<std::uint32_t, Entry*> by_unit_;
+};
+
+}  // namespace hvd

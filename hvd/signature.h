@@ -1,0 +1,49 @@
+#pragma once
+/// Room card: what a rank says of a tensor when it introduces it, and the verdict over what all ranks said.
+/// Pure values and functions: every rank computes the same verdict from the same signatures.
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "hvd/types.h"
+#include "hvd/wire.h"
+
+namespace hvd {
+
+struct TensorSignature {
+  DataType dtype = DataType::Float32;
+  Shape shape;
+  bool operator==(const TensorSignature&) const = default;
+};
+
+/// All that must agree between ranks for one submission: a tensor, or a group of tensors that become ready together.
+struct Signature {
+  OpKind kind = OpKind::Allreduce;
+  ReduceOp op = ReduceOp::Average;
+  DeviceKind device = DeviceKind::Cpu;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  int root = 0;
+  std::vector<TensorSignature> tensors;
+  bool operator==(const Signature&) const = default;
+};
+
+void encode(Writer& writer, const Signature& signature);
+/// Throws WireError on malformed input; allocates no more than the input's size asks for.
+Signature decode_signature(Reader& reader);
+
+using SharedSignature = std::shared_ptr<const Signature>;
+
+/// Ok, or a Mismatch whose text names the tensor and groups the ranks by what they sent, for the first thing that differs in the
+/// order dtype, op, shape, scales, reduce op, per-op rules, device. `ranks[i]` is the global rank that sent `signatures[i]`.
+Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures);
+
+/// "0-2, 5"
+std::string rank_list(std::span<const int> ranks);
+
+}  // namespace hvd

@@ -1,0 +1,3 @@
+#pragma once
+// The front door for LibTorch users; everything is in torch_bindings/.
+#include "torch_bindings/torch.h"

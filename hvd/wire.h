@@ -1,0 +1,83 @@
+#pragma once
+/// Room card: flat bytes in, flat bytes out, for records and messages. `Reader` never reads past its input: what is short or
+/// malformed throws WireError. Native byte order: all ranks of a world run the same binary.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace hvd {
+
+using Bytes = std::vector<std::byte>;
+
+struct WireError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Writer {
+ public:
+  template <class T>
+  requires std::is_trivially_copyable_v<T> Writer& put(const T& value) { return put_raw(&value, sizeof value); }
+  Writer& put_string(std::string_view text) {
+    put(static_cast<std::uint32_t>(text.size()));
+    return put_raw(text.data(), text.size());
+  }
+  template <class T>
+  requires std::is_trivially_copyable_v<T> Writer& put_list(std::span<const T> values) {
+    put(static_cast<std::uint32_t>(values.size()));
+    return put_raw(values.data(), values.size_bytes());
+  }
+  Writer& put_bytes(std::span<const std::byte> bytes) { return put_list(bytes); }
+
+  [[nodiscard]] const Bytes& bytes() const { return bytes_; }
+  [[nodiscard]] Bytes take() { return std::move(bytes_); }
+
+ private:
+  Writer& put_raw(const void* data, std::size_t size) {
+    const auto* first = static_cast<const std::byte*>(data);
+    if (size > 0) bytes_.insert(bytes_.end(), first, first + size);
+    return *this;
+  }
+  Bytes bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  template <class T>
+  requires std::is_trivially_copyable_v<T> T get() {
+    T value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string get_string() {
+    const auto text = take(get<std::uint32_t>());
+    return {reinterpret_cast<const char*>(text.data()), text.size()};
+  }
+  template <class T>
+  requires std::is_trivially_copyable_v<T> std::vector<T> get_list() {
+    const auto raw = take(std::size_t{get<std::uint32_t>()} * sizeof(T));
+    std::vector<T> values(raw.size() / sizeof(T));
+    if (!raw.empty()) std::memcpy(values.data(), raw.data(), raw.size());
+    return values;
+  }
+  [[nodiscard]] bool at_end() const { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> take(std::size_t size) {
+    if (size > rest_.size()) throw WireError("message is shorter than it says");
+    const auto taken = rest_.first(size);
+    rest_ = rest_.subspan(size);
+    return taken;
+  }
+  std::span<const std::byte> rest_;
+};
+
+}  // namespace hvd

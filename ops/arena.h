@@ -1,0 +1,48 @@
+#pragma once
+/// Room card: memory that every rank of the domain sees. `DomainMemory` is the map: where each rank's arena begins in this process.
+/// `Arena` hands out blocks of this rank's own. Any thread. The addresses are reserved at once and take memory when first used;
+/// freed blocks are kept for the next tensor of that size, as their pages are already there.
+/// Fails with BackendError when the reserved addresses are used up.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace hvd {
+
+struct DomainMemory {
+  std::span<std::byte> board;
+  std::vector<std::span<std::byte>> arenas;  ///< by the rank's index in the domain
+  std::shared_ptr<void> owner;               ///< unmaps when released
+};
+
+class Arena {
+ public:
+  explicit Arena(std::span<std::byte> memory);
+
+  /// At least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError when there is no room.
+  std::byte* allocate(std::size_t bytes);
+  void free(void* block) noexcept;
+
+  [[nodiscard]] bool contains(const void* address) const { return address >= memory_.data() && address < memory_.data() + memory_.size(); }
+  [[nodiscard]] std::uint64_t offset(const void* address) const {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - memory_.data());
+  }
+  [[nodiscard]] std::byte* at(std::uint64_t offset) const { return memory_.data() + offset; }
+  [[nodiscard]] std::size_t used_bytes() const;
+
+ private:
+  std::span<std::byte> memory_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::size_t> free_by_offset_;     // offset -> bytes
+  std::multimap<std::size_t, std::size_t> free_by_size_;  // bytes -> offset
+  std::map<std::size_t, std::size_t> used_;               // offset -> bytes
+  void insert_free(std::size_t offset, std::size_t bytes);
+  void erase_free(std::map<std::size_t, std::size_t>::iterator block);
+};
+
+}  // namespace hvd

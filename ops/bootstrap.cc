@@ -1,0 +1,282 @@
+#include "ops/bootstrap.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "hvd/board.h"
+#include "hvd/errors.h"
+#include "hvd/signature.h"
+#include "ops/shared_memory.h"
+
+namespace hvd {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+bool we_started_mpi = false;
+constexpr int kTagOfGifts = 1;
+
+/// Waits for a request without keeping a core busy.
+void wait_quietly(MPI_Request& request, const MpiComm& comm, std::string_view call) {
+  for (int done = 0, round = 0;; ++round) {
+    comm.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    if (done != 0) return;
+    if (round > 100) std::this_thread::sleep_for(50us);
+  }
+}
+
+std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
+
+/// One mapping of the board and one of each rank's arena.
+struct Mappings {
+  std::vector<std::unique_ptr<Mapping>> all;
+};
+
+DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas) {
+  auto owner = std::make_shared<Mappings>();
+  DomainMemory memory;
+  memory.board = board->bytes();
+  owner->all.push_back(std::move(board));
+  for (auto& arena : arenas) {
+    memory.arenas.push_back(arena->bytes());
+    owner->all.push_back(std::move(arena));
+  }
+  memory.owner = std::move(owner);
+  return memory;
+}
+
+DomainMemory private_memory(const Config& config) {
+  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::size_t bytes = Board::bytes_needed(1, slots);
+  auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes).get(), bytes);
+  std::vector<std::unique_ptr<Mapping>> arenas;
+  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes).get(), config.arena_bytes));
+  Board::format(board->bytes(), 1, slots);
+  return assemble(std::move(board), std::move(arenas));
+}
+
+}  // namespace
+
+Bootstrap::Bootstrap() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  const LauncherHints hints = launcher_hints();
+  if (initialized == 0 && !hints.rank) return;  // nobody launched this process: a world of one needs no MPI
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  int level = MPI_THREAD_SINGLE;
+  if (initialized == 0) {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", hints.rank.value_or(0));
+    we_started_mpi = true;
+  } else {
+    MPI_Query_thread(&level);
+  }
+  threads_supported_ = level == MPI_THREAD_MULTIPLE;
+  comm_ = MpiComm::duplicate(MPI_COMM_WORLD);
+  if (hints.size && *hints.size != size())
+    throw BackendError(
+        fmt::format("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
+                    "launcher; start it with the mpirun that belongs to the MPI it was built with",
+                    *hints.size, size()));
+}
+
+std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
+  if (!has_mpi()) return {mine};
+  const auto ranks = static_cast<std::size_t>(size());
+  const int length = static_cast<int>(mine.size());
+  std::vector<int> lengths(ranks);
+  comm_.check(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_.get()), "MPI_Allgather");
+  std::vector<int> starts(ranks);
+  int total = 0;
+  for (std::size_t i = 0; i < ranks; ++i) {
+    starts[i] = total;
+    total += lengths[i];
+  }
+  Bytes all(static_cast<std::size_t>(total));
+  comm_.check(MPI_Allgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), starts.data(), MPI_BYTE, comm_.get()),
+              "MPI_Allgatherv");
+  std::vector<Bytes> result;
+  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(all.begin() + starts[i], all.begin() + starts[i] + lengths[i]);
+  return result;
+}
+
+void Bootstrap::require_equal(const std::string& text, const std::string& what) const {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  const auto all = allgather(Writer().put_string(text).take());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    std::string said = Reader(all[rank]).get_string();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == said; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {std::move(said), {}});
+    group->second.push_back(static_cast<int>(rank));
+  }
+  if (groups.size() == 1) return;
+  std::string difference;
+  for (const auto& [said, ranks] : groups)
+    difference += fmt::format("{}{} {}: {}", difference.empty() ? "" : "; ", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), said);
+  throw Mismatch(fmt::format("hvd::init(): {} must be equal on all ranks: {}", what, difference));
+}
+
+void Bootstrap::agree_on_success(const std::string& problem, const std::string& what) const {
+  const auto all = allgather(Writer().put_string(problem).take());
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (const std::string said = Reader(all[rank]).get_string(); !said.empty())
+      throw BackendError(fmt::format("hvd::init(): {} failed on rank {}: {}", what, rank, said));
+}
+
+Topology Bootstrap::find_hosts() const {
+  if (!has_mpi()) return Topology::single_domain(0, 1);
+  MPI_Comm raw = MPI_COMM_NULL;
+  comm_.check(MPI_Comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &raw), "MPI_Comm_split_type");
+  const MpiComm host(raw);
+  int first = rank();
+  comm_.check(MPI_Bcast(&first, 1, MPI_INT, 0, host.get()), "MPI_Bcast");
+  const auto all = allgather(Writer().put(first).take());
+
+  Topology topology;
+  topology.rank = rank();
+  topology.size = size();
+  std::map<int, int> numbers;  // first rank of a host -> number of the host
+  std::vector<int> firsts;
+  for (const auto& bytes : all) firsts.push_back(Reader(bytes).get<int>());
+  for (const int host_first : firsts) numbers.emplace(host_first, 0);
+  int next = 0;
+  for (auto& [host_first, number] : numbers) number = next++;
+  topology.domain_of_rank.clear();
+  topology.domain_ranks.clear();
+  std::vector<int> sizes(numbers.size(), 0);
+  for (int other = 0; other < size(); ++other) {
+    const int number = numbers.at(firsts[static_cast<std::size_t>(other)]);
+    topology.domain_of_rank.push_back(number);
+    ++sizes[static_cast<std::size_t>(number)];
+    if (firsts[static_cast<std::size_t>(other)] == first) topology.domain_ranks.push_back(other);
+  }
+  topology.domains = topology.cross_size = next;
+  topology.domain = topology.cross_rank = numbers.at(first);
+  const auto place = std::find(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank());
+  topology.domain_index = topology.local_rank = static_cast<int>(place - topology.domain_ranks.begin());
+  topology.local_size = static_cast<int>(topology.domain_ranks.size());
+  topology.homogeneous = std::all_of(sizes.begin(), sizes.end(), [&](int n) { return n == sizes.front(); });
+  return topology;
+}
+
+std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const {
+  // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
+  std::string problem;
+  const auto attempt = [&](const auto& step) {
+    try {
+      if (problem.empty()) step();
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  };
+  const auto ranks = static_cast<std::size_t>(topology.local_size);
+  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
+  FileDescriptor board_file;
+  FileDescriptor arena_file;
+  Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
+  attempt([&] {
+    if (topology.local_rank == 0) {
+      board_file = make_shared_file("hvd-board", board_bytes);
+      const Mapping board(board_file.get(), board_bytes);
+      Board::format(board.bytes(), topology.local_size, slots);
+      tickets[0] = ticket_of(board_file, board_bytes);
+    }
+    arena_file = make_shared_file("hvd-arena", config.arena_bytes);
+    tickets[1] = ticket_of(arena_file, config.arena_bytes);
+  });
+  std::vector<Ticket> all(ranks * 2);
+  host.check(MPI_Allgather(tickets, sizeof tickets, MPI_BYTE, all.data(), sizeof tickets, MPI_BYTE, host.get()), "MPI_Allgather");
+  attempt([&] {
+    auto board = map_ticket(all[0]);
+    std::vector<std::unique_ptr<Mapping>> arenas;
+    for (std::size_t r = 0; r < ranks; ++r) arenas.push_back(map_ticket(all[2 * r + 1]));
+    memory = assemble(std::move(board), std::move(arenas));
+  });
+  host.check(MPI_Barrier(host.get()), "MPI_Barrier");  // the files stay open until all have mapped them
+  return problem;
+}
+
+std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
+  std::string problem;
+  if (config.shared_memory == SharedMemory::Off) {
+    problem = "HVD_SHARED_MEMORY=off";
+  } else if (!has_mpi()) {
+    memory = private_memory(config);
+    return {};
+  } else {
+    MPI_Comm raw = MPI_COMM_NULL;
+    comm_.check(MPI_Comm_split(comm_.get(), topology.cross_rank, rank(), &raw), "MPI_Comm_split");
+    problem = try_to_share(config, topology, MpiComm(raw), memory);
+  }
+  const auto all = allgather(Writer().put_string(problem).take());
+  std::vector<bool> refuses(static_cast<std::size_t>(topology.cross_size), false);
+  std::string why;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string said = Reader(all[r]).get_string();
+    if (said.empty()) continue;
+    refuses[static_cast<std::size_t>(topology.domain_of_rank[r])] = true;
+    if (why.empty()) why = said;
+  }
+  if (why.empty()) return {};
+
+  // Number the domains anew: a host that shares is one, a rank of another is one by itself. A domain's number follows its first rank.
+  const std::vector<int> hosts = topology.domain_of_rank;
+  const bool alone = refuses[static_cast<std::size_t>(topology.cross_rank)];
+  std::map<int, int> number_of_host;
+  int next = 0;
+  for (int r = 0; r < topology.size; ++r) {
+    const int host = hosts[static_cast<std::size_t>(r)];
+    const bool fresh = refuses[static_cast<std::size_t>(host)] || !number_of_host.contains(host);
+    if (fresh) number_of_host[host] = next++;
+    topology.domain_of_rank[static_cast<std::size_t>(r)] = number_of_host[host];
+  }
+  topology.domains = next;
+  topology.domain = topology.domain_of_rank[static_cast<std::size_t>(topology.rank)];
+  if (alone) {
+    topology.domain_ranks = {topology.rank};
+    topology.domain_index = 0;
+    memory = private_memory(config);
+  }
+  return why;
+}
+
+Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag) const {
+  if (!has_mpi() || ranks.size() < 2) return mine;
+  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (rank() == ranks.front()) {
+    for (std::size_t i = 1; i < ranks.size(); ++i) {
+      comm_.check(MPI_Isend(mine.data(), static_cast<int>(mine.size()), MPI_BYTE, ranks[i], mpi_tag, comm_.get(), &request), "MPI_Isend");
+      wait_quietly(request, comm_, "MPI_Test");
+    }
+    return mine;
+  }
+  Bytes received(mine.size());
+  comm_.check(MPI_Irecv(received.data(), static_cast<int>(received.size()), MPI_BYTE, ranks.front(), mpi_tag, comm_.get(), &request),
+              "MPI_Irecv");
+  wait_quietly(request, comm_, "MPI_Test");
+  return received;
+}
+
+void Bootstrap::barrier() const {
+  if (!has_mpi()) return;
+  MPI_Request request = MPI_REQUEST_NULL;
+  comm_.check(MPI_Ibarrier(comm_.get(), &request), "MPI_Ibarrier");
+  wait_quietly(request, comm_, "MPI_Test");
+}
+
+void finalize_mpi() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (we_started_mpi && finalized == 0) MPI_Finalize();
+}
+
+}  // namespace hvd

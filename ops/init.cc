@@ -1,0 +1,141 @@
+/// `hvd::init()`: puts a world together. The steps are collective and in the same order on all ranks; each that can fail on one rank
+/// alone is followed by an agreement, so that it fails on all.
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "hvd/engine.h"
+#include "hvd/hvd.h"
+#include "hvd/log.h"
+#include "hvd/signature.h"
+#include "hvd/world.h"
+#include "ops/backends.h"
+#include "ops/bootstrap.h"
+#include "ops/kernels/reduce.h"
+#include "ops/mpi_transport.h"
+
+namespace hvd {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long a process that ends without shutdown() waits for the others to end too.
+constexpr auto kPatienceAtExit = 5s;
+
+std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, int size) {
+  std::vector<int> everyone(static_cast<std::size_t>(size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  std::vector<ProcessSetInfo> sets{{0, std::move(everyone), rank}};
+  for (const auto& listed : config.process_sets) {
+    const std::set<int> ordered(listed.begin(), listed.end());
+    std::vector<int> ranks(ordered.begin(), ordered.end());
+    if (ranks.empty() || ranks.size() != listed.size() || ranks.front() < 0 || ranks.back() >= size)
+      throw InvalidArgument(fmt::format("Config::process_sets: [{}] must be distinct ranks from 0 to {}", rank_list(listed), size - 1));
+    const auto place = std::find(ranks.begin(), ranks.end(), rank);
+    const int own = place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin());
+    sets.push_back({static_cast<int>(sets.size()), std::move(ranks), own});
+  }
+  return sets;
+}
+
+std::vector<int> leaders_of(const Topology& topology) {
+  std::vector<int> leaders(static_cast<std::size_t>(topology.domains), -1);
+  for (int rank = topology.size - 1; rank >= 0; --rank)
+    leaders[static_cast<std::size_t>(topology.domain_of_rank[static_cast<std::size_t>(rank)])] = rank;
+  return leaders;
+}
+
+std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared) {
+  const auto plural = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
+  std::string path = topology.size == 1                        ? "alone"
+                     : topology.domains == 1                   ? "shared memory"
+                     : topology.domains == topology.cross_size ? "shared memory within hosts, MPI between them"
+                                                               : "MPI";
+  if (!why_not_shared.empty()) path += fmt::format(" (no shared memory: {})", why_not_shared);
+  return fmt::format("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
+                     plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), device_description(),
+                     !bootstrap.has_mpi()            ? "not used"
+                     : bootstrap.threads_supported() ? "with threads"
+                                                     : "without threads");
+}
+
+/// The last world ended in order on all ranks.
+bool ended_in_order = false;
+
+/// A process that returns from main() without shutdown() says so to the others, and gives them a while to do the same. MPI is
+/// finalized only where all have: it waits for all, and a rank that failed must not look as if it had not.
+void at_exit() {
+  leave_world(kPatienceAtExit);
+  if (ended_in_order) finalize_mpi();
+}
+
+}  // namespace
+
+void init() { init(Config::from_environment()); }
+
+void init(const Config& config) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (has_world()) return;
+  set_log(config.log_level, launcher_hints().rank.value_or(-1));
+
+  // Lives as long as the process: a communicator must not be freed when nobody else does.
+  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
+  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>();
+  const Bootstrap& ranks = **bootstrap;
+  set_log(config.log_level, ranks.rank());
+  ranks.require_equal(shared_part(config), "the configuration");
+
+  EngineParts parts;
+  parts.config = config;
+  parts.topology = ranks.find_hosts();
+  parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
+  DomainMemory memory;
+  const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
+  const Topology topology = parts.topology;
+  parts.memory = memory.owner;
+  parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
+  auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
+  MpiTransport* transport = nullptr;
+  if (topology.domains > 1) {
+    MpiComm comm = MpiComm::duplicate(ranks.comm().get());
+    if (topology.domain_index == 0) {
+      auto made = std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain);
+      transport = made.get();
+      parts.transport = std::move(made);
+    }
+  }
+  parts.backends = make_backends(parts, *bootstrap, memory, arena);
+
+  World world;
+  world.description = describe(topology, ranks, why_not_shared);
+  world.mpi_threads = ranks.threads_supported();
+  if (topology.domain_ranks.size() > 1 || topology.size == 1) {
+    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) {
+      return std::shared_ptr<void>(arena->allocate(bytes), [arena, owner](void* block) { arena->free(block); });
+    };
+  }
+  world.engine = std::make_shared<Engine>(std::move(parts));
+  world.close = [held = *bootstrap, engine = world.engine, transport](bool clean) {
+    if (!clean) return;
+    if (transport != nullptr) transport->drain(5s);
+    held->barrier();
+    ended_in_order = true;
+  };
+  ended_in_order = false;
+  const std::string description = world.description;
+  install_world(std::move(world));
+  if (ranks.rank() == 0) log_plain(fmt::format("hvd: {}\n", description));
+  static const bool once = [] {
+    std::atexit(at_exit);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace hvd

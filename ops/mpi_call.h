@@ -1,0 +1,42 @@
+#pragma once
+/// Room card: the owner of a communicator, and what becomes of MPI's error codes: BackendError with the call, the rank and MPI's own
+/// words. Communicators made here return their errors instead of ending the program.
+
+#include <mpi.h>
+
+#include <string_view>
+
+namespace hvd {
+
+/// Throws BackendError if `code` is an error. `rank`: of the caller, for the text.
+void check_mpi(int code, std::string_view call, int rank);
+
+/// Owns an MPI_Comm. Freed with it, unless MPI has been finalized before.
+class MpiComm {
+ public:
+  MpiComm() = default;
+  /// Takes over `comm`.
+  explicit MpiComm(MPI_Comm comm);
+  /// Collective over `of`.
+  static MpiComm duplicate(MPI_Comm of);
+  MpiComm(MpiComm&& other) noexcept;
+  MpiComm& operator=(MpiComm&& other) noexcept;
+  ~MpiComm();
+  MpiComm(const MpiComm&) = delete;
+  MpiComm& operator=(const MpiComm&) = delete;
+
+  [[nodiscard]] MPI_Comm get() const { return comm_; }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  /// The largest tag that messages may carry.
+  [[nodiscard]] int largest_tag() const;
+  void check(int code, std::string_view call) const { check_mpi(code, call, rank_); }
+
+ private:
+  void free() noexcept;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+}  // namespace hvd

@@ -1,0 +1,161 @@
+#include "ops/nccl/collectives.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace hvd::nccl {
+
+namespace {
+
+/// Pieces of the fusion buffer start where 16-byte accesses and NCCL are fastest.
+constexpr std::size_t kAlignment = 16;
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
+
+/// The pieces that have elements, and where each lies in the fusion buffer.
+struct Layout {
+  std::vector<const Piece*> pieces;
+  std::vector<std::size_t> offsets;
+  std::size_t bytes = 0;  ///< a multiple of kAlignment; the gaps travel too, and nobody reads them
+};
+
+Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
+  Layout layout;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    layout.pieces.push_back(&piece);
+    layout.offsets.push_back(layout.bytes);
+    layout.bytes += aligned(bytes_of(piece.count, element));
+  }
+  return layout;
+}
+
+void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
+  if (items.empty()) return;
+  const CopyJob job{.items = items, .from = from, .to = to, .factor = scaling.factor, .divisor = scaling.divisor};
+  check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
+}
+
+void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({layout.pieces[i]->input, buffer + layout.offsets[i], layout.pieces[i]->count * lanes});
+  }
+  copy(lane, items, from, wire, scaling);
+}
+
+void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
+            const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
+  }
+  copy(lane, items, wire, to, scaling);
+}
+
+void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  const NcclCode code =
+      lane.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, lane.communicator->get(), lane.stream.get());
+  lane.communicator->settle(lane.site, code, "ncclAllReduce");
+}
+
+void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& piece) {
+  const std::int64_t count = piece.count * plan.lanes;
+  const void* send = piece.input;
+  if (!plan.before.none()) {
+    copy(lane, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
+    send = piece.output;
+  }
+  all_reduce(lane, send, piece.output, static_cast<std::size_t>(count), plan);
+  if (!plan.after.none()) copy(lane, {{piece.output, piece.output, count}}, plan.type, plan.type, plan.after);
+}
+
+void reduce_fused(const Lane& lane, const ReductionPlan& plan, std::span<const Piece> pieces) {
+  const std::size_t element = element_bytes(plan.wire);
+  const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
+  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicator);
+  pack(lane, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
+  all_reduce(lane, buffer, buffer, layout.bytes / element, plan);
+  unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
+}
+
+/// One NCCL call that moves bytes.
+void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {
+  if (!group) return lane.communicator->settle(lane.site, code, call);
+  if (code != NcclCode::InProgress) check(lane.site, code, call, lane.communicator->get());  // settled at the group's end
+}
+
+void broadcast(const Lane& lane, const void* send, void* receive, std::size_t bytes, int root, const std::optional<Group>& group) {
+  const auto& table = *lane.site.table;
+  move(lane, "ncclBroadcast", table.broadcast(send, receive, bytes, NcclType::Uint8, root, lane.communicator->get(), lane.stream.get()),
+       group);
+}
+
+void gather(const Lane& lane, const Piece& piece, std::size_t element, const std::optional<Group>& group) {
+  const auto& table = *lane.site.table;
+  const auto& counts = piece.counts;
+  if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) {
+    const std::size_t bytes = bytes_of(piece.count, element);
+    return move(lane, "ncclAllGather",
+                table.all_gather(piece.input, piece.output, bytes, NcclType::Uint8, lane.communicator->get(), lane.stream.get()), group);
+  }
+  auto* place = static_cast<std::byte*>(piece.output);
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    const std::size_t bytes = bytes_of(counts[rank], element);
+    if (bytes != 0) broadcast(lane, piece.input, place, bytes, static_cast<int>(rank), group);  // only the root's `send` is read
+    place += bytes;
+  }
+}
+
+bool gathers_anything(const Piece& piece) {
+  return std::any_of(piece.counts.begin(), piece.counts.end(), [](std::int64_t count) { return count != 0; });
+}
+
+}  // namespace
+
+void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces) {
+  const auto full = [](const Piece& piece) { return piece.count != 0; };
+  const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
+  if (fulls == 0) return;
+  const ReductionPlan plan = plan_reduction(reduction, lane.ranks, fulls == 1);
+  if (fulls == 1 && plan.wire == plan.type) {
+    reduce_direct(lane, plan, *std::find_if(pieces.begin(), pieces.end(), full));
+  } else {
+    reduce_fused(lane, plan, pieces);
+  }
+}
+
+void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces) {
+  const bool sends = root == lane.rank;
+  Layout layout = lay_out(pieces, element_bytes(dtype));
+  if (layout.pieces.empty()) return;
+  if (layout.pieces.size() == 1) {
+    const Piece& piece = *layout.pieces.front();
+    return broadcast(lane, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
+  }
+  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicator);
+  if (sends) pack(lane, layout, 1, buffer, dtype, dtype, {});
+  broadcast(lane, buffer, buffer, layout.bytes, root, {});
+  for (std::size_t i = layout.pieces.size(); i-- > 0;) {  // the root's own outputs are often its inputs
+    if (!sends || layout.pieces[i]->input != layout.pieces[i]->output) continue;
+    layout.pieces.erase(layout.pieces.begin() + static_cast<std::ptrdiff_t>(i));
+    layout.offsets.erase(layout.offsets.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  unpack(lane, layout, 1, buffer, dtype, dtype, {});
+}
+
+void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces) {
+  if (std::none_of(pieces.begin(), pieces.end(), gathers_anything)) return;
+  std::optional<Group> group;
+  group.emplace(lane.site);
+  for (const Piece& piece : pieces) {
+    if (gathers_anything(piece)) gather(lane, piece, element_bytes(dtype), group);
+  }
+  lane.communicator->settle(lane.site, group->end(), "ncclGroupEnd");
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,43 @@
+#pragma once
+/// Room card: one batch put on the stream: pack, NCCL, unpack. Nothing here waits for the device; it waits for other ranks only where NCCL
+/// connects them at a communicator's first collectives. The driver's thread; fails with BackendError, leaving the stream half filled.
+///
+/// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "hvd/types.h"
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/fusion_buffer.h"
+#include "ops/nccl/reduction_plan.h"
+
+namespace hvd::nccl {
+
+/// Where a batch runs.
+struct Lane {
+  Site site;
+  const Stream& stream;
+  FusionBuffer& fusion;
+  std::shared_ptr<Communicator> communicator;
+  int ranks = 1;
+  int rank = 0;  ///< in the communicator, like `root` below
+};
+
+/// One tensor of this rank.
+struct Piece {
+  const void* input = nullptr;
+  void* output = nullptr;  ///< may equal `input`
+  std::int64_t count = 0;
+  std::span<const std::int64_t> counts;  ///< allgather: of each rank
+};
+
+/// By the types, operations and factors of `plan_reduction`.
+void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces);
+/// Bytes are moved as they are.
+void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces);
+/// Equal counts by ncclAllGather, others by one ncclBroadcast per rank; all pieces in one NCCL group, none through the fusion buffer.
+void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces);
+
+}  // namespace hvd::nccl

@@ -1,0 +1,74 @@
+#include "ops/nccl/fusion_buffer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace hvd::nccl {
+
+namespace {
+/// CUDA hands out memory for sharing in pieces of 2 MiB.
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+}  // namespace
+
+FusionMemory::~FusionMemory() {
+  for (auto& [communicator, registration] : registrations_) {
+    if (registration != nullptr && !communicator->aborted()) table_->comm_deregister(communicator->get(), registration);
+  }
+  if (data_ != nullptr) table_->mem_free(data_);
+}
+
+void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communicator>& communicator) {
+  const auto known = [&](const auto& entry) { return entry.first == communicator; };
+  if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
+  void* registration = nullptr;  // stays null where NCCL has no use for it
+  communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, &registration), "ncclCommRegister");
+  registrations_.emplace_back(communicator, registration);
+}
+
+std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stream& stream,
+                                 const std::shared_ptr<Communicator>& communicator) {
+  std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
+  if (bytes > capacity_bytes()) grow(site, bytes, stream);
+  if (registered_) current_->register_with(site, communicator);
+  return static_cast<std::byte*>(current_->data());
+}
+
+void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {
+  const std::size_t needed = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  const std::size_t wanted = std::max(needed, std::min(std::bit_ceil(needed), threshold_bytes_));
+  auto larger = allocate(site, wanted, needed);
+  if (current_ != nullptr) {
+    Event passed(site);
+    passed.record(site, stream);
+    outgrown_.push_back({std::move(current_), std::move(passed)});
+  }
+  current_ = std::move(larger);
+}
+
+std::unique_ptr<FusionMemory> FusionBuffer::allocate(const Site& site, std::size_t wanted_bytes, std::size_t needed_bytes) {
+  void* data = nullptr;
+  std::size_t bytes = wanted_bytes;
+  NcclCode code = site.table->mem_alloc(&data, bytes);
+  if (code != NcclCode::Success && needed_bytes < wanted_bytes) {
+    bytes = needed_bytes;
+    code = site.table->mem_alloc(&data, bytes);
+  }
+  if (code != NcclCode::Success) {
+    std::size_t free_bytes = 0, total_bytes = 0;
+    const bool known = site.table->mem_info(&free_bytes, &total_bytes) == CudaCode::Success;
+    const std::string room = known ? fmt::format(" ({} of {} are free)", to_mib(free_bytes), to_mib(total_bytes)) : std::string();
+    fail(site, "ncclMemAlloc",
+         fmt::format("{} (NCCL error {}): {} were asked for as fusion buffer{}; lower the fusion threshold or free device memory",
+                     site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
+  }
+  return std::make_unique<FusionMemory>(*site.table, data, bytes);
+}
+
+void FusionBuffer::leak() noexcept {
+  if (current_ != nullptr) current_->leak();
+  for (auto& old : outgrown_) old.memory->leak();
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,66 @@
+#pragma once
+/// Room card: the device memory that batches are packed into. One buffer per backend, grown when a batch needs more; from ncclMemAlloc,
+/// registered with each communicator that uses it. The driver's thread; fails with BackendError, which says how much was asked for.
+///
+/// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
+/// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/handles.h"
+
+namespace hvd::nccl {
+
+/// One piece of device memory and its registrations.
+class FusionMemory {
+ public:
+  FusionMemory(const NcclTable& table, void* data, std::size_t bytes) : table_(&table), data_(data), bytes_(bytes) {}
+  /// Aborted communicators have forgotten their registrations.
+  ~FusionMemory();
+  FusionMemory(const FusionMemory&) = delete;
+  FusionMemory& operator=(const FusionMemory&) = delete;
+
+  void register_with(const Site& site, const std::shared_ptr<Communicator>& communicator);
+  /// Never frees it: the device may still write there.
+  void leak() noexcept { data_ = nullptr; }
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  const NcclTable* table_;
+  void* data_;
+  std::size_t bytes_;
+  std::vector<std::pair<std::shared_ptr<Communicator>, void*>> registrations_;
+};
+
+class FusionBuffer {
+ public:
+  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs. `registered`: with NCCL.
+  FusionBuffer(std::size_t threshold_bytes, bool registered) : threshold_bytes_(threshold_bytes), registered_(registered) {}
+
+  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
+  std::byte* reserve(const Site& site, std::size_t bytes, const Stream& stream, const std::shared_ptr<Communicator>& communicator);
+  std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
+  /// Drops it without freeing; for a device that does not come to rest.
+  void leak() noexcept;
+
+ private:
+  struct Outgrown {
+    std::unique_ptr<FusionMemory> memory;
+    Event passed;
+  };
+  void grow(const Site& site, std::size_t bytes, const Stream& stream);
+  std::unique_ptr<FusionMemory> allocate(const Site& site, std::size_t wanted_bytes, std::size_t needed_bytes);
+
+  const std::size_t threshold_bytes_;
+  const bool registered_;
+  std::unique_ptr<FusionMemory> current_;
+  std::vector<Outgrown> outgrown_;
+};
+
+}  // namespace hvd::nccl

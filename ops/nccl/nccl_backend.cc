@@ -1,0 +1,173 @@
+#include "ops/nccl/nccl_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "ops/nccl/collectives.h"
+#include "ops/nccl/reduction_plan.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+class NcclExecution : public Execution {
+ public:
+  NcclExecution(const Site& site, std::vector<std::string_view> names, Batch batch)
+      : batch_(std::move(batch)), names_(std::move(names)), site_(site), completion_(site) {
+    site_.tensors = names_;
+  }
+
+  const Batch& batch() const { return batch_; }
+  const Site& site() const { return site_; }
+
+  /// After the last of the batch was enqueued.
+  void launched(const Stream& stream, std::shared_ptr<Communicators> all, std::shared_ptr<Communicator> communicator) {
+    all_ = std::move(all);
+    communicator_ = std::move(communicator);
+    completion_.record(site_, stream);
+  }
+
+  Progress advance() override {
+    if (done_) return Progress::Done;
+    try {
+      communicator_->check_async(site_);
+      const CudaCode code = completion_.query();
+      if (code == CudaCode::NotReady) return Progress::Idle;
+      // Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
+      check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+    } catch (...) {
+      all_->abort_all();
+      throw;
+    }
+    done_ = true;
+    return Progress::Done;
+  }
+
+  void* completion_event() override { return completion_.get(); }
+
+ private:
+  const Batch batch_;
+  const std::vector<std::string_view> names_;
+  Site site_;
+  Event completion_;
+  std::shared_ptr<Communicators> all_;
+  std::shared_ptr<Communicator> communicator_;
+  bool done_ = false;
+};
+
+int global_rank(const ProcessSetInfo& set) { return set.ranks.at(static_cast<std::size_t>(set.rank)); }
+
+/// The root's rank in the set.
+int local_root(const BatchTraits& traits) {
+  const auto& ranks = traits.set->ranks;
+  const auto found = std::find(ranks.begin(), ranks.end(), traits.root);
+  if (found == ranks.end()) throw InvalidArgument(fmt::format("broadcast: root rank {} is not in the process set", traits.root));
+  return static_cast<int>(found - ranks.begin());
+}
+
+std::vector<std::string_view> names_of(const Batch& batch) {
+  std::vector<std::string_view> names;
+  for (const BatchMember& member : batch.members) names.push_back(member.name);
+  return names;
+}
+
+}  // namespace
+
+NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options)
+    : table_(table),
+      device_(device),
+      exchange_(std::move(exchange)),
+      rest_limit_(options.rest_limit),
+      communicators_(std::make_shared<Communicators>(table, device, std::move(options.patience))),
+      fusion_(options.fusion_threshold_bytes, options.register_fusion_buffer) {}
+
+NcclBackend::~NcclBackend() {
+  communicators_->abort_all();
+  if (!comes_to_rest()) fusion_.leak();
+}
+
+void NcclBackend::abort() noexcept {
+  communicators_->abort_all();
+  (void)comes_to_rest();
+}
+
+bool NcclBackend::supports(const BatchTraits& traits) const {
+  if (traits.device.kind != DeviceKind::Cuda) return false;
+  switch (traits.kind) {
+    case OpKind::Allreduce:
+      return reducible(traits.dtype, traits.op);
+    case OpKind::Broadcast:
+    case OpKind::Allgather:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
+  const ProcessSetInfo& set = *batch.traits.set;
+  auto names = names_of(batch);
+  const Site site{.table = &table_, .rank = global_rank(set), .device = device_, .tensors = names};
+  try {
+    const DeviceGuard guard(site);
+    auto communicator =
+        communicators_->of(site, set.ranks, set.rank, [&](std::vector<std::byte> mine) { return exchange_(set, std::move(mine)); });
+    stream_.create(site);
+    auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
+    enqueue(execution->site(), execution->batch(), communicator);
+    execution->launched(stream_, communicators_, std::move(communicator));
+    return execution;
+  } catch (...) {
+    communicators_->abort_all();
+    throw;
+  }
+}
+
+void NcclBackend::enqueue(const Site& site, const Batch& batch, const std::shared_ptr<Communicator>& communicator) {
+  void* last = nullptr;  // members of one step often share their event
+  for (const BatchMember& member : batch.members) {
+    if (member.ready_event == nullptr || member.ready_event == last) continue;
+    last = member.ready_event;
+    check(site, table_.stream_wait_event(stream_.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+  }
+  std::vector<Piece> pieces;
+  for (const BatchMember& member : batch.members) pieces.push_back({member.input, member.output, member.count, member.counts});
+  const BatchTraits& traits = batch.traits;
+  const Lane lane{site, stream_, fusion_, communicator, static_cast<int>(traits.set->ranks.size()), traits.set->rank};
+  switch (traits.kind) {
+    case OpKind::Allreduce:
+      return enqueue_allreduce(lane, {traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor}, pieces);
+    case OpKind::Broadcast:
+      return enqueue_broadcast(lane, traits.dtype, local_root(traits), pieces);
+    case OpKind::Allgather:
+      return enqueue_allgather(lane, traits.dtype, pieces);
+    default:
+      throw InvalidArgument(fmt::format("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
+  }
+}
+
+/// Waits for what the stream still does, for a limited time; whether it has ended.
+bool NcclBackend::comes_to_rest() noexcept {
+  if (stream_.get() == nullptr) return true;
+  const DeviceGuard guard(table_, device_);
+  CudaEvent* event = nullptr;
+  if (table_.event_create(&event) != CudaCode::Success) return false;
+  CudaCode code = table_.event_record(event, stream_.get());
+  const auto deadline = std::chrono::steady_clock::now() + rest_limit_;
+  while (code == CudaCode::Success) {
+    code = table_.event_query(event);
+    if (code != CudaCode::NotReady || std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    code = CudaCode::Success;
+  }
+  table_.event_destroy(event);
+  return code == CudaCode::Success;
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,68 @@
+#pragma once
+/// Room card: the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast and allgather by NCCL on a stream of
+/// its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at first use: a process that never
+/// sends a GPU tensor never touches its GPU.
+/// It fails with BackendError naming call, rank, tensors and NCCL's words; by then it has aborted all its communicators, and every later
+/// launch fails too. Destroy it after the ranks have agreed to end (see communicator.h) or after `abort`; its executions before or after.
+///
+/// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
+/// follow in stream order, and so does the next batch, which is what lets batches in flight share one fusion buffer. (The price: the pack
+/// of a batch does not overlap the reduction of the one before. With several streams each would need its own buffer.)
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/fusion_buffer.h"
+#include "ops/nccl/handles.h"
+#include "ops/nccl/nccl_table.h"
+
+namespace hvd::nccl {
+
+/// Blocking broadcast of bytes from the first rank of the set to its other ranks; every rank of the set calls it, at its first use of the
+/// set, on the driver's thread. `mine` is empty except on the first rank; returns the first rank's bytes. May throw an Error.
+using UniqueIdExchange = std::function<std::vector<std::byte>(const ProcessSetInfo& set, std::vector<std::byte> mine)>;
+
+struct NcclOptions {
+  Patience patience;
+  /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
+  std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
+  /// Register the fusion buffer with NCCL (faster over NVLink SHARP and InfiniBand SHARP; holds pinned mappings).
+  bool register_fusion_buffer = true;
+  /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
+  /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
+  std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
+};
+
+class NcclBackend : public Backend {
+ public:
+  /// `table` outlives the backend and its executions. `device`: CUDA's index of this rank's GPU. Calls nothing yet.
+  NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options = {});
+  ~NcclBackend() override;
+
+  std::string_view name() const override { return "nccl"; }
+  /// Allreduce as `reducible` says, broadcast and allgather of every type, on Cuda devices.
+  bool supports(const BatchTraits& traits) const override;
+  std::unique_ptr<Execution> launch(Batch batch) override;
+  /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
+  void abort() noexcept override;
+
+ private:
+  void enqueue(const Site& site, const Batch& batch, const std::shared_ptr<Communicator>& communicator);
+  bool comes_to_rest() noexcept;
+
+  const NcclTable& table_;
+  const int device_;
+  const UniqueIdExchange exchange_;
+  const std::chrono::milliseconds rest_limit_;
+  std::shared_ptr<Communicators> communicators_;
+  Stream stream_;
+  FusionBuffer fusion_;
+};
+
+}  // namespace hvd::nccl

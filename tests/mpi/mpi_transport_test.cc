@@ -1,0 +1,61 @@
+/// Messages between leaders: whole, in order, of any size, and a drained end.
+
+#include "ops/mpi_transport.h"
+
+#include <doctest/doctest.h>
+
+#include <numeric>
+#include <thread>
+
+#include "tests/support/mpi_world.h"
+
+namespace hvd::test {
+namespace {
+
+std::vector<int> all_ranks() {
+  std::vector<int> ranks(static_cast<std::size_t>(mpi_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::size_t length_of(int number) { return number % 5 == 0 ? std::size_t{3000000} : static_cast<std::size_t>(number * 41); }
+
+}  // namespace
+
+TEST_CASE("messages arrive whole and in the order of each sender, small ones behind large ones") {
+  MpiTransport transport(MpiComm::duplicate(MPI_COMM_WORLD), all_ranks(), mpi_rank());
+  CHECK(transport.domain() == mpi_rank());
+  CHECK(transport.domains() == mpi_size());
+  constexpr int kMessages = 40;
+  for (int number = 0; number < kMessages; ++number)
+    for (int to = 0; to < mpi_size(); ++to)
+      if (to != mpi_rank()) transport.send(to, Bytes(length_of(number), static_cast<std::byte>(number + mpi_rank())));
+  std::vector<int> next(static_cast<std::size_t>(mpi_size()), 0);
+  std::size_t wrong = 0;
+  for (int awaited = kMessages * (mpi_size() - 1); awaited > 0;) {
+    const auto message = transport.receive();
+    if (!message) {
+      std::this_thread::yield();
+      continue;
+    }
+    --awaited;
+    const int number = next[static_cast<std::size_t>(message->from)]++;
+    if (message->bytes != Bytes(length_of(number), static_cast<std::byte>(number + message->from))) ++wrong;
+  }
+  CHECK(wrong == 0);
+  CHECK(transport.drain(std::chrono::seconds(10)));
+  CHECK(!transport.receive());
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_CASE("a transport that ends with messages under way leaves nothing behind that harms the next") {
+  for (int round = 0; round < 3; ++round) {
+    MpiTransport transport(MpiComm::duplicate(MPI_COMM_WORLD), all_ranks(), mpi_rank());
+    for (int to = 0; to < mpi_size(); ++to)
+      if (to != mpi_rank()) transport.send(to, Bytes(1000000));
+    MPI_Barrier(MPI_COMM_WORLD);
+    transport.receive();
+  }
+}
+
+}  // namespace hvd::test

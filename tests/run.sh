@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Sets up what is missing, builds everything, runs every test, then the unit tests under ThreadSanitizer and AddressSanitizer.
+# The last line counts; the exit code is 0 only if nothing failed. Arguments go to ctest (-R NAME, -L LABEL, ...).
+#   HVD_SANITIZERS=0   leaves the sanitizer builds out (and says so)
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+passed=0 failed=0 skipped=0
+
+finish() {
+  printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+  [ "$failed" -eq 0 ]
+  exit
+}
+
+bash "$root/cmake/setup.sh" --tests || {
+  failed=1
+  finish
+}
+# shellcheck source=../cmake/build.sh
+. "$root/cmake/build.sh"
+# shellcheck source=../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+
+# attribute <name> <file>: a number of the report's <testsuite ...>
+attribute() { grep -m 1 -o "[[:space:]]$1=\"[0-9]*\"" "$2" | tr -dc '0-9'; }
+
+# skip_reasons <report> <log>: for each skipped test its line "SKIP: ..." or, failing that, its last line
+skip_reasons() {
+  sed -n 's/.*<testcase name="\([^"]*\)".* status="notrun".*/\1/p' "$1" | while read -r name; do
+    awk -v name="$name" '
+      /^[0-9]+\/[0-9]+ Test: / { here = ($3 == name) }
+      here && /^Output:$/ { inside = 1; next }
+      /^<end of output>$/ { inside = 0 }
+      inside && /^SKIP/ && reason == "" { reason = $0; sub(/^SKIP:? */, "", reason) }
+      inside && NF && !/^-+$/ { last = $0 }
+      END { print "skipped " name ": " (reason == "" ? last : reason) }' "$2"
+  done
+}
+
+# test_preset <preset> <ctest arguments>...
+test_preset() {
+  local preset=$1 folder=$root/build report total bad left
+  shift
+  if [ "$preset" != release ]; then folder=$root/build-$preset; fi
+  printf '\n== %s\n' "$preset"
+  if ! hvd_build "$preset"; then
+    echo "the build $preset failed"
+    failed=$((failed + 1))
+    return
+  fi
+  report=$folder/report.xml
+  rm -f "$report"
+  ctest --test-dir "$folder" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
+  if [ ! -s "$report" ]; then
+    echo "ctest left no report of $preset"
+    failed=$((failed + 1))
+    return
+  fi
+  total=$(attribute tests "$report") bad=$(attribute failures "$report") left=$(($(attribute skipped "$report") + $(attribute disabled "$report")))
+  if [ $# -eq 0 ] && [ "$total" -eq 0 ]; then
+    echo "$preset has no tests"
+    failed=$((failed + 1))
+  fi
+  passed=$((passed + total - bad - left)) failed=$((failed + bad)) skipped=$((skipped + left))
+  skip_reasons "$report" "$folder/Testing/Temporary/LastTest.log"
+}
+
+test_preset release "$@"
+if [ "${HVD_SANITIZERS:-1}" = 0 ]; then
+  printf '\nHVD_SANITIZERS=0: the sanitizer builds are left out\n'
+else
+  test_preset tsan "$@"
+  test_preset asan "$@"
+fi
+echo
+finish

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Wrong knobs end the program on every rank with a message that names the variable, its value and what is allowed; HOROVOD_* counts where
+# HVD_* is unset; ranks that differ, and a launcher of another MPI, are refused.
+# Usage: config_errors.sh BUILD_FOLDER
+# timeout: 300
+set -uo pipefail
+
+build=$(cd "$1" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=../../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+victim=$build/tests/victim
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+run() {
+  timeout --kill-after=5 30 "$@" >"$work/out" 2>&1 </dev/null
+  status=$?
+}
+verdict() { # verdict NAME PROBLEM
+  if [ -z "$2" ]; then
+    echo "PASS  $1: $(grep -aE '^rank [0-9]+: |^fusion' "$work/out" | head -1)"
+  else
+    echo "FAIL  $1: $2; output:"
+    grep -av '^pid ' "$work/out" | sed 's/^/      /'
+    failures=$((failures + 1))
+  fi
+}
+# refused NAME RANKS REGEX COMMAND...: exit code not 0, no hang, and each of RANKS ranks says a line with REGEX
+refused() {
+  local name=$1 ranks=$2 regex=$3 problem=
+  shift 3
+  run "$@"
+  if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then problem="it hangs"; fi
+  if [ -z "$problem" ] && [ "$status" -eq 0 ]; then problem="exit code 0"; fi
+  if [ -z "$problem" ] && [ "$(grep -aE "^rank [0-9]+: .*$regex" "$work/out" | sort -u | wc -l)" -ne "$ranks" ]; then problem="not $ranks ranks say '$regex'"; fi
+  verdict "$name" "$problem"
+}
+# knob NAME VALUE ALLOWED
+knob() { refused "$1='$2'" 2 "InvalidArgument: $1: '$2' is not allowed; it must be $3" mpirun -np 2 env "$1=$2" "$victim"; }
+# taken NAME EXPECTED COMMAND...
+taken() {
+  local name=$1 expected=$2 problem=
+  shift 2
+  run "$@"
+  if [ "$status" -ne 0 ]; then problem="exit code $status"; fi
+  if [ -z "$problem" ] && ! grep -aqx "$expected" "$work/out"; then problem="not '$expected'"; fi
+  verdict "$name" "$problem"
+}
+
+echo "A knob with a wrong value, two ranks:"
+knob HVD_FUSION_THRESHOLD abc "a whole number of bytes"
+knob HVD_FUSION_THRESHOLD -1 "a whole number of bytes, 0 to "
+knob HVD_FUSION_THRESHOLD 64MB "a whole number of bytes"
+knob HVD_FUSION_THRESHOLD 99999999999999999999 "a whole number of bytes"
+knob HVD_CACHE_CAPACITY 3 "a whole number of tensors, 16 to "
+knob HVD_STALL_CHECK_TIME_SECONDS 0 "a whole number of seconds, 1 to "
+knob HVD_STALL_SHUTDOWN_TIME_SECONDS soon "a whole number of seconds"
+knob HVD_STALL_CHECK_DISABLE perhaps "one of 0, 1, false, true"
+knob HVD_LOG_LEVEL loud "one of trace, debug, info, warning, error, fatal, off"
+knob HVD_SHARED_MEMORY maybe "one of auto, off"
+knob HVD_ARENA_BYTES 12 "a whole number of bytes, 1048576 to "
+refused "without mpirun" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" env HVD_FUSION_THRESHOLD=abc "$victim"
+refused "wrong on one of two ranks" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" mpirun -np 1 env HVD_FUSION_THRESHOLD=abc "$victim" : -np 1 "$victim"
+
+echo "Horovod's names:"
+knob HOROVOD_FUSION_THRESHOLD abc "a whole number of bytes"
+taken "HOROVOD_FUSION_THRESHOLD counts" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 "$victim"
+taken "HVD_ comes before HOROVOD_" "fusion threshold 777" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=abc HVD_FUSION_THRESHOLD=777 "$victim"
+taken "an empty HVD_ is an unset one" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 HVD_FUSION_THRESHOLD= "$victim"
+
+echo "Ranks that do not fit together:"
+refused "different knobs" 3 "Mismatch: hvd::init\(\): the configuration must be equal on all ranks: ranks? [012, ]+: .*threshold 1 .*threshold 2 " \
+  mpirun -np 1 env HVD_FUSION_THRESHOLD=1 "$victim" : -np 2 env HVD_FUSION_THRESHOLD=2 "$victim"
+refused "different shared memory" 2 "Mismatch: hvd::init\(\): the configuration .*shared memory (auto|off)" \
+  mpirun -np 1 env HVD_SHARED_MEMORY=off "$victim" : -np 1 "$victim"
+refused "the launcher of another MPI" 2 "BackendError: the launcher started 4 ranks, but MPI sees 2" mpirun -np 2 env OMPI_COMM_WORLD_SIZE=4 "$victim"
+refused "the launcher of another MPI, worlds of one" 1 "BackendError: the launcher started 4 ranks, but MPI sees 1" \
+  env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 "$victim"
+
+echo "$failures failed"
+[ "$failures" -eq 0 ]

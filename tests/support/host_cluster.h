@@ -1,0 +1,188 @@
+#pragma once
+/// Room card: the place where the host table's ranks meet: cliques (who shares a communicator) and their collectives, computed on host
+/// memory by the rank that arrives last. Any thread; one lock.
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "ops/nccl/nccl_table.h"
+#include "tests/support/host_copy.h"
+
+namespace hvd::nccl::test {
+
+/// What one rank brings to a collective.
+struct Contribution {
+  std::string call;
+  const void* send = nullptr;
+  void* receive = nullptr;
+  std::size_t count = 0;
+  NcclType type = NcclType::Uint8;
+  int extra = 0;  ///< the operation or the root
+  bool agrees_with(const Contribution& other) const {
+    return call == other.call && count == other.count && type == other.type && extra == other.extra;
+  }
+};
+
+inline DataType host_type(NcclType type) {
+  switch (type) {
+    case NcclType::Int8:
+      return DataType::Int8;
+    case NcclType::Uint8:
+      return DataType::UInt8;
+    case NcclType::Int32:
+      return DataType::Int32;
+    case NcclType::Int64:
+      return DataType::Int64;
+    case NcclType::Float16:
+      return DataType::Float16;
+    case NcclType::Bfloat16:
+      return DataType::BFloat16;
+    case NcclType::Float32:
+      return DataType::Float32;
+    default:
+      return DataType::Float64;
+  }
+}
+
+/// In the type itself, as NCCL does: rounded after every step, integers wrapping.
+template <class T>
+T reduced_on_host(T a, T b, NcclOp op) {
+  if constexpr (kInteger<T>) {
+    const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
+    if (op == NcclOp::Prod) return static_cast<T>(x * y);
+    if (op == NcclOp::Min) return std::min(a, b);
+    if (op == NcclOp::Max) return std::max(a, b);
+    return static_cast<T>(x + y);
+  } else {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    const auto x = static_cast<Wide>(a), y = static_cast<Wide>(b);
+    if (op == NcclOp::Prod) return static_cast<T>(x * y);
+    if (op == NcclOp::Min) return static_cast<T>(std::min(x, y));
+    if (op == NcclOp::Max) return static_cast<T>(std::max(x, y));
+    return static_cast<T>(x + y);
+  }
+}
+
+inline void all_reduce_on_host(const std::vector<Contribution>& ranks) {
+  with_host_type(host_type(ranks[0].type), [&](auto tag) {
+    using T = typename decltype(tag)::Native;
+    const auto op = static_cast<NcclOp>(ranks[0].extra);
+    for (std::size_t i = 0; i < ranks[0].count; ++i) {
+      const auto input = [&](const Contribution& rank) {
+        const T value = static_cast<const T*>(rank.send)[i];
+        if constexpr (!kInteger<T>) {  // premultiplied, in the type
+          if (op == NcclOp::Avg) return reduced_on_host(value, static_cast<T>(1.0 / static_cast<double>(ranks.size())), NcclOp::Prod);
+        }
+        return value;
+      };
+      T result = input(ranks[0]);
+      for (std::size_t r = 1; r < ranks.size(); ++r) result = reduced_on_host(result, input(ranks[r]), op);
+      for (const Contribution& rank : ranks) static_cast<T*>(rank.receive)[i] = result;
+    }
+  });
+}
+
+inline void move_on_host(const std::vector<Contribution>& ranks) {
+  const std::size_t bytes = ranks[0].count * element_bytes(host_type(ranks[0].type));
+  if (ranks[0].call == "ncclBroadcast") {
+    const Contribution& root = ranks[static_cast<std::size_t>(ranks[0].extra)];
+    for (const Contribution& rank : ranks) std::memmove(rank.receive, root.send, bytes);
+    return;
+  }
+  for (const Contribution& rank : ranks) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) std::memmove(static_cast<char*>(rank.receive) + r * bytes, ranks[r].send, bytes);
+  }
+}
+
+/// Where ranks meet. Any thread.
+class HostCluster {
+ public:
+  /// The ranks of one communicator, and its collectives by their number.
+  struct Clique {
+    std::size_t ranks = 0;
+    std::set<int> joined;
+    struct Meeting {
+      std::map<int, Contribution> arrived;
+      bool done = false;
+    };
+    std::map<std::uint64_t, Meeting> meetings;
+  };
+
+  NcclUniqueId new_id() {
+    const std::lock_guard lock(mutex_);
+    NcclUniqueId id;
+    const int number = ++ids_;
+    std::memcpy(id.bytes.data(), &number, sizeof number);
+    return id;
+  }
+
+  Clique* join(const NcclUniqueId& id, int ranks, int rank) {
+    const std::lock_guard lock(mutex_);
+    Clique& clique = cliques_[std::string(id.bytes.data(), id.bytes.size())];
+    clique.ranks = static_cast<std::size_t>(ranks);
+    if (!clique.joined.insert(rank).second) note_locked("rank " + std::to_string(rank) + " joined twice");
+    joined_.notify_all();
+    return &clique;
+  }
+  bool complete(const Clique& clique) {
+    const std::lock_guard lock(mutex_);
+    return clique.joined.size() == clique.ranks;
+  }
+  void wait_until_complete(const Clique& clique) {
+    std::unique_lock lock(mutex_);
+    joined_.wait(lock, [&] { return clique.joined.size() == clique.ranks; });
+  }
+
+  /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed.
+  bool meet(Clique& clique, std::uint64_t number, int rank, const Contribution& contribution) {
+    const std::lock_guard lock(mutex_);
+    auto& meeting = clique.meetings[number];
+    meeting.arrived.emplace(rank, contribution);
+    if (meeting.arrived.size() == clique.ranks && !meeting.done) {
+      std::vector<Contribution> ranks;
+      for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
+      for (const auto& arrived : ranks) {
+        if (!arrived.agrees_with(ranks[0])) note_locked("ranks disagree in collective " + arrived.call);
+      }
+      contribution.call == "ncclAllReduce" ? all_reduce_on_host(ranks) : move_on_host(ranks);
+      meeting.done = true;
+    }
+    return meeting.done;
+  }
+
+  /// What `rank` has brought and nobody has used yet goes with it.
+  void withdraw(Clique& clique, int rank) {
+    const std::lock_guard lock(mutex_);
+    for (auto& [number, meeting] : clique.meetings) {
+      if (!meeting.done) meeting.arrived.erase(rank);
+    }
+  }
+
+  void note(const std::string& misuse) {
+    const std::lock_guard lock(mutex_);
+    note_locked(misuse);
+  }
+  std::vector<std::string> misuses() {
+    const std::lock_guard lock(mutex_);
+    return misuses_;
+  }
+
+ private:
+  void note_locked(const std::string& misuse) { misuses_.push_back(misuse); }
+
+  std::mutex mutex_;
+  std::condition_variable joined_;
+  int ids_ = 0;
+  std::map<std::string, Clique> cliques_;
+  std::vector<std::string> misuses_;
+};
+
+}  // namespace hvd::nccl::test

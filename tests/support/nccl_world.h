@@ -1,0 +1,209 @@
+#pragma once
+/// Room card: ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A world that does not end within
+/// 20 s ends the program and says which ranks were still running.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ops/nccl/nccl_backend.h"
+#include "tests/support/host_nccl_table.h"
+
+namespace hvd::nccl::test {
+
+/// For the ranks' threads, where doctest's macros would end the wrong thread.
+inline void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("expected " + what);
+}
+
+/// `count` numbers as elements of `dtype`; complex numbers take two each.
+inline std::vector<std::byte> encoded(DataType dtype, const std::vector<double>& numbers) {
+  if (is_complex(dtype)) return encoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, numbers);
+  std::vector<std::byte> bytes(numbers.size() * element_bytes(dtype));
+  with_host_type(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Native;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const auto value = static_cast<T>(numbers[i]);
+      std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+    }
+  });
+  return bytes;
+}
+
+inline std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes) {
+  if (is_complex(dtype)) return decoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, bytes);
+  std::vector<double> numbers(bytes.size() / element_bytes(dtype));
+  with_host_type(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Native;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      T value;
+      std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+      numbers[i] = static_cast<double>(value);
+    }
+  });
+  return numbers;
+}
+
+/// A tensor of one rank. `in_place`: the output is the input.
+struct Tensor {
+  std::string name;
+  std::vector<std::byte> input;
+  std::vector<std::byte> output;
+  bool in_place = false;
+  void* ready_event = nullptr;
+  std::vector<std::int64_t> counts;  ///< Allgather
+
+  const std::vector<std::byte>& result() const { return in_place ? input : output; }
+};
+
+class World;
+
+/// What a rank's thread has.
+struct Rank {
+  World& world;
+  int rank;
+  ProcessSetInfo set;
+  HostDevice& device;
+  std::unique_ptr<NcclBackend> backend;
+
+  BatchTraits traits(OpKind kind, DataType dtype, ReduceOp op = ReduceOp::Sum) const {
+    BatchTraits made;
+    made.kind = kind;
+    made.dtype = dtype;
+    made.op = op;
+    made.device = {DeviceKind::Cuda, rank};
+    made.set = &set;
+    return made;
+  }
+  static Batch batch(const BatchTraits& traits, std::vector<Tensor>& tensors) {
+    Batch made;
+    made.traits = traits;
+    for (Tensor& tensor : tensors) {
+      BatchMember member;
+      member.name = tensor.name;
+      member.count = static_cast<std::int64_t>(tensor.input.size() / element_bytes(traits.dtype));
+      member.input = tensor.input.data();
+      member.output = tensor.in_place ? tensor.input.data() : tensor.output.data();
+      member.counts = tensor.counts;
+      member.ready_event = tensor.ready_event;
+      made.members.push_back(std::move(member));
+    }
+    return made;
+  }
+  void finish(Execution& execution) const;
+  void run(const BatchTraits& traits, std::vector<Tensor>& tensors) const { finish(*backend->launch(batch(traits, tensors))); }
+};
+
+class World {
+ public:
+  explicit World(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) devices.push_back(std::make_unique<HostDevice>(cluster, rank));
+  }
+
+  HostCluster cluster;
+  std::vector<std::unique_ptr<HostDevice>> devices;
+  NcclOptions options;
+  std::atomic<bool> failed{false};  ///< as the engine would tell all ranks
+
+  /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing
+  /// may have leaked or been misused.
+  void run(const std::function<void(Rank&)>& body) {
+    const std::size_t ranks = devices.size();
+    std::vector<std::exception_ptr> errors(ranks);
+    std::vector<bool> ended(ranks);
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          body_of(static_cast<int>(rank), body);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+          failed = true;
+          arrived_.notify_all();
+        }
+        const std::lock_guard lock(mutex);
+        ended[rank] = true;
+        changed.notify_all();
+      });
+    }
+    {
+      std::unique_lock lock(mutex);
+      const auto all = [&] { return std::find(ended.begin(), ended.end(), false) == ended.end(); };
+      if (!changed.wait_for(lock, std::chrono::seconds(20), all)) {
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+          if (!ended[rank]) std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after 20 s\n", rank, ranks);
+        }
+        std::abort();
+      }
+    }
+    for (auto& thread : threads) thread.join();
+    for (const auto& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+    for (const auto& device : devices) expect(device->leaks().empty(), "no leaks, found " + device->leaks());
+    for (const auto& misuse : cluster.misuses()) expect(false, "no misuse, found " + misuse);
+  }
+
+  ProcessSetInfo everyone(int rank) const {
+    ProcessSetInfo set;
+    for (int r = 0; r < static_cast<int>(devices.size()); ++r) set.ranks.push_back(r);
+    set.rank = rank;
+    return set;
+  }
+
+ private:
+  void body_of(int rank, const std::function<void(Rank&)>& body) {
+    NcclOptions own = options;
+    if (!own.patience.interrupted) own.patience.interrupted = [this] { return failed.load(); };
+    HostDevice& device = *devices[static_cast<std::size_t>(rank)];
+    Rank self{*this, rank, everyone(rank), device, nullptr};
+    self.backend = std::make_unique<NcclBackend>(
+        device.table(), rank, [this](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange(set, std::move(mine)); },
+        std::move(own));
+    body(self);
+  }
+
+  std::vector<std::byte> exchange(const ProcessSetInfo& set, std::vector<std::byte> mine) {
+    std::unique_lock lock(mutex_);
+    if (set.rank == 0) posted_[set.ranks] = std::move(mine);
+    arrived_.notify_all();
+    while (!posted_.contains(set.ranks)) {
+      if (failed) throw std::runtime_error("the world failed during the exchange");
+      arrived_.wait_for(lock, std::chrono::milliseconds(10));
+    }
+    return posted_[set.ranks];
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::vector<int>, std::vector<std::byte>> posted_;
+};
+
+/// As the engine drives it: until done, or until another rank has failed.
+inline void Rank::finish(Execution& execution) const {
+  for (;;) {
+    const Progress progress = execution.advance();
+    if (progress == Progress::Done) return;
+    if (world.failed) {
+      backend->abort();
+      throw std::runtime_error("another rank has failed");
+    }
+    if (progress == Progress::Idle) std::this_thread::yield();
+  }
+}
+
+}  // namespace hvd::nccl::test

@@ -1,0 +1,311 @@
+#pragma once
+/// Room card: a world whose ranks are threads of this process, with neither MPI nor a GPU: the board and the arenas are ordinary
+/// memory, domains (pretended hosts) talk through mailboxes, and batches that span domains run on a rendezvous of the test's own.
+/// `run` gives every rank a thread and a watchdog: a hang ends the program and names the ranks that still run.
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvd/engine.h"
+#include "ops/arena.h"
+#include "ops/kernels/reduce.h"
+#include "ops/shm_backend.h"
+
+namespace hvd::test {
+
+/// Ends the program if it lives longer than its time.
+class Watchdog {
+ public:
+  Watchdog(std::string what, std::chrono::seconds limit, std::function<std::string()> state = {})
+      : thread_([this, what = std::move(what), limit, state = std::move(state)] {
+          std::unique_lock lock(mutex_);
+          if (!done_.wait_for(lock, limit, [this] { return over_; })) {
+            std::fprintf(stderr, "WATCHDOG: %s hangs: %s\n", what.c_str(), state ? state().c_str() : "");
+            std::_Exit(99);
+          }
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    done_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// Mailboxes between the leaders of pretended hosts.
+class Mailboxes {
+ public:
+  explicit Mailboxes(int domains) : boxes_(static_cast<std::size_t>(domains)) {}
+  void put(int to, Message message) {
+    const std::lock_guard lock(mutex_);
+    boxes_.at(static_cast<std::size_t>(to)).push_back(std::move(message));
+  }
+  std::optional<Message> take(int owner) {
+    const std::lock_guard lock(mutex_);
+    auto& box = boxes_.at(static_cast<std::size_t>(owner));
+    if (box.empty()) return std::nullopt;
+    Message message = std::move(box.front());
+    box.pop_front();
+    return message;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::deque<Message>> boxes_;
+};
+
+class MailTransport final : public Transport {
+ public:
+  MailTransport(std::shared_ptr<Mailboxes> mail, int domain, int domains) : mail_(std::move(mail)), domain_(domain), domains_(domains) {}
+  int domain() const override { return domain_; }
+  int domains() const override { return domains_; }
+  void send(int to, std::span<const std::byte> bytes) override { mail_->put(to, {domain_, Bytes(bytes.begin(), bytes.end())}); }
+  std::optional<Message> receive() override { return mail_->take(domain_); }
+
+ private:
+  std::shared_ptr<Mailboxes> mail_;
+  int domain_, domains_;
+};
+
+/// Where the ranks of a batch that spans domains meet: the last to come computes for all.
+struct Rendezvous {
+  struct Meeting {
+    std::map<int, Batch*> batches;
+    std::size_t gone = 0;
+    bool computed = false;
+  };
+  std::mutex mutex;
+  std::map<std::pair<int, std::uint64_t>, Meeting> meetings;  // by process set and order
+};
+
+class RendezvousExecution final : public Execution {
+ public:
+  RendezvousExecution(Rendezvous& place, Batch batch, int rank) : place_(place), batch_(std::move(batch)), rank_(rank) {
+    const std::lock_guard lock(place_.mutex);
+    meeting().batches[rank_] = &batch_;
+    if (meeting().batches.size() == batch_.traits.set->ranks.size()) compute();
+  }
+  Progress advance() override {
+    const std::lock_guard lock(place_.mutex);
+    if (!meeting().computed) return Progress::Idle;
+    if (!left_ && ++meeting().gone == batch_.traits.set->ranks.size()) {
+      place_.meetings.erase(key());
+    }
+    left_ = true;
+    return Progress::Done;
+  }
+
+ private:
+  [[nodiscard]] std::pair<int, std::uint64_t> key() const { return {batch_.traits.set->id, batch_.order}; }
+  Rendezvous::Meeting& meeting() { return place_.meetings[key()]; }
+  void compute() {
+    auto& batches = meeting().batches;
+    const auto ranks = batch_.traits.set->ranks;
+    const std::size_t element = element_bytes(batch_.traits.dtype);
+    for (std::size_t m = 0; m < batch_.members.size(); ++m) {
+      const auto count = static_cast<std::size_t>(batch_.members[m].count);
+      if (batch_.traits.kind == OpKind::Allgather) {
+        Bytes all;
+        for (const int rank : ranks) {
+          const auto& member = batches[rank]->members[m];
+          const auto* from = static_cast<const std::byte*>(member.input);
+          all.insert(all.end(), from, from + static_cast<std::size_t>(member.count) * element);
+        }
+        for (const int rank : ranks)
+          if (!all.empty()) std::memcpy(batches[rank]->members[m].output, all.data(), all.size());
+      } else if (batch_.traits.kind == OpKind::Broadcast) {
+        const void* source = batches[batch_.traits.root]->members[m].input;
+        for (const int rank : ranks)
+          if (count > 0) std::memmove(batches[rank]->members[m].output, source, count * element);
+      } else {
+        Bytes result(count * element);
+        std::vector<const void*> inputs;
+        for (const int rank : ranks) inputs.push_back(batches[rank]->members[m].input);
+        std::vector<void*> outputs{result.data()};
+        const auto& t = batch_.traits;
+        const int divisor = t.op == ReduceOp::Average ? static_cast<int>(ranks.size()) : 1;
+        kernels::reduce({t.dtype, t.op, t.prescale_factor, t.postscale_factor, divisor, t.dtype}, inputs, outputs, count);
+        for (const int rank : ranks)
+          if (count > 0) std::memcpy(batches[rank]->members[m].output, result.data(), result.size());
+      }
+    }
+    meeting().computed = true;
+  }
+  Rendezvous& place_;
+  Batch batch_;
+  int rank_;
+  bool left_ = false;
+};
+
+class RendezvousBackend final : public Backend {
+ public:
+  RendezvousBackend(std::shared_ptr<Rendezvous> place, int rank) : place_(std::move(place)), rank_(rank) {}
+  std::string_view name() const override { return "rendezvous"; }
+  bool supports(const BatchTraits& traits) const override {
+    return traits.device.kind == DeviceKind::Cpu && (traits.kind != OpKind::Allreduce || kernels::supported(traits.dtype, traits.op));
+  }
+  std::unique_ptr<Execution> launch(Batch batch) override {
+    return std::make_unique<RendezvousExecution>(*place_, std::move(batch), rank_);
+  }
+
+ private:
+  std::shared_ptr<Rendezvous> place_;
+  int rank_;
+};
+
+struct WorldOptions {
+  int size = 2;
+  int domains = 1;  ///< ranks are dealt to domains in blocks
+  Config config;
+  unsigned cores = 2;
+  std::chrono::seconds limit{60};
+};
+
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(WorldOptions options) : options_(std::move(options)) {
+    const int size = options_.size;
+    const int domains = std::min(options_.domains, size);
+    auto mail = std::make_shared<Mailboxes>(domains);
+    auto meeting_place = std::make_shared<Rendezvous>();
+    options_.config.cache_capacity = std::min<std::uint32_t>(options_.config.cache_capacity, 4096);
+    engines_.resize(static_cast<std::size_t>(size));
+    arenas_.resize(static_cast<std::size_t>(size));
+    std::vector<int> domain_of(static_cast<std::size_t>(size));
+    for (int rank = 0; rank < size; ++rank) domain_of[static_cast<std::size_t>(rank)] = rank * domains / size;
+    for (int domain = 0; domain < domains; ++domain) {
+      std::vector<int> ranks;
+      for (int rank = 0; rank < size; ++rank)
+        if (domain_of[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
+      DomainMemory memory = map_memory(static_cast<int>(ranks.size()));
+      Board::format(memory.board, static_cast<int>(ranks.size()), options_.config.cache_capacity);
+      for (std::size_t index = 0; index < ranks.size(); ++index) {
+        const int rank = ranks[index];
+        EngineParts parts;
+        parts.config = options_.config;
+        parts.cores = options_.cores;
+        parts.memory = memory.owner;
+        Topology& topology = parts.topology;
+        topology.rank = rank;
+        topology.size = size;
+        topology.local_rank = topology.domain_index = static_cast<int>(index);
+        topology.local_size = static_cast<int>(ranks.size());
+        topology.domains = topology.cross_size = domains;
+        topology.domain = topology.cross_rank = domain;
+        topology.domain_of_rank = domain_of;
+        topology.domain_ranks = ranks;
+        parts.process_sets = make_sets(rank);
+        parts.board = std::make_unique<Board>(memory.board, static_cast<int>(index));
+        auto arena = std::make_shared<Arena>(memory.arenas[index]);
+        arenas_[static_cast<std::size_t>(rank)] = arena;
+        parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
+        parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
+        if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
+        engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));
+      }
+    }
+  }
+
+  [[nodiscard]] int size() const { return options_.size; }
+  Engine& engine(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
+  Arena& arena(int rank) { return *arenas_[static_cast<std::size_t>(rank)]; }
+
+  /// Runs `body(rank, engine)` on a thread per rank; rethrows the first exception. `shut_down`: each rank then calls shutdown().
+  void run(const std::function<void(int, Engine&)>& body, bool shut_down = true) {
+    std::vector<std::atomic<int>> stages(static_cast<std::size_t>(size()));
+    const Watchdog watchdog("a thread world", options_.limit, [&] {
+      std::string text;
+      for (int rank = 0; rank < size(); ++rank) {
+        const int stage = stages[static_cast<std::size_t>(rank)].load();
+        text += "rank " + std::to_string(rank) + (stage == 0 ? " in its body; " : stage == 1 ? " in shutdown; " : " done; ");
+      }
+      return text;
+    });
+    std::exception_ptr first;
+    std::mutex mutex;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          body(rank, engine(rank));
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        stages[static_cast<std::size_t>(rank)] = 1;
+        if (shut_down) engine(rank).shutdown();
+        stages[static_cast<std::size_t>(rank)] = 2;
+      });
+    for (auto& thread : threads) thread.join();
+    if (first) std::rethrow_exception(first);
+  }
+
+ private:
+  [[nodiscard]] std::vector<ProcessSetInfo> make_sets(int rank) const {
+    std::vector<int> everyone(static_cast<std::size_t>(options_.size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    std::vector<ProcessSetInfo> sets{{0, everyone, rank}};
+    for (const auto& ranks : options_.config.process_sets) {
+      const auto place = std::find(ranks.begin(), ranks.end(), rank);
+      sets.push_back({static_cast<int>(sets.size()), ranks, place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
+    }
+    return sets;
+  }
+
+  [[nodiscard]] DomainMemory map_memory(int ranks) const {
+    constexpr std::size_t kArenaBytes = std::size_t{256} << 20;
+    const std::size_t board = Board::bytes_needed(ranks, options_.config.cache_capacity);
+    const std::size_t total = board + static_cast<std::size_t>(ranks) * kArenaBytes;
+    void* base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+    DomainMemory memory;
+    auto* bytes = static_cast<std::byte*>(base);
+    memory.board = {bytes, board};
+    for (int rank = 0; rank < ranks; ++rank)
+      memory.arenas.push_back({bytes + board + static_cast<std::size_t>(rank) * kArenaBytes, kArenaBytes});
+    memory.owner = std::shared_ptr<void>(base, [total](void* address) { ::munmap(address, total); });
+    return memory;
+  }
+
+  WorldOptions options_;
+  std::vector<std::shared_ptr<Arena>> arenas_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+/// The submission of one tensor of this process's memory.
+template <class T>
+Submission allreduce_of(std::vector<T>& values, std::string name, DataType dtype, ReduceOp op = ReduceOp::Sum) {
+  Submission submission;
+  submission.kind = OpKind::Allreduce;
+  submission.name = std::move(name);
+  submission.op = op;
+  submission.tensors.push_back({values.data(), values.data(), dtype, {static_cast<std::int64_t>(values.size())}, nullptr, true});
+  return submission;
+}
+
+}  // namespace hvd::test

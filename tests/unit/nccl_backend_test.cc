@@ -1,0 +1,489 @@
+// What the NCCL backend computes and in which order it enqueues, on the host table. Failures are in nccl_failure_test.cc.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "ops/nccl/reduction_plan.h"
+#include "tests/support/nccl_world.h"
+
+namespace hvd::nccl::test {
+namespace {
+
+/// Small integers, different for each rank, tensor and element: exact in every type, also summed or multiplied.
+double number(DataType dtype, int rank, int tensor, std::int64_t i) {
+  const auto mixed = static_cast<unsigned>(rank * 7 + tensor * 5 + i * 3 + 1) * 2654435761u >> 16;
+  if (dtype == DataType::Bool) return static_cast<double>(mixed % 2);
+  const int value = static_cast<int>(mixed % 4);
+  return dtype == DataType::UInt8 ? value : value - 2;
+}
+
+std::int64_t lanes_of(DataType dtype) { return is_complex(dtype) ? 2 : 1; }
+
+std::vector<double> numbers(DataType dtype, int rank, int tensor, std::int64_t count) {
+  std::vector<double> made;
+  for (std::int64_t i = 0; i < count * lanes_of(dtype); ++i) made.push_back(number(dtype, rank, tensor, i));
+  return made;
+}
+
+/// Tensors as batches have them: one element, odd, a multiple of 16 bytes, none, more than a kernel's chunk.
+const std::vector<std::int64_t> kCounts{1, 7, 64, 0, 1025};
+
+std::vector<Tensor> tensors_of(DataType dtype, int rank, const std::vector<std::int64_t>& counts, bool in_place = false) {
+  std::vector<Tensor> made;
+  for (std::size_t t = 0; t < counts.size(); ++t) {
+    Tensor tensor;
+    tensor.name = "t" + std::to_string(t);
+    tensor.input = encoded(dtype, numbers(dtype, rank, static_cast<int>(t), counts[t]));
+    tensor.output.resize(tensor.input.size());
+    tensor.in_place = in_place;
+    made.push_back(std::move(tensor));
+  }
+  return made;
+}
+
+/// What every rank must hold, computed in double from the numbers, not from the bytes.
+double expected(const BatchTraits& traits, int tensor, std::int64_t i) {
+  const std::size_t ranks = traits.set->ranks.size();
+  const bool integer = is_integer(traits.dtype);
+  const double before = traits.dtype == DataType::Bool ? 1 : traits.prescale_factor,
+               after = traits.dtype == DataType::Bool ? 1 : traits.postscale_factor;
+  double result = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    double value = number(traits.dtype, traits.set->ranks[r], tensor, i) * before;
+    if (integer) value = std::trunc(value);
+    if (r == 0) {
+      result = value;
+    } else if (traits.op == ReduceOp::Min) {
+      result = std::min(result, value);
+    } else if (traits.op == ReduceOp::Max) {
+      result = std::max(result, value);
+    } else if (traits.op == ReduceOp::Product) {
+      result *= value;
+    } else {
+      result += value;
+    }
+  }
+  if (traits.op == ReduceOp::Average) result /= static_cast<double>(ranks);
+  if (integer) result = std::trunc(result);
+  result *= after;
+  return integer ? std::trunc(result) : result;
+}
+
+double tolerance(DataType dtype) {
+  if (dtype == DataType::Float16) return 4e-3;
+  if (dtype == DataType::BFloat16) return 2e-2;
+  if (dtype == DataType::Float32 || dtype == DataType::Complex64) return 1e-6;
+  if (dtype == DataType::Float64 || dtype == DataType::Complex128) return 1e-14;
+  return 0;
+}
+
+void expect_reduced(const BatchTraits& traits, const std::vector<Tensor>& tensors) {
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const auto got = decoded(traits.dtype, tensors[t].result());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double wanted = expected(traits, static_cast<int>(t), static_cast<std::int64_t>(i));
+      if (std::fabs(got[i] - wanted) <= tolerance(traits.dtype) * std::max(1.0, std::fabs(wanted))) continue;
+      expect(false, std::string(name_of(traits.dtype)) + " " + std::string(name_of(traits.op)) + " " + tensors[t].name + "[" +
+                        std::to_string(i) + "] = " + std::to_string(wanted) + ", got " + std::to_string(got[i]));
+    }
+  }
+}
+
+const std::vector<DataType> kTypes{DataType::UInt8,   DataType::Int8,    DataType::Int16,     DataType::Int32,
+                                   DataType::Int64,   DataType::Float16, DataType::BFloat16,  DataType::Float32,
+                                   DataType::Float64, DataType::Bool,    DataType::Complex64, DataType::Complex128};
+const std::vector<ReduceOp> kOps{ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product};
+
+/// Devices of every temper.
+void make_slow(World& world, int delay, int settle_polls) {
+  for (auto& device : world.devices) {
+    device->delay = delay;
+    device->settle_polls = settle_polls;
+  }
+}
+
+int count(const std::vector<std::string>& list, const std::string& what) {
+  return static_cast<int>(std::count(list.begin(), list.end(), what));
+}
+
+}  // namespace
+
+TEST_CASE("nccl: allreduce of every type and operation, fused and alone, on 1 to 4 ranks") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, ranks % 2, ranks == 3 ? 2 : 0);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        for (const ReduceOp op : kOps) {
+          if (!self.backend->supports(self.traits(OpKind::Allreduce, dtype, op))) continue;
+          auto traits = self.traits(OpKind::Allreduce, dtype, op);
+          for (const bool scaled : {false, true}) {
+            traits.prescale_factor = scaled ? 0.5 : 1;
+            traits.postscale_factor = scaled ? 2 : 1;
+            for (const bool in_place : {false, true}) {
+              auto fused = tensors_of(dtype, self.rank, kCounts, in_place);
+              self.run(traits, fused);
+              expect_reduced(traits, fused);
+              auto alone = tensors_of(dtype, self.rank, {65}, in_place);
+              self.run(traits, alone);
+              expect_reduced(traits, alone);
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("nccl: fused and unfused results are the same bits") {
+  // Holds on the host table, whose sums do not depend on the position in the buffer; NCCL's may.
+  for (const int ranks : {2, 3}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Max}) {
+          const auto traits = self.traits(OpKind::Allreduce, dtype, op);
+          if (!self.backend->supports(traits)) continue;
+          auto fused = tensors_of(dtype, self.rank, kCounts);
+          self.run(traits, fused);
+          for (std::size_t t = 0; t < kCounts.size(); ++t) {
+            std::vector<Tensor> alone{tensors_of(dtype, self.rank, kCounts)[t]};
+            self.run(traits, alone);
+            expect(alone[0].output == fused[t].output, "equal bits of " + std::string(name_of(dtype)) + " " + fused[t].name);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("nccl: integer averages are exact where a sum in the type would wrap") {
+  World world(4);
+  world.run([&](Rank& self) {
+    for (const auto& [dtype, value] : std::vector<std::pair<DataType, double>>{
+             {DataType::Int8, -127}, {DataType::UInt8, 255}, {DataType::Int16, 32767}, {DataType::Int32, 2147483647.0}}) {
+      std::vector<Tensor> tensors(1);
+      tensors[0].input = encoded(dtype, {value, self.rank == 0 ? value - 1 : value});
+      tensors[0].output.resize(tensors[0].input.size());
+      self.run(self.traits(OpKind::Allreduce, dtype, ReduceOp::Average), tensors);
+      const auto got = decoded(dtype, tensors[0].output);
+      expect(got[0] == value, "the average of equal values");
+      expect(got[1] == std::trunc(value - 0.25), "truncation toward zero");
+    }
+  });
+}
+
+TEST_CASE("nccl: a Float16 average does not overflow in the sum") {
+  World world(3);
+  world.run([&](Rank& self) {
+    for (const std::size_t number_of_tensors : {1u, 2u}) {
+      std::vector<Tensor> tensors(number_of_tensors);
+      for (auto& tensor : tensors) {
+        tensor.input = encoded(DataType::Float16, {60000, 30000});
+        tensor.output.resize(tensor.input.size());
+      }
+      self.run(self.traits(OpKind::Allreduce, DataType::Float16, ReduceOp::Average), tensors);
+      expect(std::fabs(decoded(DataType::Float16, tensors[0].output)[0] - 60000) < 100, "an average of 60000");
+    }
+  });
+}
+
+TEST_CASE("nccl: a batch is one launch each way; a single tensor is none") {
+  World world(2);
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average);
+    std::vector<std::int64_t> resnet(161, 11);
+    auto fused = tensors_of(DataType::Float32, self.rank, resnet);
+    self.run(traits, fused);
+    expect(self.device.launches.size() == 2, "one pack and one unpack");
+    expect(self.device.launches[0].items.size() == 161 && self.device.launches[1].items.size() == 161, "all tensors in each launch");
+    for (const CopyItem& item : self.device.launches[0].items) {
+      expect(reinterpret_cast<std::uintptr_t>(item.dst) % 16 == 0, "pieces on 16-byte boundaries");
+    }
+    expect(
+        self.device.enqueued == std::vector<std::string>{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "cudaEventRecord"},
+        "pack, reduce, unpack, event");
+
+    self.device.enqueued.clear();
+    auto alone = tensors_of(DataType::Float32, self.rank, {11});
+    self.run(traits, alone);
+    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "cudaEventRecord"}, "no copies for a tensor alone");
+
+    self.device.enqueued.clear();
+    auto scaled = traits;
+    scaled.postscale_factor = 3;
+    self.run(scaled, alone);
+    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "launch_batched_copy", "cudaEventRecord"}, "scaled in place");
+    expect(self.device.calls("ncclMemAlloc") == 1, "one fusion buffer, for the fused batch only");
+  });
+}
+
+TEST_CASE("nccl: the stream waits for the members' events before it reads them") {
+  World world(3);
+  make_slow(world, 2, 1);
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    for (const std::size_t number_of_tensors : {1u, 3u}) {
+      const auto values = tensors_of(DataType::Float32, self.rank, std::vector<std::int64_t>(number_of_tensors, 33));
+      auto tensors = values;
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        std::fill(tensors[t].input.begin(), tensors[t].input.end(), std::byte{0x77});
+        tensors[t].ready_event = self.device.user_event(static_cast<int>(3 * t + 2), [&, t] { tensors[t].input = values[t].input; });
+      }
+      self.device.enqueued.clear();
+      self.run(traits, tensors);
+      expect_reduced(traits, tensors);
+      expect(count(self.device.enqueued, "cudaStreamWaitEvent") == static_cast<int>(number_of_tensors), "a wait per event");
+      expect(self.device.enqueued[number_of_tensors - 1] == "cudaStreamWaitEvent", "all waits first");
+    }
+    auto shared = tensors_of(DataType::Float32, self.rank, {4, 4, 4});
+    void* event = self.device.user_event(0, {});
+    for (auto& tensor : shared) tensor.ready_event = event;
+    self.device.enqueued.clear();
+    self.run(traits, shared);
+    expect(count(self.device.enqueued, "cudaStreamWaitEvent") == 1, "one wait for an event that members share");
+  });
+}
+
+TEST_CASE("nccl: broadcast from every root, fused and alone") {
+  for (const int ranks : {1, 2, 4}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, 1, 0);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        for (int root = 0; root < ranks; ++root) {
+          for (const bool in_place : {false, true}) {
+            auto traits = self.traits(OpKind::Broadcast, dtype);
+            traits.root = root;
+            for (const auto& counts : {kCounts, std::vector<std::int64_t>{33}}) {
+              auto tensors = tensors_of(dtype, self.rank, counts, in_place);
+              const auto wanted = tensors_of(dtype, root, counts);
+              self.device.enqueued.clear();
+              self.run(traits, tensors);
+              for (std::size_t t = 0; t < counts.size(); ++t)
+                expect(tensors[t].result() == wanted[t].input, "the root's " + tensors[t].name);
+              const int copies = counts.size() == 1 ? 0 : (self.rank == root) + (self.rank != root || !in_place);
+              expect(count(self.device.enqueued, "launch_batched_copy") == copies, "packed on the root only, unpacked where it must be");
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("nccl: allgather with equal and with different counts") {
+  for (const int ranks : {1, 2, 3}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, 2, 1);
+    world.run([&](Rank& self) {
+      const auto traits = self.traits(OpKind::Allgather, DataType::Int16);
+      std::vector<Tensor> tensors(3);
+      std::vector<std::vector<double>> wanted(3);
+      for (int t = 0; t < 3; ++t) {
+        auto& tensor = tensors[static_cast<std::size_t>(t)];
+        for (int r = 0; r < ranks; ++r) {
+          const std::int64_t own = t == 0 ? 5 : t == 1 ? r * 3 : 0;  // equal, different with a zero, nothing at all
+          tensor.counts.push_back(own);
+          const auto part = numbers(DataType::Int16, r, t, own);
+          wanted[static_cast<std::size_t>(t)].insert(wanted[static_cast<std::size_t>(t)].end(), part.begin(), part.end());
+          if (r == self.rank) tensor.input = encoded(DataType::Int16, part);
+        }
+        tensor.output.resize(wanted[static_cast<std::size_t>(t)].size() * 2);
+      }
+      self.run(traits, tensors);
+      for (std::size_t t = 0; t < 3; ++t) expect(decoded(DataType::Int16, tensors[t].output) == wanted[t], "all ranks' parts in order");
+      expect(self.device.calls("ncclGroupStart") == 1 && self.device.calls("launch_batched_copy") == 0, "one group, no copies");
+    });
+  }
+}
+
+TEST_CASE("nccl: process sets have communicators of their own") {
+  World world(4);
+  world.run([](Rank& self) {
+    ProcessSetInfo half;
+    half.id = 1 + self.rank % 2;
+    half.ranks = self.rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    half.rank = self.rank / 2;
+    for (int round = 0; round < 2; ++round) {
+      auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average);
+      auto all = tensors_of(DataType::Float32, self.rank, kCounts);
+      self.run(traits, all);
+      expect_reduced(traits, all);
+      traits.set = &half;
+      auto some = tensors_of(DataType::Float32, self.rank, kCounts);
+      self.run(traits, some);
+      expect_reduced(traits, some);
+      traits.kind = OpKind::Broadcast;
+      traits.root = half.ranks[1];  // a global rank
+      self.run(traits, some = tensors_of(DataType::Float32, self.rank, {9}));
+      expect(some[0].output == tensors_of(DataType::Float32, half.ranks[1], {9})[0].input, "the root's tensor");
+    }
+    expect(self.device.calls("ncclCommInitRankConfig") == 2, "a communicator per set");
+    expect(self.device.calls("ncclCommRegister") == 2, "the fusion buffer registered once with each");
+    self.backend.reset();
+    expect(self.device.aborts.size() == 2, "both ended");
+    for (const auto& [comm, times] : self.device.aborts) expect(times == 1, "each once");
+  });
+}
+
+TEST_CASE("nccl: batches in flight share the fusion buffer, also while it grows") {
+  World world(3);
+  make_slow(world, 3, 0);
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    std::vector<std::vector<Tensor>> tensors;
+    for (const std::int64_t size : {10, 1000, 700000, 20, 3000000}) tensors.push_back(tensors_of(DataType::Float32, self.rank, {size, 3}));
+    std::vector<std::unique_ptr<Execution>> executions;
+    for (auto& batch : tensors) executions.push_back(self.backend->launch(Rank::batch(traits, batch)));
+    expect(self.device.live_memory() == 3, "outgrown buffers kept while batches use them");
+    for (auto& execution : executions) expect(execution->completion_event() != nullptr, "a completion event from the start");
+    for (auto& execution : executions) self.finish(*execution);
+    for (const auto& batch : tensors) expect_reduced(traits, batch);
+    expect(executions[0]->advance() == Progress::Done, "done for good");
+    const std::size_t mib = std::size_t{1} << 20;
+    expect(self.device.allocations == std::vector<std::size_t>{2 * mib, 4 * mib, 16 * mib}, "powers of two");
+    self.run(traits, tensors[0]);
+    expect(self.device.live_memory() == 1, "outgrown buffers freed");
+  });
+}
+
+TEST_CASE("nccl: the fusion buffer grows generously only up to the threshold") {
+  World world(1);
+  world.options.fusion_threshold_bytes = std::size_t{6} << 20;
+  world.options.register_fusion_buffer = false;
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::UInt8);
+    for (const std::int64_t mib : {5, 9}) {
+      auto tensors = tensors_of(DataType::UInt8, self.rank, {mib << 20, 1});
+      self.run(traits, tensors);
+    }
+    const std::size_t mib = std::size_t{1} << 20;
+    expect(self.device.allocations == std::vector<std::size_t>{6 * mib, 10 * mib}, "6 and 10 MiB");
+    expect(self.device.calls("ncclCommRegister") == 0, "no registration when it is off");
+  });
+}
+
+TEST_CASE("nccl: members without elements need no call") {
+  World world(2);
+  world.run([](Rank& self) {
+    for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast}) {
+      auto tensors = tensors_of(DataType::Float32, self.rank, {0, 0});
+      self.run(self.traits(kind, DataType::Float32), tensors);
+    }
+    auto gathered = tensors_of(DataType::Float32, self.rank, {0});
+    gathered[0].counts = {0, 0};
+    self.run(self.traits(OpKind::Allgather, DataType::Float32), gathered);
+    expect(self.device.enqueued == std::vector<std::string>(3, "cudaEventRecord"), "nothing but completion events");
+  });
+}
+
+TEST_CASE("nccl: eager streams and blocking communicators") {
+  World world(3);
+  world.options.patience.nonblocking = false;
+  for (auto& device : world.devices) device->eager = true;
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::BFloat16, ReduceOp::Average);
+    for (int round = 0; round < 5; ++round) {
+      auto tensors = tensors_of(DataType::BFloat16, self.rank, kCounts);
+      self.run(traits, tensors);
+      expect_reduced(traits, tensors);
+    }
+  });
+}
+
+TEST_CASE("nccl: the caller's device is put back, and nothing is touched before the first launch") {
+  World world(2);
+  world.run([](Rank& self) {
+    expect(self.device.calls("cudaGetDevice") == 0, "a constructor that calls nothing");
+    self.device.current_device = 7;
+    auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
+    self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    self.backend.reset();
+    expect(self.device.current_device == 7, "device 7 current again");
+  });
+}
+
+TEST_CASE("nccl: executions may outlive the backend") {
+  World world(2);
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
+    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
+    self.finish(*execution);
+    self.backend.reset();
+  });
+}
+
+TEST_CASE("nccl: what is supported") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  NcclBackend backend(device.table(), 0, {});
+  BatchTraits traits;
+  traits.device = {DeviceKind::Cuda, 0};
+  const auto allreduce = [&](DataType dtype, ReduceOp op) {
+    traits.kind = OpKind::Allreduce;
+    traits.dtype = dtype;
+    traits.op = op;
+    return backend.supports(traits);
+  };
+  CHECK(backend.name() == "nccl");
+  CHECK(allreduce(DataType::Float32, ReduceOp::Average));
+  CHECK(allreduce(DataType::Int16, ReduceOp::Product));
+  CHECK(allreduce(DataType::Bool, ReduceOp::Min));
+  CHECK(allreduce(DataType::Complex64, ReduceOp::Average));
+  CHECK_FALSE(allreduce(DataType::Bool, ReduceOp::Sum));
+  CHECK_FALSE(allreduce(DataType::Complex128, ReduceOp::Product));
+  CHECK_FALSE(allreduce(DataType::Float32, ReduceOp::Adasum));
+  traits.kind = OpKind::Broadcast;
+  CHECK(backend.supports(traits));
+  traits.kind = OpKind::Allgather;
+  CHECK(backend.supports(traits));
+  traits.kind = OpKind::Alltoall;
+  CHECK_FALSE(backend.supports(traits));
+  traits.kind = OpKind::Broadcast;
+  traits.device.kind = DeviceKind::Cpu;
+  CHECK_FALSE(backend.supports(traits));
+  CHECK((real_nccl_table() != nullptr) == nccl_built());
+  CHECK_FALSE(nccl_version().empty());
+}
+
+TEST_CASE("nccl: how reductions are planned") {
+  const auto plan = [](DataType dtype, ReduceOp op, int ranks, bool direct, double prescale = 1) {
+    return plan_reduction({dtype, op, prescale, 1}, ranks, direct);
+  };
+  using enum DataType;
+  CHECK(plan(Float32, ReduceOp::Average, 4, true).op == NcclOp::Avg);
+  CHECK(plan(Float32, ReduceOp::Average, 4, true).after.none());
+  CHECK(plan(Float32, ReduceOp::Average, 3, true).op == NcclOp::Sum);
+  CHECK(plan(Float32, ReduceOp::Average, 3, true).after.divisor == 3);
+  CHECK(plan(Float32, ReduceOp::Average, 4, false).after.divisor == 4);
+  CHECK(plan(Float16, ReduceOp::Average, 4, false).before.divisor == 4);
+  CHECK(plan(Float16, ReduceOp::Average, 4, false).after.none());
+  CHECK(plan(BFloat16, ReduceOp::Average, 4, false).after.divisor == 4);
+  CHECK(plan(Int8, ReduceOp::Average, 2, true).wire == Int32);
+  CHECK(plan(Int8, ReduceOp::Sum, 2, true).wire == Int8);
+  CHECK(plan(Int32, ReduceOp::Average, 2, true).wire == Int64);
+  CHECK(plan(Int16, ReduceOp::Max, 2, true).wire == Int32);
+  CHECK(plan(Complex64, ReduceOp::Sum, 2, true).wire == Float32);
+  CHECK(plan(Complex64, ReduceOp::Sum, 2, true).lanes == 2);
+  CHECK(plan(Float64, ReduceOp::Min, 1, false) == ReductionPlan{Float64, 1, Float64, NcclOp::Min, {}, {}});
+  for (const DataType dtype : kTypes) {
+    for (const ReduceOp op : kOps) {
+      if (!reducible(dtype, op)) continue;
+      const auto made = plan(dtype, op, 3, false, 0.5);
+      CHECK(
+          copy_supported({.items = {}, .from = made.type, .to = made.wire, .factor = made.before.factor, .divisor = made.before.divisor}));
+      CHECK(copy_supported({.items = {}, .from = made.wire, .to = made.type, .factor = made.after.factor, .divisor = made.after.divisor}));
+      CHECK_NOTHROW(static_cast<void>(nccl_type(made.wire)));
+    }
+  }
+}
+
+}  // namespace hvd::nccl::test

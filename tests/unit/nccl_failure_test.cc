@@ -1,0 +1,288 @@
+// How the NCCL backend fails, on the host table: every call refused, asynchronous errors, ranks that never come, memory that ends.
+// What must hold each time: a BackendError that names the call and the rank, on every rank; each communicator aborted exactly once; every
+// handle let go (World::run looks); no hang (its watchdog looks).
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "tests/support/nccl_world.h"
+
+namespace hvd::nccl::test {
+namespace {
+
+std::vector<Tensor> tensors_of(std::size_t tensors, std::size_t floats) {
+  std::vector<Tensor> made(tensors);
+  for (std::size_t t = 0; t < tensors; ++t) {
+    made[t].name = "layer" + std::to_string(t);
+    made[t].input = encoded(DataType::Float32, std::vector<double>(floats, 1));
+    made[t].output.resize(made[t].input.size());
+  }
+  return made;
+}
+
+/// One fused allreduce, one allgather: between them they make every call.
+void use_everything(Rank& self, std::vector<Tensor>& tensors, std::vector<Tensor>& gathered) {
+  for (auto& tensor : tensors) tensor.ready_event = self.device.user_event(1, {});
+  self.run(self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average), tensors);
+  for (auto& tensor : gathered) {
+    tensor.counts.assign(self.set.ranks.size(), 4);
+    tensor.output.resize(16 * self.set.ranks.size());
+  }
+  self.run(self.traits(OpKind::Allgather, DataType::Float32), gathered);
+  auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
+  self.run(traits, tensors);
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Runs `body` on a rank as an engine would: its failure is told to all ranks, and all abort. Returns the words, "" if it went well.
+std::string failure_of(Rank& self, const std::function<void()>& body) {
+  std::string words;
+  try {
+    body();
+  } catch (const BackendError& error) {
+    words = error.what();
+  } catch (const std::exception& error) {
+    words = std::string("not a BackendError: ") + error.what();
+  }
+  if (!words.empty()) self.world.failed = true;
+  self.backend->abort();
+  self.backend->abort();  // an engine calls it once; twice must not hurt
+  for (const auto& [comm, times] : self.device.aborts) expect(times == 1, "an abort per communicator");
+  return words;
+}
+
+}  // namespace
+
+TEST_CASE("nccl: any refused call is a BackendError with its name, and every rank gets away") {
+  struct Case {
+    std::string call;
+    int nth;
+  };
+  const std::vector<Case> cases{{"cudaGetDevice", 1},
+                                {"cudaSetDevice", 1},
+                                {"cudaStreamCreateWithPriority", 1},
+                                {"cudaEventCreateWithFlags", 1},
+                                {"cudaStreamWaitEvent", 1},
+                                {"cudaStreamWaitEvent", 2},
+                                {"launch_batched_copy", 1},
+                                {"launch_batched_copy", 2},
+                                {"cudaEventRecord", 1},
+                                {"cudaEventQuery", 1},
+                                {"ncclGetUniqueId", 1},
+                                {"ncclCommInitRankConfig", 1},
+                                {"ncclCommGetAsyncError", 1},
+                                {"ncclCommGetAsyncError", 9},
+                                {"ncclMemAlloc", 1},
+                                {"ncclCommRegister", 1},
+                                {"ncclAllReduce", 1},
+                                {"ncclGroupStart", 1},
+                                {"ncclAllGather", 2},
+                                {"ncclGroupEnd", 1},
+                                {"ncclBroadcast", 1}};
+  for (const int ranks : {1, 3}) {
+    for (const auto& [call, nth] : cases) {
+      CAPTURE(ranks);
+      CAPTURE(call);
+      CAPTURE(nth);
+      const std::string name = call;
+      const int guilty = name == "ncclGetUniqueId" || ranks == 1 ? 0 : 1;
+      World world(ranks);
+      for (auto& device : world.devices) {
+        device->current_device = 99;  // so that there is a device to set
+        device->settle_polls = 1;
+        device->delay = 1;
+      }
+      // The larger attempt and the exact one must both fail before there is nothing to pack into.
+      if (name == "ncclMemAlloc") world.devices[static_cast<std::size_t>(guilty)]->memory_bytes = 0;
+      world.devices[static_cast<std::size_t>(guilty)]->fail_call(name, name.starts_with("cuda") || name.starts_with("launch") ? 700 : 3,
+                                                                 nth);
+      world.run([&](Rank& self) {
+        auto tensors = tensors_of(2, 5), gathered = tensors_of(2, 4);
+        const std::string words = failure_of(self, [&] { use_everything(self, tensors, gathered); });
+        if (self.rank == guilty) {
+          expect(contains(words, name + " "), "the call's name in: " + words);
+          expect(contains(words, "rank " + std::to_string(guilty) + " (cuda:" + std::to_string(guilty) + ")"), "the rank in: " + words);
+          expect(contains(words, "'layer0', 'layer1'"), "the tensors in: " + words);
+          expect(contains(words, name.starts_with("nccl") ? "host NCCL says" : "host CUDA says"), "the library's words in: " + words);
+          expect(!self.device.fail_pending(name), "the failure to have been used");
+        } else if (name == "ncclGetUniqueId") {
+          expect(contains(words, "rank 0 says: host NCCL says 3"), "the first rank's reason in: " + words);
+        }
+        expect(self.world.failed, "the world to know");
+        self.backend.reset();
+      });
+    }
+  }
+}
+
+TEST_CASE("nccl: a failed launch has already aborted the communicators when it throws") {
+  World world(1);
+  world.run([](Rank& self) {
+    self.device.fail_call("cudaEventRecord", 700);
+    auto tensors = tensors_of(2, 3);
+    bool thrown = false;
+    try {
+      static_cast<void>(self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors)));
+    } catch (const BackendError&) {
+      thrown = true;
+    }
+    expect(thrown && self.device.aborts.size() == 1, "an abort before anybody asks for it");
+    self.backend->abort();  // also waits until the stream is done with the tensors
+  });
+}
+
+TEST_CASE("nccl: the names of a large batch are cut, one tensor has no list") {
+  World world(1);
+  world.run([](Rank& self) {
+    self.device.fail_call("ncclAllReduce", 1);
+    auto tensors = tensors_of(8, 3);
+    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(contains(words,
+                    "ncclAllReduce failed on rank 0 (cuda:0) for 'layer0', 'layer1', 'layer2' and 5 more: host NCCL says 1 (NCCL error 1)"),
+           "the whole sentence, got: " + words);
+    const std::string later = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(contains(later, "aborted after an earlier failure"), "later launches to fail too, got: " + later);
+  });
+}
+
+TEST_CASE("nccl: an asynchronous error aborts the communicator while batches are in flight") {
+  World world(3);
+  // Ranks 0 and 2 wait in a collective that never ends, because rank 1 has left it.
+  world.devices[1]->async_error_after = 6;
+  world.run([](Rank& self) {
+    auto first = tensors_of(2, 5), second = tensors_of(3, 5);
+    if (self.rank == 1) {
+      for (auto& tensor : first) tensor.ready_event = self.device.user_event(50, {});
+    }
+    const std::string words = failure_of(self, [&] {
+      const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+      auto a = self.backend->launch(Rank::batch(traits, first));
+      auto b = self.backend->launch(Rank::batch(traits, second));
+      self.finish(*a);
+      self.finish(*b);
+    });
+    if (self.rank == 1) {
+      expect(contains(words, "ncclCommGetAsyncError") && contains(words, "host NCCL says 6"), "the asynchronous error in: " + words);
+    } else {
+      expect(contains(words, "another rank has failed"), "to be told, got: " + words);
+    }
+  });
+}
+
+TEST_CASE("nccl: executions of an aborted world fail, and tell why") {
+  World world(1);
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(2, 5);
+    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
+    self.backend->abort();
+    const std::string words = failure_of(self, [&] { execution->advance(); });
+    expect(contains(words, "the communicator was aborted"), "the reason, got: " + words);
+    execution.reset();
+  });
+}
+
+TEST_CASE("nccl: a rank that never comes is given up on") {
+  World world(2);
+  world.options.patience.limit = std::chrono::milliseconds(30);
+  world.options.patience.interrupted = [] { return false; };
+  world.run([](Rank& self) {
+    if (self.rank == 1) return;
+    auto tensors = tensors_of(1, 5);
+    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(contains(words, "ncclCommInitRankConfig") && contains(words, "no answer for 30 ms"), "the wait's end, got: " + words);
+  });
+}
+
+TEST_CASE("nccl: a wait inside NCCL ends when the world has failed") {
+  World world(2);
+  world.run([](Rank& self) {
+    if (self.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      self.world.failed = true;
+      return;
+    }
+    self.device.settle_polls = 1 << 30;
+    auto tensors = tensors_of(1, 5);
+    ProcessSetInfo alone;
+    alone.ranks = {0};
+    alone.rank = 0;
+    auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    traits.set = &alone;
+    const std::string words = failure_of(self, [&] { self.run(traits, tensors); });
+    expect(contains(words, "ncclAllReduce") && contains(words, "the world has failed"), "the interruption, got: " + words);
+  });
+}
+
+TEST_CASE("nccl: out of memory says how much was asked for, after trying the least that would do") {
+  World world(1);
+  world.devices[0]->memory_bytes = std::size_t{7} << 20;
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    auto fits = tensors_of(2, 650000);  // 5 MiB: 8 are wanted, 6 are enough
+    self.run(traits, fits);
+    expect(self.device.allocations == std::vector<std::size_t>{std::size_t{8} << 20, std::size_t{6} << 20}, "a second attempt");
+    auto large = tensors_of(2, 2500000);
+    const std::string words = failure_of(self, [&] { self.run(traits, large); });
+    expect(contains(words, "20.0 MiB were asked for as fusion buffer (1.0 MiB of 8192.0 MiB are free)"), "the sizes, got: " + words);
+  });
+}
+
+TEST_CASE("nccl: an exchange that delivers nonsense is an error") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  NcclBackend backend(device.table(), 0,
+                      [](const ProcessSetInfo&, std::vector<std::byte>) { return std::vector<std::byte>(5, std::byte{1}); });
+  ProcessSetInfo set;
+  set.ranks = {0};
+  set.rank = 0;
+  Batch batch;
+  batch.traits.set = &set;
+  CHECK_THROWS_WITH_AS(static_cast<void>(backend.launch(batch)),
+                       "the exchange of NCCL's unique id failed on rank 0 (cuda:0): 5 bytes arrived instead of 129", BackendError);
+}
+
+TEST_CASE("nccl: a root outside the process set and an operation that is not supported") {
+  World world(1);
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(1, 5);
+    auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
+    traits.root = 3;
+    expect(contains(failure_of(self, [&] { self.run(traits, tensors); }), "root rank 3 is not in the process set"), "a refused root");
+  });
+  World other(1);
+  other.run([](Rank& self) {
+    auto tensors = tensors_of(1, 5);
+    expect(contains(failure_of(self, [&] { self.run(self.traits(OpKind::Alltoall, DataType::Float32), tensors); }),
+                    "alltoall is not supported"),
+           "a refused operation");
+  });
+}
+
+TEST_CASE("nccl: memory is not freed under a device that does not come to rest") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  auto tensors = tensors_of(2, 5);
+  for (auto& tensor : tensors) tensor.ready_event = device.user_event(1 << 30, {});
+  {
+    NcclOptions options;
+    options.rest_limit = std::chrono::milliseconds(20);
+    NcclBackend backend(
+        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; }, options);
+    ProcessSetInfo set;
+    set.ranks = {0};
+    set.rank = 0;
+    BatchTraits traits;
+    traits.set = &set;
+    traits.device.kind = DeviceKind::Cuda;
+    auto execution = backend.launch(Rank::batch(traits, tensors));
+    CHECK(execution->advance() == Progress::Idle);
+    backend.abort();
+  }
+  CHECK(device.live_memory() == 1);
+  CHECK(cluster.misuses() == std::vector<std::string>{"a stream destroyed with work pending"});
+}
+
+}  // namespace hvd::nccl::test

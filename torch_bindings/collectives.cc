@@ -1,0 +1,321 @@
+#include "torch_bindings/collectives.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "hvd/engine.h"
+#include "torch_bindings/device.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+enum class Form { Fresh, InPlace };
+
+/// Holds every tensor of an operation until it is done, and knows how its results become what the user gets.
+struct Operation {
+  Submission submission;
+  Tensors given;                                    ///< as the user gave them
+  Tensors sent;                                     ///< dense, in the wire's type
+  Tensors received;                                 ///< dense, in the wire's type; the same as `sent` where the operation works in place
+  Tensors results;                                  ///< what the user gets
+  std::function<Tensors(const Tensors&)> backward;  ///< gradients of the given tensors from those of the results
+  std::vector<std::shared_ptr<void>> events;
+
+  void add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what) {
+    TensorArgument argument = detail::argument(to_send, to_receive, what);
+    if (auto event = detail::ready_event(to_send)) {
+      argument.ready_event = event.get();
+      events.push_back(std::move(event));
+    }
+    submission.tensors.push_back(std::move(argument));
+    sent.push_back(to_send);
+    received.push_back(to_receive);
+  }
+};
+
+void check_group(const Tensors& tensors, std::string_view what, Form form) {
+  if (tensors.empty()) throw InvalidArgument(fmt::format("{}: an empty group of tensors", what));
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined()) throw InvalidArgument(fmt::format("{}: an undefined tensor", what));
+    if (tensor.is_sparse()) throw InvalidArgument(fmt::format("{}: a sparse tensor; make it dense first", what));
+    if (form == Form::InPlace && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      throw InvalidArgument(fmt::format("{}: in place on a tensor whose elements share memory (as after expand()); clone it first", what));
+    if (tensor.device() != tensors.front().device())
+      throw InvalidArgument(fmt::format("{}: the tensors of a group must be on one device, not on {} and {}", what,
+                                        tensors.front().device().str(), tensor.device().str()));
+  }
+}
+
+/// The tensor's values as they are read: contiguous, neither lazily conjugated nor negated. The tensor itself where it is so already.
+at::Tensor dense_of(const at::Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg().contiguous(); }
+
+/// To be asked where the user's grad mode still holds.
+bool needs_gradient(const Tensors& tensors) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.requires_grad(); });
+}
+
+/// Ties results that were computed elsewhere to their inputs. Keeps the rule for the gradients alone: holding the operation would
+/// be a cycle, as the results hold this.
+class Communicated : public torch::autograd::Function<Communicated> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList /*given*/,
+                                                const Operation* operation) {
+    context->saved_data["rule"] = c10::IValue::make_capsule(c10::make_intrusive<Rule>(operation->backward));
+    return operation->results;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto rule = context->saved_data["rule"].toCapsule();
+    auto result = static_cast<const Rule*>(rule.get())->backward(gradients);
+    result.emplace_back();  // none for the operation itself
+    return result;
+  }
+
+ private:
+  struct Rule : torch::CustomClassHolder {
+    explicit Rule(std::function<Tensors(const Tensors&)> function) : backward(std::move(function)) {}
+    std::function<Tensors(const Tensors&)> backward;
+  };
+};
+
+/// What `wait()` returns.
+Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pending) {
+  for (std::size_t i = 0; i < operation->results.size(); ++i) {
+    if (!operation->received[i].defined()) continue;
+    detail::wait_on_current_stream(operation->received[i], pending.completion_event);
+    if (!operation->results[i].is_same(operation->received[i])) {
+      const at::NoGradGuard no_gradient;
+      operation->results[i].copy_(operation->received[i]);
+      operation->received[i] = operation->results[i];
+    }
+  }
+  if (!operation->backward) return operation->results;
+  // A TensorList: autograd would not look into a vector.
+  return Communicated::apply(at::TensorList(operation->given), static_cast<const Operation*>(operation.get()));
+}
+
+Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) {
+  auto running = engine();
+  operation->submission.keep_alive = operation;
+  Submission submission = std::move(operation->submission);
+  auto pending = running->submit(std::move(submission), after);
+  // A handle may be waited for more than once; what the first wait gave is given again.
+  struct Once {
+    std::once_flag flag;
+    Tensors results;
+  };
+  auto result = [operation, pending, once = std::make_shared<Once>()] {
+    std::call_once(once->flag, [&] { once->results = finish(operation, *pending); });
+    return once->results;
+  };
+  return {std::move(running), std::move(pending), std::move(result)};
+}
+
+/// The handle of a group of one. In-place forms return the tensor they were given.
+Handle<at::Tensor> first(const Handle<Tensors>& handle) {
+  return handle.map<at::Tensor>([](const Tensors& tensors) { return tensors.front(); });
+}
+Handle<at::Tensor> first(const Handle<Tensors>& handle, const at::Tensor& given) {
+  return handle.map<at::Tensor>([given](const Tensors&) { return given; });
+}
+
+// ----------------------------------------------------------------------------------------------------------------- allreduce
+
+std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options, Form form) {
+  constexpr std::string_view kWhat = "allreduce";
+  check_group(tensors, kWhat, form);
+  const bool differentiable = form == Form::Fresh && needs_gradient(tensors);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  Submission& submission = operation->submission;
+  submission.kind = OpKind::Allreduce;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.op = options.op;
+  submission.prescale_factor = options.prescale_factor;
+  submission.postscale_factor = options.postscale_factor;
+  submission.device = detail::device_of(tensors.front());
+  const at::NoGradGuard no_gradient;
+  for (const auto& tensor : tensors) {
+    const DataType dtype = detail::data_type_of(tensor, kWhat);
+    const DataType wire = options.compression.wire_type(dtype);
+    const at::Tensor dense = dense_of(tensor);
+    if (wire != dtype) {
+      const at::Tensor packed = detail::empty_shared(tensor.sizes(), dense.options().dtype(detail::scalar_type_of(wire)));
+      packed.copy_(dense);
+      operation->add(packed, packed, kWhat);
+      operation->results.push_back(form == Form::InPlace ? tensor : at::empty(tensor.sizes(), dense.options()));
+    } else if (form == Form::InPlace) {
+      operation->add(dense, dense, kWhat);
+      operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
+    } else {
+      const at::Tensor output = detail::empty_shared(tensor.sizes(), dense.options());
+      operation->add(dense, output, kWhat);
+      operation->results.push_back(output);
+    }
+  }
+  if (differentiable) {
+    operation->backward = [options](const Tensors& gradients) {
+      AllreduceOptions same = options;
+      if (!same.name.empty()) same.name += ".gradient";
+      return grouped_allreduce(gradients, same);
+    };
+  }
+  return operation;
+}
+
+Tensors in_place(const Tensors& tensors, const std::shared_ptr<Operation>& operation, After after) {
+  start(operation, after).wait();
+  return tensors;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- allgather
+
+std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOptions& options) {
+  constexpr std::string_view kWhat = "allgather";
+  check_group(tensors, kWhat, Form::Fresh);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  Submission& submission = operation->submission;
+  submission.kind = OpKind::Allgather;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.device = detail::device_of(tensors.front());
+  for (const auto& tensor : tensors) operation->add(dense_of(tensor), {}, kWhat);
+  operation->results.resize(tensors.size());
+  submission.allocate = [held = std::weak_ptr<Operation>(operation)](std::size_t index, std::int64_t rows) -> void* {
+    const auto gathered = held.lock();
+    auto sizes = gathered->sent[index].sizes().vec();
+    sizes.front() = rows;
+    gathered->results[index] = gathered->received[index] = at::empty(sizes, gathered->sent[index].options());
+    return gathered->results[index].mutable_data_ptr();
+  };
+  if (needs_gradient(tensors)) {
+    std::vector<std::int64_t> own_rows;
+    for (const auto& tensor : tensors) own_rows.push_back(tensor.size(0));
+    operation->backward = [options, own_rows](const Tensors& gradients) {
+      const std::string name = options.name.empty() ? "" : options.name + ".gradient";
+      const Tensors means = grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
+      // Where this rank's rows begin: after those of the ranks before it.
+      const at::Tensor mine = torch::tensor(own_rows).unsqueeze(0);
+      const at::Tensor before =
+          allgather(mine, {.name = name, .process_set = options.process_set}).slice(0, 0, options.process_set.rank()).sum(0);
+      Tensors own;
+      for (std::size_t i = 0; i < means.size(); ++i) {
+        const auto begin = before[static_cast<std::int64_t>(i)].item<std::int64_t>();
+        own.push_back(means[i].slice(0, begin, begin + own_rows[i]));
+      }
+      return own;
+    };
+  }
+  return operation;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- broadcast
+
+std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options, Form form) {
+  constexpr std::string_view kWhat = "broadcast";
+  check_group(tensors, kWhat, form);
+  const bool differentiable = form == Form::Fresh && needs_gradient(tensors);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  Submission& submission = operation->submission;
+  submission.kind = OpKind::Broadcast;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.root = options.root_rank;
+  submission.device = detail::device_of(tensors.front());
+  const at::NoGradGuard no_gradient;
+  for (const auto& tensor : tensors) {
+    const at::Tensor dense = dense_of(tensor);
+    if (form == Form::InPlace) {
+      operation->add(dense, dense, kWhat);
+      operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
+    } else {
+      const at::Tensor output = detail::empty_shared(tensor.sizes(), dense.options());
+      operation->add(dense, output, kWhat);
+      operation->results.push_back(output);
+    }
+  }
+  if (differentiable) {
+    operation->backward = [options](const Tensors& gradients) {
+      AllreduceOptions average{.name = options.name.empty() ? "" : options.name + ".gradient", .process_set = options.process_set};
+      Tensors means = grouped_allreduce(gradients, average);
+      if (rank() != options.root_rank)
+        for (auto& mean : means) mean.zero_();
+      return means;
+    };
+  }
+  return operation;
+}
+
+}  // namespace
+
+at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return start(allreduction({tensor}, options, Form::Fresh), After::Wait).wait().front();
+}
+at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options) {
+  return in_place({tensor}, allreduction({tensor}, options, Form::InPlace), After::Wait).front();
+}
+Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return first(start(allreduction({tensor}, options, Form::Fresh), After::Return));
+}
+Handle<at::Tensor> allreduce_async_(at::Tensor tensor, const AllreduceOptions& options) {
+  return first(start(allreduction({tensor}, options, Form::InPlace), After::Return), tensor);
+}
+
+Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
+  return start(allreduction(tensors, options, Form::Fresh), After::Wait).wait();
+}
+Tensors grouped_allreduce_(Tensors tensors, const AllreduceOptions& options) {
+  return in_place(tensors, allreduction(tensors, options, Form::InPlace), After::Wait);
+}
+Handle<Tensors> grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
+  return start(allreduction(tensors, options, Form::Fresh), After::Return);
+}
+Handle<Tensors> grouped_allreduce_async_(Tensors tensors, const AllreduceOptions& options) {
+  return start(allreduction(tensors, options, Form::InPlace), After::Return).map<Tensors>([tensors](const Tensors&) { return tensors; });
+}
+
+at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
+  return start(gathering({tensor}, options), After::Wait).wait().front();
+}
+Handle<at::Tensor> allgather_async(const at::Tensor& tensor, const AllgatherOptions& options) {
+  return first(start(gathering({tensor}, options), After::Return));
+}
+Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {
+  return start(gathering(tensors, options), After::Wait).wait();
+}
+Handle<Tensors> grouped_allgather_async(const Tensors& tensors, const AllgatherOptions& options) {
+  return start(gathering(tensors, options), After::Return);
+}
+
+at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
+}
+at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
+  return in_place({tensor}, broadcasting({tensor}, options, Form::InPlace), After::Wait).front();
+}
+Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return first(start(broadcasting({tensor}, options, Form::Fresh), After::Return));
+}
+Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
+  return first(start(broadcasting({tensor}, options, Form::InPlace), After::Return), tensor);
+}
+
+namespace detail {
+Handle<Tensors> grouped_broadcast_async_(Tensors tensors, const BroadcastOptions& options) {
+  return start(broadcasting(tensors, options, Form::InPlace), After::Return);
+}
+}  // namespace detail
+
+}  // namespace hvd

@@ -1,0 +1,34 @@
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "hvd/errors.h"
+#include "torch_bindings/device.h"
+
+namespace hvd::detail {
+
+namespace {
+void check(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) throw BackendError(fmt::format("{}: {}", call, cudaGetErrorString(error)));
+}
+}  // namespace
+
+std::shared_ptr<void> ready_event(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return nullptr;
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  std::shared_ptr<void> owner(event, [](void* handle) { static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(handle))); });
+  check(cudaEventRecord(event, c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream()), "cudaEventRecord");
+  return owner;
+}
+
+void wait_on_current_stream(const at::Tensor& tensor, void* event) {
+  if (event == nullptr || !tensor.is_cuda()) return;
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  check(cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream(), static_cast<cudaEvent_t>(event), 0),
+        "cudaStreamWaitEvent");
+}
+
+}  // namespace hvd::detail

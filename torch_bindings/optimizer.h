@@ -1,0 +1,103 @@
+#pragma once
+/// Room card: the optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for the
+/// reductions and lets the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that
+/// they are reduced where they are: `.grad` is a view of it.
+/// Threads: hooks run in autograd's threads; everything else is called by one thread at a time.
+/// Owns the gradients' memory; refers to the wrapped optimizer, which must outlive it.
+
+#include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+struct DistributedOptimizerOptions {
+  Compression compression;
+  /// Average or Sum (Min, Max and Product are refused: absent gradients count as zeros).
+  ReduceOp op = ReduceOp::Average;
+  /// Backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
+  int backward_passes_per_step = 1;
+  /// With Average only: gradients are divided by it before the sum, and by size / it after.
+  double gradient_predivide_factor = 1;
+  /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
+  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
+  ProcessSet process_set;
+  /// Make sparse gradients dense before they are reduced; otherwise one is an error.
+  bool sparse_as_dense = false;
+};
+
+class GradientReducer;
+
+namespace detail {
+/// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
+void drop_scratch(torch::optim::Optimizer& optimizer);
+}  // namespace detail
+
+class DistributedOptimizer : public torch::optim::Optimizer {
+ public:
+  /// `named_parameters` must name every parameter of `wrapped`, once; empty: names are made up from their places. Wrapping is local:
+  /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them.
+  explicit DistributedOptimizer(torch::optim::Optimizer& wrapped, std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
+                                DistributedOptimizerOptions options = {});
+  /// From what `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
+  template <class Name>
+  DistributedOptimizer(torch::optim::Optimizer& wrapped, const torch::OrderedDict<Name, at::Tensor>& named_parameters,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(wrapped, named_parameters.pairs(), std::move(options)) {}
+  ~DistributedOptimizer() override;
+  DistributedOptimizer(const DistributedOptimizer&) = delete;
+  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
+
+  /// Waits for the reductions, unless a finished `synchronize()` did or `skip_synchronize()` is in force, then steps. With a closure
+  /// (LBFGS), every evaluation's gradients and loss are reduced; what is returned is this rank's loss. Throws what `synchronize()` throws.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Collective. Reduces what is not yet reduced and waits; afterwards every `.grad` is the same on all ranks. A parameter without a
+  /// gradient here counts as zeros if another rank has one, and stays without if none has. Throws Mismatch, RankFailed, Shutdown...
+  void synchronize();
+
+  /// Drops (or zeroes) all gradients; reductions in flight are waited for first.
+  void zero_grad(bool set_to_none = true);
+
+  /// While the guard lives, `step()` does not wait for reductions: for gradients that the user has synchronized already.
+  class [[nodiscard]] SkipSynchronize {
+   public:
+    explicit SkipSynchronize(DistributedOptimizer& optimizer) : optimizer_(optimizer) { ++optimizer_.skips_; }
+    ~SkipSynchronize() { --optimizer_.skips_; }
+    SkipSynchronize(const SkipSynchronize&) = delete;
+    SkipSynchronize& operator=(const SkipSynchronize&) = delete;
+
+   private:
+    DistributedOptimizer& optimizer_;
+  };
+  SkipSynchronize skip_synchronize() { return SkipSynchronize(*this); }
+
+  /// Throws InvalidArgument for k < 1.
+  void set_backward_passes_per_step(int passes);
+
+  /// The wrapped optimizer's groups and state. Options changed through either optimizer hold for both from the next `step()`,
+  /// `synchronize()`, `save` or call of this on; if both changed, the wrapper's.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups();
+  ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
+  torch::optim::Optimizer& wrapped() { return wrapped_; }
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  void share_options();
+
+  torch::optim::Optimizer& wrapped_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> shared_options_;  ///< as both had them last
+  std::shared_ptr<GradientReducer> reducer_;
+  int skips_ = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,339 @@
+#include "torch_bindings/reducer.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "hvd/engine.h"
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/device.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd {
+
+namespace {
+
+/// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
+constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
+constexpr std::size_t kAlignment = 64;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+class Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(const GradientReducer* owner, std::function<void()> call) : owner_(owner), call_(std::move(call)) {}
+  void operator()(const at::Tensor& /*parameter*/) override { call_(); }
+  [[nodiscard]] bool is_of(const GradientReducer* reducer) const { return owner_ == reducer; }
+
+ private:
+  const GradientReducer* owner_;
+  std::function<void()> call_;
+};
+
+at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& parameter, at::ScalarType type) {
+  auto* data = static_cast<std::byte*>(memory.get()) + offset;
+  const auto options = parameter.options().requires_grad(false).dtype(type);
+  const auto keep = [memory](void*) {};
+  if (parameter.is_non_overlapping_and_dense()) return at::from_blob(data, parameter.sizes(), parameter.strides(), keep, options);
+  return at::from_blob(data, parameter.sizes(), keep, options);
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number)
+    : options_(std::move(options)), number_(number), passes_per_step_(options_.backward_passes_per_step) {
+  for (auto& named : parameters) {
+    Slot slot;
+    slot.named = std::move(named);
+    slots_.push_back(std::move(slot));
+  }
+  deal(options_);
+  const at::NoGradGuard no_gradient;
+  for (auto& bucket : buckets_) make_room(bucket);
+}
+
+DataType GradientReducer::wire_type(const Slot& slot) const {
+  return options_.compression.wire_type(detail::data_type_of(slot.named.parameter, slot.named.name));
+}
+
+bool GradientReducer::travels_compressed(const Slot& slot) const {
+  return wire_type(slot) != detail::data_type_of(slot.named.parameter, slot.named.name);
+}
+
+void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
+  if (slots.empty()) return;
+  for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
+  Bucket bucket;
+  bucket.name = fmt::format("optimizer.{}/gradients.{} ({}{})", number_, buckets_.size(), slots_[slots.front()].named.name,
+                            slots.size() > 1 ? fmt::format(" and {} more", slots.size() - 1) : "");
+  bucket.slots = std::move(slots);
+  buckets_.push_back(std::move(bucket));
+}
+
+void GradientReducer::deal(const DistributedOptimizerOptions& options) {
+  std::vector<bool> dealt(slots_.size(), false);
+  if (const auto* lists = std::get_if<std::vector<std::vector<at::Tensor>>>(&options.groups)) {
+    std::unordered_map<const void*, std::size_t> places;
+    for (std::size_t i = 0; i < slots_.size(); ++i) places[slots_[i].named.parameter.unsafeGetTensorImpl()] = i;
+    for (const auto& list : *lists) {
+      std::vector<std::size_t> group;
+      for (const auto& parameter : list) {
+        const auto place = places.find(parameter.unsafeGetTensorImpl());
+        if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
+        if (dealt[place->second])
+          throw InvalidArgument(fmt::format("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
+        dealt[place->second] = true;
+        group.push_back(place->second);
+      }
+      add_bucket(std::move(group));
+    }
+  } else if (const auto* count = std::get_if<int>(&options.groups)) {
+    if (*count < 1) throw InvalidArgument(fmt::format("groups: {} is not a number of groups", *count));
+    const std::size_t per_group = (slots_.size() + static_cast<std::size_t>(*count) - 1) / static_cast<std::size_t>(*count);
+    for (std::size_t begin = 0; begin < slots_.size(); begin += per_group) {
+      std::vector<std::size_t> group;
+      for (std::size_t i = begin; i < std::min(begin + per_group, slots_.size()); ++i) {
+        group.push_back(i);
+        dealt[i] = true;
+      }
+      add_bucket(std::move(group));
+    }
+  }
+  // By size, last parameters first: backward gives their gradients first.
+  const std::size_t limit = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  std::vector<std::size_t> group;
+  std::size_t bytes = 0;
+  for (std::size_t i = slots_.size(); i-- > 0;) {
+    if (dealt[i]) continue;
+    const at::Tensor& parameter = slots_[i].named.parameter;
+    const std::size_t more = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[i]));
+    const bool other_kind = !group.empty() && (slots_[group.back()].named.parameter.scalar_type() != parameter.scalar_type() ||
+                                               slots_[group.back()].named.parameter.device() != parameter.device());
+    if (bytes + more > limit || other_kind) {
+      add_bucket(std::exchange(group, {}));
+      bytes = 0;
+    }
+    group.push_back(i);
+    bytes += more;
+  }
+  add_bucket(std::move(group));
+}
+
+void GradientReducer::make_room(Bucket& bucket) {
+  std::vector<std::size_t> offsets;
+  std::size_t bytes = 0;
+  for (const auto index : bucket.slots) {
+    const at::Tensor& parameter = slots_[index].named.parameter;
+    if (!parameter.is_cpu()) return;
+    offsets.push_back(bytes);
+    bytes += aligned(static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[index])));
+  }
+  bucket.memory = allocate_shared(std::max<std::size_t>(bytes, kAlignment));
+  if (!bucket.memory) {
+    const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kAlignment)}, at::kByte);
+    bucket.memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
+  }
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
+    Slot& slot = slots_[bucket.slots[i]];
+    slot.wire = view_of(bucket.memory, offsets[i], slot.named.parameter, detail::scalar_type_of(wire_type(slot)));
+    if (!travels_compressed(slot)) slot.home = slot.wire;
+  }
+}
+
+void GradientReducer::hook() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    auto call = [weak = weak_from_this(), i] {
+      if (const auto self = weak.lock()) self->on_gradient(i);
+    };
+    torch::autograd::impl::set_post_acc_grad_hooks(slots_[i].named.parameter, std::make_unique<Hook>(this, std::move(call)));
+  }
+}
+
+void GradientReducer::unhook() {
+  for (const auto& slot : slots_) {
+    // Another optimizer may have been put around the same parameters since.
+    const auto* const hook = dynamic_cast<const Hook*>(torch::autograd::impl::post_acc_grad_hooks(slot.named.parameter).get());
+    if (hook != nullptr && hook->is_of(this)) torch::autograd::impl::set_post_acc_grad_hooks(slot.named.parameter, nullptr);
+  }
+}
+
+void GradientReducer::on_gradient(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[index];
+  if (!slot.named.parameter.grad().defined()) return;
+  if (slot.passes >= passes_per_step_)
+    throw InvalidArgument(
+        fmt::format("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
+                    "step(), synchronize() or zero_grad() in between",
+                    slot.named.name, passes_per_step_));
+  synchronized_ = false;
+  ++slot.passes;
+  const at::NoGradGuard no_gradient;
+  take_in(slot);
+  if (slot.passes < passes_per_step_) return;
+  pack(slot);
+  slot.ready = slot.present = true;
+  Bucket& bucket = buckets_[slot.bucket];
+  if (++bucket.ready == bucket.slots.size()) submit(bucket, false);
+}
+
+void GradientReducer::take_in(Slot& slot) {
+  at::Tensor& gradient = slot.named.parameter.mutable_grad();
+  if (gradient.is_sparse()) {
+    if (!options_.sparse_as_dense)
+      throw InvalidArgument(fmt::format("gradient of '{}' is sparse: set DistributedOptimizerOptions::sparse_as_dense", slot.named.name));
+    gradient = gradient.to_dense();
+  }
+  if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
+  slot.home.copy_(gradient);  // the gradient has just been written: this reads it from the cache
+  gradient = slot.home;
+}
+
+void GradientReducer::pack(Slot& slot) {
+  if (slot.home.defined()) return;
+  at::Tensor& gradient = slot.named.parameter.mutable_grad();
+  if (slot.named.parameter.is_cpu()) {
+    slot.wire.copy_(gradient);
+    return;
+  }
+  if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
+}
+
+void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
+  const auto running = engine();
+  Submission submission;
+  submission.kind = OpKind::Allreduce;
+  submission.name = bucket.name;
+  submission.process_set = options_.process_set.id();
+  submission.op = options_.op;
+  if (options_.gradient_predivide_factor != 1) {
+    submission.op = ReduceOp::Sum;
+    submission.prescale_factor = 1 / options_.gradient_predivide_factor;
+    submission.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+  }
+  submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
+  std::vector<std::shared_ptr<void>> kept;
+  for (const auto index : bucket.slots) {
+    const Slot& slot = slots_[index];
+    TensorArgument argument = detail::argument(slot.wire, slot.wire, slot.named.name);
+    argument.present = slot.present;
+    submission.tensors.push_back(std::move(argument));
+    kept.push_back(std::make_shared<at::Tensor>(slot.wire));
+  }
+  if (auto event = detail::ready_event(slots_[bucket.slots.front()].wire)) {
+    for (auto& argument : submission.tensors) argument.ready_event = event.get();
+    kept.push_back(std::move(event));
+  }
+  submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
+  bucket.pending = running->submit(std::move(submission), wait_follows ? After::Wait : After::Return);
+  bucket.submitted = true;
+}
+
+void GradientReducer::synchronize() {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_gradient;
+  const auto running = engine();
+  for (auto& bucket : buckets_) {
+    if (bucket.submitted) continue;
+    for (const auto index : bucket.slots) {
+      Slot& slot = slots_[index];
+      if (slot.ready) continue;
+      slot.present = slot.named.parameter.grad().defined();
+      if (slot.present) {
+        take_in(slot);
+        pack(slot);
+      } else if (slot.named.parameter.is_cpu()) {
+        slot.wire.zero_();
+      } else {
+        slot.wire = at::zeros_like(slot.named.parameter,
+                                   slot.named.parameter.options().requires_grad(false).dtype(detail::scalar_type_of(wire_type(slot))));
+      }
+    }
+    submit(bucket, true);
+  }
+  std::exception_ptr first;
+  for (auto& bucket : buckets_) {
+    try {
+      running->wait(*bucket.pending);
+      give_back(bucket);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  forget();
+  synchronized_ = !first;
+  if (first) std::rethrow_exception(first);
+}
+
+void GradientReducer::give_back(Bucket& bucket) {
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
+    Slot& slot = slots_[bucket.slots[i]];
+    if (!bucket.pending->present_anywhere[i]) continue;
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    detail::wait_on_current_stream(slot.named.parameter, bucket.pending->completion_event);
+    if (slot.home.defined()) {
+      if (!gradient.defined() || !gradient.is_alias_of(slot.home)) gradient = slot.home;
+    } else if (gradient.defined() && gradient.is_alias_of(slot.wire)) {
+      continue;
+    } else if (gradient.defined()) {
+      gradient.copy_(slot.wire);
+    } else {
+      gradient = at::empty_like(slot.named.parameter, slot.named.parameter.options().requires_grad(false)).copy_(slot.wire);
+    }
+  }
+}
+
+void GradientReducer::forget() {
+  for (auto& slot : slots_) {
+    slot.passes = 0;
+    slot.ready = slot.present = false;
+  }
+  for (auto& bucket : buckets_) {
+    bucket.ready = 0;
+    bucket.submitted = false;
+    bucket.pending.reset();
+  }
+}
+
+bool GradientReducer::is_synchronized() const {
+  const std::lock_guard lock(mutex_);
+  return synchronized_;
+}
+
+void GradientReducer::settle() {
+  bool gathered = false;
+  {
+    const std::lock_guard lock(mutex_);
+    gathered = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
+  }
+  // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
+  if (gathered) synchronize();
+  const std::lock_guard lock(mutex_);
+  forget();
+  synchronized_ = false;
+}
+
+void GradientReducer::begin_step() {
+  const std::lock_guard lock(mutex_);
+  forget();
+  synchronized_ = false;
+}
+
+void GradientReducer::set_passes(int passes) {
+  const std::lock_guard lock(mutex_);
+  passes_per_step_ = passes;
+}
+
+at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss) const {
+  return allreduce(loss.detach(),
+                   {.name = fmt::format("optimizer.{}/loss", number_), .op = options_.op, .process_set = options_.process_set});
+}
+
+}  // namespace hvd

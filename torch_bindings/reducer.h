@@ -1,0 +1,81 @@
+#pragma once
+/// Room card: the gradients of one optimizer on their way. Parameters are dealt to buckets, in the order in which backward gives
+/// their gradients; a bucket is one submission, made when its last gradient is there, or by `synchronize()`.
+/// `on_gradient` runs in autograd's threads, several at once; the rest in the optimizer's. One mutex.
+/// Owns the buckets' memory: on the host, what `.grad` is a view of.
+
+#include <ATen/core/Tensor.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hvd/hvd.h"
+#include "torch_bindings/optimizer.h"
+
+namespace hvd {
+
+class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
+ public:
+  struct Named {
+    std::string name;
+    at::Tensor parameter;
+  };
+  /// `number` tells the optimizers of a process apart, equally on all ranks.
+  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number);
+
+  /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
+  void hook();
+  void unhook();
+
+  void synchronize();
+  [[nodiscard]] bool is_synchronized() const;
+  /// Before gradients are thrown away: waits for what is under way and forgets what has gathered.
+  void settle();
+  /// After a step: what comes next is new.
+  void begin_step();
+  void set_passes(int passes);
+  /// Collective. The loss of all ranks together, as their gradients are.
+  [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
+
+ private:
+  struct Slot {
+    Named named;
+    std::size_t bucket = 0;
+    at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined on devices
+    at::Tensor wire;  ///< what travels: `home`, or its 16-bit form, or on devices the gradient itself
+    int passes = 0;   ///< backward passes since the last step that gave a gradient
+    bool ready = false;
+    bool present = false;  ///< this rank has a gradient
+  };
+  struct Bucket {
+    std::string name;
+    std::vector<std::size_t> slots;
+    std::size_t ready = 0;
+    bool submitted = false;
+    std::shared_ptr<Pending> pending;
+    std::shared_ptr<void> memory;
+  };
+
+  void deal(const DistributedOptimizerOptions& options);
+  void add_bucket(std::vector<std::size_t> slots);
+  void make_room(Bucket& bucket);
+  void on_gradient(std::size_t slot);
+  void take_in(Slot& slot);
+  void pack(Slot& slot);
+  void submit(Bucket& bucket, bool wait_follows);
+  void give_back(Bucket& bucket);
+  void forget();
+  [[nodiscard]] DataType wire_type(const Slot& slot) const;
+  [[nodiscard]] bool travels_compressed(const Slot& slot) const;
+
+  mutable std::mutex mutex_;
+  const DistributedOptimizerOptions options_;
+  const int number_;
+  int passes_per_step_;
+  std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;
+  bool synchronized_ = false;
+};
+
+}  // namespace hvd

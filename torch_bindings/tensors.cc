@@ -1,0 +1,85 @@
+#include "torch_bindings/tensors.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "hvd/errors.h"
+#include "hvd/hvd.h"
+
+namespace hvd::detail {
+
+namespace {
+constexpr std::array<std::pair<at::ScalarType, DataType>, kDataTypes> kTypes{{{at::kByte, DataType::UInt8},
+                                                                              {at::kChar, DataType::Int8},
+                                                                              {at::kShort, DataType::Int16},
+                                                                              {at::kInt, DataType::Int32},
+                                                                              {at::kLong, DataType::Int64},
+                                                                              {at::kHalf, DataType::Float16},
+                                                                              {at::kBFloat16, DataType::BFloat16},
+                                                                              {at::kFloat, DataType::Float32},
+                                                                              {at::kDouble, DataType::Float64},
+                                                                              {at::kBool, DataType::Bool},
+                                                                              {at::kComplexFloat, DataType::Complex64},
+                                                                              {at::kComplexDouble, DataType::Complex128}}};
+
+at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t elements, const at::TensorOptions& options) {
+  if (!options.device().is_cpu() || elements == 0) return {};
+  const auto bytes = static_cast<std::size_t>(elements) * at::elementSize(at::typeMetaToScalarType(options.dtype()));
+  auto block = allocate_shared(bytes);
+  if (!block) return {};
+  void* data = block.get();
+  return at::from_blob(
+      data, sizes, strides, [block = std::move(block)](void*) mutable { block.reset(); }, options);
+}
+}  // namespace
+
+DataType data_type_of(const at::Tensor& tensor, std::string_view what) {
+  for (const auto& [theirs, ours] : kTypes)
+    if (theirs == tensor.scalar_type()) return ours;
+  throw InvalidArgument(fmt::format("{}: tensors of type {} are not supported", what, at::toString(tensor.scalar_type())));
+}
+
+at::ScalarType scalar_type_of(DataType dtype) {
+  for (const auto& [theirs, ours] : kTypes)
+    if (ours == dtype) return theirs;
+  throw InvalidArgument("unknown data type");
+}
+
+Device device_of(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return {};
+  if (tensor.is_cuda()) return {DeviceKind::Cuda, tensor.get_device()};
+  throw InvalidArgument(fmt::format("tensors on {} are not supported", tensor.device().str()));
+}
+
+Shape shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  std::int64_t elements = 1;
+  for (const auto size : sizes) elements *= size;
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  at::Tensor shared = shared_or_null(sizes, strides, elements, options);
+  return shared.defined() ? shared : at::empty(sizes, options);
+}
+
+at::Tensor empty_shared_like(const at::Tensor& like) {
+  const auto options = like.options().requires_grad(false);
+  at::Tensor shared = shared_or_null(like.sizes(), like.strides(), like.numel(), options);
+  return shared.defined() ? shared : at::empty_strided(like.sizes(), like.strides(), options);
+}
+
+TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::string_view what) {
+  TensorArgument argument;
+  argument.input = input.const_data_ptr();
+  argument.output = output.defined() ? output.mutable_data_ptr() : nullptr;
+  argument.dtype = data_type_of(input, what);
+  argument.shape = shape_of(input);
+  return argument;
+}
+
+}  // namespace hvd::detail

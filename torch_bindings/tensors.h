@@ -1,0 +1,29 @@
+#pragma once
+/// Room card: between at::Tensor and the core's buffers. Functions only; any thread.
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string_view>
+
+#include "hvd/submission.h"
+#include "hvd/types.h"
+
+namespace hvd::detail {
+
+/// Throws InvalidArgument for a type that no collective carries, naming it and `what`.
+DataType data_type_of(const at::Tensor& tensor, std::string_view what);
+at::ScalarType scalar_type_of(DataType dtype);
+Device device_of(const at::Tensor& tensor);
+Shape shape_of(const at::Tensor& tensor);
+
+/// An uninitialised contiguous tensor where the ranks of the host can work on it in place; ordinary memory where they share none,
+/// and on other devices.
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// The same with the strides of `like`, which must be dense and non-overlapping.
+at::Tensor empty_shared_like(const at::Tensor& like);
+
+/// `tensor` as an argument of a submission: it must be dense, and stays the caller's. `output` may be undefined (allgather).
+TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::string_view what);
+
+}  // namespace hvd::detail
