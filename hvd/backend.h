@@ -39,9 +39,15 @@ struct BatchTraits {
 struct BatchMember {
   std::string_view name;
   const void* input = nullptr;  ///< `count` elements
-  void* output = nullptr;       ///< Allgather: sum of `counts` elements; otherwise `count`; may equal `input`
+  /// Allgather, Alltoall: sum of `counts` elements. Reducescatter: this rank's of `counts`. Otherwise `count`; may equal `input`.
+  void* output = nullptr;
   std::int64_t count = 0;
-  std::vector<std::int64_t> counts;  ///< Allgather only: elements of each rank of the set, in the set's order
+  /// In the order of the batch's ranks. Allgather, Alltoall: elements that come from each. Reducescatter: elements that each keeps.
+  std::vector<std::int64_t> counts;
+  /// Alltoall: where in the input of each rank the elements for this one begin.
+  std::vector<std::int64_t> offsets;
+  /// Alltoall: elements of this rank's input that go to each, one after the other.
+  std::vector<std::int64_t> sends;
   /// Native event (cudaEvent_t) after which `input` may be read; null when it already may.
   void* ready_event = nullptr;
   /// What `prepare` returned on each rank of this rank's shared-memory domain, by the rank's index in the domain.
@@ -52,6 +58,8 @@ struct Batch {
   std::uint64_t sequence = 0;  ///< the same on all ranks of the domain, ascending
   std::uint64_t order = 0;     ///< the same on all ranks of the process set, ascending
   BatchTraits traits;
+  /// Global ranks that take part, ascending: those of the set, less those that have joined (whose values count as zeros).
+  std::vector<int> ranks;
   std::vector<BatchMember> members;
 };
 

@@ -70,6 +70,7 @@ struct Board::SlotHead {
 struct Board::SlotRank {
   std::array<std::atomic<std::uint64_t>, 2> locations{};  // by the round's parity
   std::atomic<std::uint64_t> arrived_round{0};            // round + 1 of the last arrival
+  std::atomic<std::uint64_t> stuck_round{0};              // the same of the last that has waited for long
 };
 
 std::size_t Board::bytes_needed(int ranks, std::uint32_t slots) {
@@ -174,7 +175,10 @@ std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
   mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_acquire);
   do {
-    if (static_cast<std::uint32_t>(now >> 32) != generation) return 0;
+    if (static_cast<std::uint32_t>(now >> 32) != generation) {
+      mine.arrived_round.store(0, std::memory_order_relaxed);
+      return 0;
+    }
   } while (!place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire));
   return static_cast<std::uint32_t>(now) + 1;
 }
@@ -215,6 +219,25 @@ std::uint64_t Board::location(std::uint32_t slot, int rank) const {
 bool Board::has_arrived_too(std::uint32_t slot, int rank) const {
   return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) >=
          slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed);
+}
+
+bool Board::has_arrived(std::uint32_t slot, int rank) const {
+  return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
+}
+void Board::set_stuck(std::uint32_t slot) {
+  slot_rank(slot, self_).stuck_round.store(slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+bool Board::is_stuck(std::uint32_t slot, int rank) const {
+  return has_arrived(slot, rank) &&
+         slot_rank(slot, rank).stuck_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
+}
+
+void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
+  auto& word = head(slot).generation_and_arrivals;
+  std::uint64_t now = word.load(std::memory_order_acquire);
+  while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) {
+  }
 }
 
 BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchRing]; }

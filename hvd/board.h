@@ -77,6 +77,8 @@ class Board {
   void reset_arrivals(std::uint32_t slot, std::uint32_t count);
   /// Ends the slot's generation if nobody has arrived. Needs the lock.
   bool evict(std::uint32_t slot);
+  /// Ends the slot's generation, whoever has arrived. Needs the lock.
+  void void_slot(std::uint32_t slot, std::uint32_t count);
   /// This rank's word for the tensor in `slot` in the coming round; set before arriving. A rank may be one round ahead of one that
   /// has not yet read what the last round brought, so two rounds' words are kept.
   void set_location(std::uint32_t slot, std::uint64_t location);
@@ -86,6 +88,11 @@ class Board {
   [[nodiscard]] std::uint64_t location(std::uint32_t slot, int rank) const;
   /// Whether `rank` has arrived in the round in which this rank arrived last, be that agreed meanwhile or not.
   [[nodiscard]] bool has_arrived_too(std::uint32_t slot, int rank) const;
+  /// Whether `rank` has arrived in the round that is gathering.
+  [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
+  /// This rank has arrived, and a thread of it has been waiting for the rest for long.
+  void set_stuck(std::uint32_t slot);
+  [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank) const;
 
   // ---- batches
   BatchState& batch(std::uint64_t sequence) const;

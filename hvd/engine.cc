@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <utility>
 
 namespace hvd {
@@ -18,12 +20,27 @@ constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start b
 constexpr auto kLookInterval = 100ms;                      // how often the living are counted
 constexpr auto kSleep = 100ms;
 constexpr auto kGraceForDecisions = 2s;
+constexpr auto kConflictTime = 1s;
 constexpr unsigned kYields = 400;  // the same for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296
 constexpr int kSpins = 300;  // before sleeping, where every rank has a core: about 10 us. 2000 cost 17 to 67 us at the median where the
                              // partner had lost its core
 
 constexpr OpKind kReducing[] = {OpKind::Allreduce, OpKind::Reducescatter};
 bool reduces(OpKind kind) { return std::find(std::begin(kReducing), std::end(kReducing), kind) != std::end(kReducing); }
+
+void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::string& what) {
+  const auto& splits = tensor.splits;
+  if (splits.size() != ranks)
+    throw InvalidArgument(
+        fmt::format("{}: {} splits for {} ranks; one number of rows for each rank is needed", what, splits.size(), ranks));
+  std::int64_t sum = 0;
+  for (const auto rows : splits) {
+    if (rows < 0 || rows > tensor.shape.front() - sum)
+      throw InvalidArgument(
+          fmt::format("{}: the splits {} do not fit into the {} rows of the tensor", what, to_string(splits), tensor.shape.front()));
+    sum += rows;
+  }
+}
 
 BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
   return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
@@ -48,23 +65,18 @@ Engine::Engine(EngineParts parts)
           commit(*record);
       });
     };
-    actions.agree = [this](const UnitKey& key, const std::vector<bool>& present) {
+    actions.agree = [this](const UnitKey& key, const Agreement& what) {
       with_log(0, [&] {
         // A domain without members of the set has no slot to reset, but keeps the same queue as the others.
-        if (const Unit* unit = negotiator_.find(key)) commit(Negotiator::agreement(unit->id, present));
+        if (const Unit* unit = negotiator_.find(key)) commit(Negotiator::agreement(unit->id, what));
       });
     };
     actions.cut = [this] { with_log(0, [&] { commit(Negotiator::cut_record(Scope::World)); }); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
-    actions.domains_of = [this](int set) {
-      std::vector<int> domains;
-      for (const int rank : negotiator_.process_set(set).ranks)
-        domains.push_back(parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]);
-      std::sort(domains.begin(), domains.end());
-      domains.erase(std::unique(domains.begin(), domains.end()), domains.end());
-      return domains;
-    };
+    actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
+    actions.ranks_of = [this](int set) -> const std::vector<int>& { return negotiator_.process_set(set).ranks; };
+    actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
     relay_ = std::make_unique<Relay>(*parts_.transport, std::move(actions));
   }
   coordination_ = std::thread([this] { coordinate(); });
@@ -102,9 +114,15 @@ void Engine::check(const Submission& submission) const {
   if (submission.tensors.size() > board_.slots())
     throw InvalidArgument(
         fmt::format("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
-  for (const auto& tensor : submission.tensors)
-    if (submission.kind == OpKind::Allgather && tensor.shape.empty())
-      throw InvalidArgument(fmt::format("{}: a scalar cannot be gathered: it has no first dimension", what()));
+  const bool by_rows =
+      submission.kind == OpKind::Allgather || submission.kind == OpKind::Alltoall || submission.kind == OpKind::Reducescatter;
+  if (!by_rows) return;
+  for (const auto& tensor : submission.tensors) {
+    if (tensor.shape.empty())
+      throw InvalidArgument(fmt::format("{}: a scalar has no first dimension to {} along", what(),
+                                        submission.kind == OpKind::Allgather ? "gather" : "scatter"));
+    if (submission.kind == OpKind::Alltoall) check_splits(tensor, set.ranks.size(), what());
+  }
 }
 
 std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
@@ -116,9 +134,11 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   signature.device = submission.device.kind;
   signature.prescale_factor = submission.prescale_factor;
   signature.postscale_factor = submission.postscale_factor;
-  signature.root = submission.kind == OpKind::Broadcast ? submission.root : 0;
+  const bool has_root = submission.kind == OpKind::Broadcast || submission.kind == OpKind::Control;
+  signature.root = has_root ? submission.root : 0;
   for (const auto& tensor : submission.tensors) {
-    signature.tensors.push_back({tensor.dtype, tensor.shape});
+    signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits});
+    if (submission.kind == OpKind::Control) continue;
     const auto traits = traits_of(signature, tensor.dtype, submission.device, negotiator_.process_set(submission.process_set));
     const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
     if (backend == parts_.backends.end())
@@ -159,12 +179,22 @@ void Engine::release(Entry& entry) noexcept {
 std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   auto fresh = make_entry(std::move(submission));
   Entry* entry = nullptr;
+  bool numbered = false;
   std::shared_ptr<Pending> pending = fresh->pending;
   {
     const std::lock_guard lock(mutex_);
     raise_if_over();
     if (stopping_) throw Shutdown("hvd::shutdown() has been called");
-    if (fresh->key.name.empty()) fresh->key.name = unnamed(fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+    const auto& joined = negotiator_.joined(fresh->key.process_set);
+    const bool excluded = fresh->key.kind != OpKind::Control && std::binary_search(joined.begin(), joined.end(), parts_.topology.rank);
+    if (excluded || ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr)
+      if (fresh->key.kind != OpKind::Join)
+        throw Joined(fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have",
+                                 name_of(fresh->key.kind), display_name(fresh->key.name), parts_.topology.rank, fresh->key.process_set));
+    if (fresh->key.name.empty()) {
+      fresh->key.name = unnamed(fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+      numbered = true;
+    }
     entry = &ledger_.admit(std::move(fresh));
   }
   const auto tensors = entry->backends.size();
@@ -173,7 +203,10 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   } catch (...) {
     const std::lock_guard lock(mutex_);
     release(*entry);
-    ledger_.remove(*entry);
+    const auto failed = ledger_.remove(*entry);
+    // The number is free again, unless another thread has drawn the next one meanwhile.
+    auto& next = unnamed_[{failed->key.process_set, failed->key.kind}];
+    if (numbered && failed->key.name == unnamed(failed->key.kind, next - 1)) --next;
     throw;
   }
   bool work = false;
@@ -202,19 +235,27 @@ void Engine::announce(Entry& entry) {
   // From its announcement on the entry is everybody's: reading the log may finish it.
   bool finished = false;
   try {
+    if (entry.key.kind == OpKind::Join) join(entry.key.process_set);
     while (true) {
       introduce(entry);
       const Unit& unit = negotiator_.unit(entry.unit);
       for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
-      const std::uint32_t arrived = board_.arrive(unit.id, unit.generation);
+      const auto id = unit.id;
+      const int set = unit.key.process_set;
+      const std::uint32_t arrived = board_.arrive(id, unit.generation);
       if (arrived == 0) {  // evicted between the two: introduce it again
         read_log();
         continue;
       }
       entry.announced = finished = true;
-      if (arrived == negotiator_.local_members(entry.key.process_set)) return agree(unit);
+      if (arrived == negotiator_.local_members(set)) return agree(id);
+      // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
+      // sees its record.
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      read_log();
+      if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
       for (int other = 0; other < parts_.topology.size; ++other)
-        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(entry, other)) return;
+        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) return;
       return;
     }
   } catch (...) {
@@ -259,25 +300,65 @@ void Engine::make_room_for(std::uint32_t slots) {
   }
 }
 
-void Engine::agree(const Unit& unit) {
-  std::vector<bool> present(std::max<std::size_t>(1, unit.slots), false);
-  const auto& set = negotiator_.process_set(unit.key.process_set);
+std::vector<int> Engine::absent_from(const Unit& unit) const {
+  std::vector<int> absent;
+  if (unit.key.kind == OpKind::Join || unit.key.kind == OpKind::Control) return absent;
   const auto& domain = parts_.topology.domain_ranks;
-  for (std::size_t index = 0; index < domain.size(); ++index) {
-    if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
-    for (std::uint32_t i = 0; i < unit.slots; ++i)
-      if ((board_.coming_location(unit.id + i, static_cast<int>(index)) & kAbsent) == 0) present[i] = true;
+  for (const int rank : negotiator_.joined(unit.key.process_set)) {
+    const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
+    if (place == domain.end() || *place != rank) continue;
+    if (!board_.has_arrived(unit.id, static_cast<int>(place - domain.begin()))) absent.push_back(rank);
   }
-  const auto id = unit.id;
-  const auto slots = unit.slots;
-  const auto scope = unit.scope;
-  with_log(present.size() / 8 + 64, [&] {
+  return absent;
+}
+
+bool Engine::is_complete(std::uint32_t id) const {
+  if (!negotiator_.knows(id)) return false;
+  const Unit& unit = negotiator_.unit(id);
+  const std::uint32_t arrived = board_.arrivals(id);
+  return arrived > 0 && arrived + absent_from(unit).size() == negotiator_.local_members(unit.key.process_set);
+}
+
+void Engine::agree(std::uint32_t id) {
+  bool said = false;
+  bool world = false;
+  const auto& all = negotiator_.process_set(negotiator_.unit(id).key.process_set).ranks;
+  with_log(negotiator_.unit(id).slots / 8 + 4 * all.size() + 128, [&] {
+    // Two may find a unit complete, where ranks have joined; the first to come says so.
+    if (!is_complete(id)) return;
+    const Unit& unit = negotiator_.unit(id);
+    const auto& set = negotiator_.process_set(unit.key.process_set);
+    Agreement what;
+    what.present.assign(unit.slots, false);
+    what.absent = absent_from(unit);
+    what.last = parts_.topology.rank;
+    const auto& domain = parts_.topology.domain_ranks;
+    for (std::size_t index = 0; index < domain.size(); ++index) {
+      if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
+      if (std::binary_search(what.absent.begin(), what.absent.end(), domain[index])) continue;
+      for (std::uint32_t i = 0; i < unit.slots; ++i)
+        if ((board_.coming_location(id + i, static_cast<int>(index)) & kAbsent) == 0) what.present[i] = true;
+    }
+    world = unit.scope == Scope::World;
+    said = true;
     // Before the record: whoever reads it may arrive at the slot again at once.
-    board_.reset_arrivals(id, slots);
-    commit(scope == Scope::Domain ? Negotiator::agreement(id, present) : Negotiator::host_readiness(id, present));
-    if (scope == Scope::Domain) cut_if_idle();
+    board_.reset_arrivals(id, unit.slots);
+    commit(world ? Negotiator::host_readiness(id, what) : Negotiator::agreement(id, what));
+    if (!world) cut_if_idle();
   });
-  if (scope == Scope::World) board_.ring_worker(0);  // the leader has something to pass on
+  if (said && world) board_.ring_worker(0);  // the leader has something to pass on
+}
+
+void Engine::join(int process_set) {
+  const int rank = parts_.topology.rank;
+  with_log(64, [&] { commit(Negotiator::joining(process_set, rank)); });
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce()
+  std::vector<std::uint32_t> complete;
+  for (const Unit* unit : negotiator_.units_of(process_set))
+    if (is_complete(unit->id)) complete.push_back(unit->id);
+  for (const auto id : complete)
+    if (negotiator_.knows(id)) agree(id);
+  with_log(64, [&] { commit(Negotiator::joined_up(process_set, rank)); });
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the log
@@ -301,7 +382,7 @@ void Engine::commit(const Bytes& record) {
   Outcomes outcomes;
   negotiator_.apply(record, board_.tail() + sizeof(std::uint32_t) + record.size(), outcomes);
   for (const auto& batch : outcomes.batches)
-    if (negotiator_.local_members(batch.plan.process_set) > 0) board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
+    if (negotiator_.local_participants(batch.plan) > 0) board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
   board_.append(record);
   ring_after(outcomes);
   act(outcomes);
@@ -328,9 +409,9 @@ void Engine::cut_if_idle() {
 }
 
 void Engine::ring_after(const Outcomes& outcomes) {
-  bool wake_waiters = !outcomes.left.empty();
+  bool wake_waiters = !outcomes.left.empty() || !outcomes.voided.empty();
   for (const auto& agreed : outcomes.agreed) {  // those that no batch will follow
-    const auto& present = agreed.present;
+    const auto& present = agreed.what.present;
     wake_waiters = wake_waiters || !agreed.verdict.ok() || std::find(present.begin(), present.end(), true) == present.end();
   }
   bool wake_workers = false;
@@ -354,9 +435,14 @@ void Engine::act(Outcomes& outcomes) {
   for (const auto& agreed : outcomes.agreed) act_on_agreement(agreed);
   for (auto& batch : outcomes.batches) enqueue(std::move(batch));
   for (const int rank : outcomes.left) fail_what_waits_for(rank);
+  for (const auto& voided : outcomes.voided)
+    for (const auto id : voided.ids)
+      if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
+        finish_entry(*entry, voided.status);
   if (relay_) {
     std::move(outcomes.introduced.begin(), outcomes.introduced.end(), std::back_inserter(relay_outcomes_.introduced));
     std::move(outcomes.host_ready.begin(), outcomes.host_ready.end(), std::back_inserter(relay_outcomes_.host_ready));
+    std::move(outcomes.joined.begin(), outcomes.joined.end(), std::back_inserter(relay_outcomes_.joined));
     std::move(outcomes.left.begin(), outcomes.left.end(), std::back_inserter(relay_outcomes_.left));
   }
 }
@@ -364,24 +450,50 @@ void Engine::act(Outcomes& outcomes) {
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   const Unit& unit = negotiator_.unit(agreed.id);
   if (negotiator_.process_set(unit.key.process_set).rank < 0) return;
+  const Agreement& what = agreed.what;
+  if (std::binary_search(what.absent.begin(), what.absent.end(), parts_.topology.rank)) return;
   Entry* entry = ledger_.find(agreed.id);
   if (entry == nullptr) throw BackendError(fmt::format("'{}' was agreed, but this rank has not submitted it", unit.key.name));
   parts_.stats->add(parts_.stats->negotiation_rounds, 1);
   if (!agreed.verdict.ok()) return finish_entry(*entry, agreed.verdict);
   entry->state = advance(entry->state, EntryEvent::Agree);
-  entry->pending->present_anywhere = agreed.present;
-  entry->unfinished = static_cast<std::size_t>(std::count(agreed.present.begin(), agreed.present.end(), true));
+  entry->pending->present_anywhere = what.present;
+  entry->pending->value = what.last;
+  entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
-  if (unit.key.kind == OpKind::Allgather)
-    for (std::size_t i = 0; i < entry->submission.tensors.size(); ++i) {
-      auto& rows = entry->rows.emplace_back();
-      for (const auto& signature : unit.signatures) rows.push_back(signature->tensors[i].shape.front());
-    }
+  note_rows(*entry, unit);
+  const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
+  if (!removed) return;
+  for (Entry* other : ledger_.all())
+    if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
+      finish_entry(*other, {Status::Code::InvalidArgument, fmt::format("{} '{}': process set {} was removed", name_of(other->key.kind),
+                                                                       display_name(other->key.name), what.last)});
+}
+
+void Engine::note_rows(Entry& entry, const Unit& unit) {
+  if (unit.key.kind != OpKind::Allgather && unit.key.kind != OpKind::Alltoall) return;
+  const auto self = static_cast<std::size_t>(negotiator_.process_set(unit.key.process_set).rank);
+  for (std::size_t i = 0; i < entry.submission.tensors.size(); ++i) {
+    auto& rows = entry.rows.emplace_back();
+    auto& before = entry.before.emplace_back();
+    for (const auto& signature : unit.signatures) {
+      const TensorSignature& tensor = signature->tensors[i];
+      if (unit.key.kind == OpKind::Allgather) {
+        rows.push_back(tensor.shape.front());
+      } else {
+        rows.push_back(tensor.splits.at(self));
+        before.push_back(
+            std::accumulate(tensor.splits.begin(), tensor.splits.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0}));
+      }
+    }
+  }
+  entry.pending->rows = entry.rows;
 }
 
 void Engine::enqueue(CutBatch cut) {
   if (negotiator_.process_set(cut.plan.process_set).rank < 0) return;
+  if (std::binary_search(cut.plan.absent.begin(), cut.plan.absent.end(), parts_.topology.rank)) return;
   Prepared batch{std::move(cut), {}, {}};
   for (const auto& planned : batch.cut.plan.tensors) {
     Entry* entry = ledger_.find(planned.unit);
@@ -393,7 +505,10 @@ void Engine::enqueue(CutBatch cut) {
   to_launch_.push_back(std::move(batch));
 }
 
-bool Engine::fail_if_left(Entry& entry, int left_rank) {
+bool Engine::fail_if_left(std::uint32_t id, int left_rank) {
+  Entry* const found = ledger_.find(id);
+  if (found == nullptr) return false;
+  Entry& entry = *found;
   if (entry.state != EntryState::Waiting || !entry.announced || left_rank == parts_.topology.rank) return false;
   const auto& ranks = negotiator_.process_set(entry.key.process_set).ranks;
   if (!std::binary_search(ranks.begin(), ranks.end(), left_rank)) return false;
@@ -409,7 +524,8 @@ bool Engine::fail_if_left(Entry& entry, int left_rank) {
 }
 
 void Engine::fail_what_waits_for(int left_rank) {
-  for (Entry* entry : ledger_.all()) fail_if_left(*entry, left_rank);
+  for (Entry* entry : ledger_.all())
+    if (entry->announced) fail_if_left(entry->unit, left_rank);
 }
 
 // ------------------------------------------------------------------------------------------------------------------- driving
@@ -474,16 +590,25 @@ BatchMember Engine::make_member(const Prepared& batch, std::size_t index) {
   member.count = element_count(tensor.shape);
   member.ready_event = tensor.ready_event;
   member.locations = batch.locations[index];
-  if (entry.key.kind == OpKind::Allgather) {
-    std::int64_t row = 1;
-    for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
-    std::int64_t total = 0;
-    for (const auto rows : entry.rows[place]) {
-      member.counts.push_back(rows * row);
-      total += rows;
+  const OpKind kind = entry.key.kind;
+  if (kind != OpKind::Allgather && kind != OpKind::Alltoall && kind != OpKind::Reducescatter) return member;
+  std::int64_t row = 1;
+  for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
+  std::int64_t own = 0;
+  if (kind == OpKind::Reducescatter) {
+    const auto& set = negotiator_.process_set(entry.key.process_set);
+    for (std::size_t i = 0; i < set.ranks.size(); ++i)
+      member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
+    own = scattered_rows(tensor.shape.front(), set.ranks.size(), static_cast<std::size_t>(set.rank));
+  } else {
+    for (const auto rows : entry.rows[place]) member.counts.push_back(rows * row);
+    own = std::accumulate(entry.rows[place].begin(), entry.rows[place].end(), std::int64_t{0});
+    if (kind == OpKind::Alltoall) {
+      for (const auto rows : entry.before[place]) member.offsets.push_back(rows * row);
+      for (const auto rows : tensor.splits) member.sends.push_back(rows * row);
     }
-    member.output = entry.submission.allocate(place, total);
   }
+  if (member.output == nullptr) member.output = entry.submission.allocate(place, own);
   return member;
 }
 
@@ -500,6 +625,8 @@ void Engine::launch(Prepared prepared) {
   batch.sequence = prepared.cut.sequence;
   batch.order = prepared.cut.order;
   batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, negotiator_.process_set(plan.process_set));
+  std::set_difference(batch.traits.set->ranks.begin(), batch.traits.set->ranks.end(), plan.absent.begin(), plan.absent.end(),
+                      std::back_inserter(batch.ranks));
   for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
     batch.members.push_back(make_member(prepared, i));
     if (reduces(batch.traits.kind))
@@ -537,7 +664,7 @@ void Engine::retire(const CutBatch& cut) {
   }
   if (first) board_.ring_waiters();
   if (cut.scope == Scope::World) board_.ring_worker(0);
-  board_.depart(cut.sequence, negotiator_.local_members(cut.plan.process_set));
+  board_.depart(cut.sequence, negotiator_.local_participants(cut.plan));
   if (board_.is_over(cut.sequence)) {
     // A cut may have been put off because the ring had no room. Under the lock, so that whoever puts it off sees this departure, or
     // this rank sees what was put off.
@@ -560,7 +687,9 @@ void Engine::drive_relay(bool& progressed) {
       const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
       relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
     }
-    for (const auto& [id, present] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), present);
+    for (const auto& [id, what] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), what);
+    for (const auto& [set, rank] : said.joined)
+      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
     for (const int rank : said.left)
       if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
     progressed = relay_->advance() || progressed;
@@ -570,12 +699,16 @@ void Engine::drive_relay(bool& progressed) {
         relay_->announce_cut();
         with_log(0, [&] {
           const auto first = negotiator_.next_sequence();
-          const bool here = negotiator_.local_members(negotiator_.next_process_set(Scope::World)) > 0;
+          const bool here = negotiator_.takes_part_next(Scope::World);
           commit(Negotiator::cut_record(Scope::World));
           for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, here});
         });
         progressed = true;
       }
+    }
+    if (relay_->is_root() && relay_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
+      relay_->announce_end();
+      with_log(0, [&] { commit(Negotiator::end()); });
     }
     progressed = relay_->advance() || progressed;
   }
@@ -603,7 +736,8 @@ void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
   board_.sleep_waiting(seen_bell, kSleep);
 }
 
-void Engine::wait(const Pending& pending) {
+void Engine::wait(Pending& pending) {
+  pending.waited_for.store(true, std::memory_order_relaxed);
   while (!pending.done.load(std::memory_order_acquire)) {
     if (try_take_wheel()) {
       for (unsigned idle = 0; !pending.done.load(std::memory_order_acquire);) {
@@ -719,7 +853,52 @@ void Engine::look_for_trouble() {
     board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()", rank)});
     return;
   }
+  look_for_conflicts();
   report_stalls();
+}
+
+std::vector<Claim> Engine::stuck_here(int process_set, const std::string& name) const {
+  std::vector<Claim> claims;
+  const auto units = negotiator_.units_of(process_set, name);
+  const auto& ranks = negotiator_.process_set(process_set).ranks;
+  const auto& domain = parts_.topology.domain_ranks;
+  for (std::size_t index = 0; index < domain.size(); ++index) {
+    if (!std::binary_search(ranks.begin(), ranks.end(), domain[index])) continue;
+    const auto stuck =
+        std::find_if(units.begin(), units.end(), [&](const Unit* unit) { return board_.is_stuck(unit->id, static_cast<int>(index)); });
+    if (stuck == units.end()) return {};
+    claims.push_back({domain[index], (*stuck)->key.kind});
+  }
+  return claims;
+}
+
+void Engine::look_for_conflicts() {
+  // Different operations under one name are separate submissions, which may legally come in any order. They are taken for a
+  // disagreement only when all ranks of the set have waited under the name for a while, and no operation has them all.
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::vector<UnitKey> suspects;
+  for (Entry* entry : ledger_.all()) {
+    if (entry->state != EntryState::Waiting || !entry->announced || now - entry->since < kConflictTime) continue;
+    if (!entry->pending->waited_for.load(std::memory_order_relaxed) || !negotiator_.knows(entry->unit)) continue;
+    board_.set_stuck(entry->unit);
+    if (negotiator_.units_of(entry->key.process_set, entry->key.name).size() > 1) suspects.push_back(entry->key);
+  }
+  for (const auto& key : suspects)
+    if (negotiator_.scope_of(key.process_set) == Scope::Domain) void_conflict(key.process_set, key.name);
+}
+
+void Engine::void_conflict(int process_set, const std::string& name) {
+  with_log(256 + name.size() + 16 * static_cast<std::size_t>(board_.ranks()), [&] {
+    const auto claims = stuck_here(process_set, name);
+    const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
+    if (std::none_of(claims.begin(), claims.end(), differs)) return;
+    for (const Unit* unit : negotiator_.units_of(process_set, name)) {
+      const auto of_it = [&](const Claim& claim) { return claim.kind == unit->key.kind; };
+      if (std::any_of(claims.begin(), claims.end(), of_it)) board_.void_slot(unit->id, unit->slots);
+    }
+    commit(Negotiator::conflict(process_set, name, claims));
+  });
 }
 
 void Engine::report_stalls() {
@@ -737,8 +916,10 @@ void Engine::report_stalls() {
     std::vector<int> missing;
     const auto& set = negotiator_.process_set(entry->key.process_set);
     const auto& domain = parts_.topology.domain_ranks;
+    const auto& joined = negotiator_.joined(entry->key.process_set);
     for (std::size_t i = 0; i < domain.size(); ++i)
-      if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry->unit, static_cast<int>(i)))
+      if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry->unit, static_cast<int>(i)) &&
+          (entry->key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
         missing.push_back(domain[i]);
     const std::string text =
         fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name), waited.count(),
@@ -771,8 +952,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    const bool root_is_idle = !relay_ || !relay_->is_root() || !negotiator_.has_agreed(Scope::World);
-    return negotiator_.all_left() && ledger_.empty() && root_is_idle && relay_outcomes_.empty();
+    return negotiator_.all_left() && ledger_.empty() && relay_outcomes_.empty();
   };
   while (!try_take_wheel()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {

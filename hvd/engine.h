@@ -57,7 +57,7 @@ class Engine {
   /// Any thread. Throws InvalidArgument or DuplicateName (and then nothing has happened), Shutdown, or what ended the world.
   std::shared_ptr<Pending> submit(Submission submission, After after = After::Return);
   /// Any thread. Returns when the submission is done; throws what it failed with.
-  void wait(const Pending& pending);
+  void wait(Pending& pending);
   /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
   bool poll(const Pending& pending);
 
@@ -96,7 +96,11 @@ class Engine {
   void announce(Entry& entry);
   void introduce(Entry& entry);
   void make_room_for(std::uint32_t slots);
-  void agree(const Unit& unit);
+  void agree(std::uint32_t id);
+  void join(int process_set);
+  /// Whether all ranks of this domain that have not joined have arrived.
+  [[nodiscard]] bool is_complete(std::uint32_t id) const;
+  [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
   void raise_if_over() const;
 
   // ---- the log; under mutex_, appends also under the board's lock
@@ -107,9 +111,10 @@ class Engine {
   void cut_if_idle();
   void act(Outcomes& outcomes);
   void act_on_agreement(const Outcomes::Agreed& agreed);
+  void note_rows(Entry& entry, const Unit& unit);
   void enqueue(CutBatch batch);
   void fail_what_waits_for(int left_rank);
-  bool fail_if_left(Entry& entry, int left_rank);
+  bool fail_if_left(std::uint32_t id, int left_rank);
   [[nodiscard]] bool evictable(std::uint32_t id) const;
 
   // ---- driving
@@ -132,6 +137,9 @@ class Engine {
   void fail_everything(const Status& status) noexcept;
   void look_for_trouble();
   void report_stalls();
+  void look_for_conflicts();
+  void void_conflict(int process_set, const std::string& name);
+  [[nodiscard]] std::vector<Claim> stuck_here(int process_set, const std::string& name) const;
   void coordinate();
 
   EngineParts parts_;

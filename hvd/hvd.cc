@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -83,24 +84,103 @@ Handle<void> submit_only(Submission submission) {
   return {std::move(running), std::move(pending), [] {}};
 }
 
-std::pair<Submission, std::shared_ptr<Gathered>> gathering(const Buffer& input, const AllgatherOptions& options) {
-  auto gathered = std::make_shared<Gathered>();
-  gathered->shape = input.shape;
+/// Of one device, the first one's.
+Device device_of(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
+  if (inputs.empty()) throw InvalidArgument(fmt::format("{} '{}': an empty group of tensors", what, name));
+  for (const auto& input : inputs)
+    if (input.device != inputs.front().device)
+      throw InvalidArgument(fmt::format("{} '{}': the tensors of a group must be on one device", what, name));
+  return inputs.front().device;
+}
+
+/// A submission whose outputs are made when their sizes are known.
+struct Gathering {
   Submission submission;
-  submission.kind = OpKind::Allgather;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.device = input.device;
-  submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true});
-  submission.allocate = [gathered, element = element_bytes(input.dtype)](std::size_t, std::int64_t rows) {
-    gathered->shape.front() = rows;
-    gathered->data.resize(static_cast<std::size_t>(element_count(gathered->shape)) * element);
-    return static_cast<void*>(gathered->data.data());
+  std::shared_ptr<std::vector<Gathered>> results;
+};
+
+Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const std::string& name, const ProcessSet& set) {
+  Gathering made;
+  made.results = std::make_shared<std::vector<Gathered>>();
+  Submission& submission = made.submission;
+  submission.kind = kind;
+  submission.name = name;
+  submission.process_set = set.id();
+  submission.device = device_of(inputs, name_of(kind), name);
+  std::vector<std::size_t> elements;
+  for (const auto& input : inputs) {
+    made.results->push_back({{}, input.shape});
+    elements.push_back(element_bytes(input.dtype));
+    submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true});
+  }
+  submission.allocate = [results = made.results, elements](std::size_t index, std::int64_t rows) {
+    Gathered& result = (*results)[index];
+    result.shape.front() = rows;
+    result.data.resize(static_cast<std::size_t>(element_count(result.shape)) * elements[index]);
+    return static_cast<void*>(result.data.data());
   };
-  return {std::move(submission), gathered};
+  return made;
+}
+
+Gathering gathering(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+  return gathering(OpKind::Allgather, inputs, options.name, options.process_set);
+}
+
+Gathering scattering(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+  Gathering made = gathering(OpKind::Reducescatter, inputs, options.name, options.process_set);
+  made.submission.op = options.op;
+  made.submission.prescale_factor = options.prescale_factor;
+  made.submission.postscale_factor = options.postscale_factor;
+  return made;
+}
+
+Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) {
+  Gathering made = gathering(OpKind::Alltoall, {input}, options.name, options.process_set);
+  auto& splits = made.submission.tensors.front().splits;
+  splits = options.splits;
+  if (splits.empty() && !input.shape.empty()) splits = even_splits(input.shape.front(), options.process_set.size(), options.name);
+  return made;
+}
+
+Exchanged exchanged(const Gathering& made, const Pending& pending) {
+  Gathered& result = made.results->front();
+  return {result.data, result.shape, pending.rows.front()};
+}
+
+Handle<std::vector<Gathered>> submit_only(Gathering made) {
+  auto running = engine();
+  auto pending = running->submit(std::move(made.submission));
+  return {std::move(running), std::move(pending), [results = made.results] { return *results; }};
+}
+
+std::vector<Gathered> submit_and_wait(Gathering made) {
+  submit_and_wait(std::move(made.submission));
+  return std::move(*made.results);
+}
+
+Handle<Gathered> first(const Handle<std::vector<Gathered>>& handle) {
+  return handle.map<Gathered>([](std::vector<Gathered> results) { return std::move(results.front()); });
+}
+
+std::int64_t control(std::string_view name, Shape ranks, int root) {
+  Submission submission;
+  submission.kind = OpKind::Control;
+  submission.name = name;
+  submission.root = root;
+  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  const auto running = engine();
+  const auto pending = running->submit(std::move(submission), After::Wait);
+  running->wait(*pending);
+  return pending->value;
 }
 
 }  // namespace
+
+std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name) {
+  if (rows % ranks != 0)
+    throw InvalidArgument(fmt::format("alltoall '{}': {} rows cannot be divided evenly among {} ranks; give splits", name, rows, ranks));
+  return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows / ranks);
+}
 
 void install_world(World world) {
   std::vector<std::function<void()>> hooks;
@@ -176,7 +256,7 @@ ProcessSet process_set(int id) {
 }
 
 std::shared_ptr<Engine> engine() { return current()->engine; }
-void wait_for(Engine& engine, const Pending& pending) { engine.wait(pending); }
+void wait_for(Engine& engine, Pending& pending) { engine.wait(pending); }
 bool poll_for(Engine& engine, const Pending& pending) { return engine.poll(pending); }
 
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
@@ -196,15 +276,64 @@ Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& optio
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) { submit_and_wait(broadcasting(buffer, options)); }
 
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
-  auto [submission, gathered] = gathering(input, options);
-  auto running = engine();
-  auto pending = running->submit(std::move(submission));
-  return {std::move(running), std::move(pending), [result = gathered] { return *result; }};
+  return first(submit_only(gathering({input}, options)));
 }
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
-  auto [submission, gathered] = gathering(input, options);
-  submit_and_wait(std::move(submission));
-  return std::move(*gathered);
+  return std::move(submit_and_wait(gathering({input}, options)).front());
+}
+Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+  return submit_only(gathering(inputs, options));
+}
+std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+  return submit_and_wait(gathering(inputs, options));
+}
+
+Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOptions& options) {
+  return first(submit_only(scattering({input}, options)));
+}
+Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
+  return std::move(submit_and_wait(scattering({input}, options)).front());
+}
+Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+  return submit_only(scattering(inputs, options));
+}
+std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+  return submit_and_wait(scattering(inputs, options));
+}
+
+Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOptions& options) {
+  Gathering made = exchanging(input, options);
+  auto running = engine();
+  auto pending = running->submit(std::move(made.submission));
+  return {running, pending, [made, pending] { return exchanged(made, *pending); }};
+}
+Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) { return alltoall_async(input, options).wait(); }
+
+ProcessSet add_process_set(const std::vector<int>& ranks) {
+  Shape ordered(ranks.begin(), ranks.end());
+  std::sort(ordered.begin(), ordered.end());
+  const bool distinct = std::adjacent_find(ordered.begin(), ordered.end()) == ordered.end();
+  if (ordered.empty() || !distinct || ordered.front() < 0 || ordered.back() >= size())
+    throw InvalidArgument(
+        fmt::format("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
+  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)));
+}
+
+void remove_process_set(const ProcessSet& process_set) {
+  if (process_set.id() == 0) throw InvalidArgument("remove_process_set: the global process set cannot be removed");
+  const auto ranks = process_set.ranks();
+  control(kRemoveProcessSet, Shape(ranks.begin(), ranks.end()), process_set.id());
+}
+
+int join(const ProcessSet& process_set) {
+  Submission submission;
+  submission.kind = OpKind::Join;
+  submission.name = kJoin;
+  submission.process_set = process_set.id();
+  const auto running = engine();
+  const auto pending = running->submit(std::move(submission), After::Wait);
+  running->wait(*pending);
+  return static_cast<int>(pending->value);
 }
 
 void barrier(const ProcessSet& process_set) {

@@ -52,6 +52,10 @@ std::string backend_description();
 ProcessSet global_process_set();
 /// The set that `Config::process_sets` made, from 1 on; 0 is the global one. Throws InvalidArgument for an unknown id.
 ProcessSet process_set(int id);
+/// Collective over all ranks, with the same list of distinct ranks on each (Mismatch otherwise): makes a process set.
+ProcessSet add_process_set(const std::vector<int>& ranks);
+/// Collective over all ranks. What is pending in the set fails with InvalidArgument; its id is never used again. The global set stays.
+void remove_process_set(const ProcessSet& process_set);
 
 /// Counters since `init()`.
 Stats stats();
@@ -119,6 +123,31 @@ struct Gathered {
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options = {});
 Gathered allgather(const Buffer& input, const AllgatherOptions& options = {});
 
+Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options = {});
+std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options = {});
+
+struct Exchanged {
+  std::vector<std::byte> data;
+  Shape shape;
+  std::vector<std::int64_t> received_splits;  ///< rows that came from each rank of the set
+};
+/// Sends each rank its rows of `input`, in the order of the ranks, and returns what came for this one, likewise. Rows beyond the sum of
+/// the splits are not sent.
+Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOptions& options = {});
+Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options = {});
+
+/// Combines `input` of all ranks (Average, Sum) and returns this rank's rows of the result: the first `rows % size` ranks of the set
+/// get one row more than the others.
+Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOptions& options = {});
+Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options = {});
+Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options = {});
+std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options = {});
+
+/// This rank has no more to give: until all ranks of the set have joined, its values in allreduces count as zeros (an average still
+/// divides by the size of the set), and operations that cannot do without it raise Joined on the others. Returns, on all ranks, the
+/// one that joined last. Meanwhile submissions of this rank to the set throw Joined.
+int join(const ProcessSet& process_set = {});
+
 /// Returns when all ranks of the set have called it.
 void barrier(const ProcessSet& process_set = {});
 
@@ -128,9 +157,11 @@ std::shared_ptr<void> allocate_shared(std::size_t bytes);
 
 // -------------------------------------------------------------------------------------------------- for front ends of the core
 
+/// The splits of an alltoall that gives none. Throws InvalidArgument if the rows cannot be divided evenly.
+std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name);
 /// The running engine. Throws NotInitialized.
 std::shared_ptr<Engine> engine();
-void wait_for(Engine& engine, const Pending& pending);
+void wait_for(Engine& engine, Pending& pending);
 bool poll_for(Engine& engine, const Pending& pending);
 
 template <class T>

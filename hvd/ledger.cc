@@ -37,6 +37,11 @@ Entry* Ledger::find(std::uint32_t unit) {
   return known == by_unit_.end() ? nullptr : known->second;
 }
 
+Entry* Ledger::find(const UnitKey& key) {
+  const auto known = entries_.find(key);
+  return known == entries_.end() ? nullptr : known->second.get();
+}
+
 std::unique_ptr<Entry> Ledger::remove(Entry& entry) {
   if (const auto known = by_unit_.find(entry.unit); known != by_unit_.end() && known->second == &entry) by_unit_.erase(known);
   auto node = entries_.extract(entry.key);

@@ -31,10 +31,11 @@ struct Entry {
   std::vector<Backend*> backends;        ///< per tensor
   std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
   std::uint32_t unit = 0;
-  bool announced = false;                       ///< this rank has arrived at the unit's slot
-  bool prepared = false;                        ///< `locations` are to be released unless the batch is launched
-  std::size_t unfinished = 0;                   ///< tensors whose batch is not over
-  std::vector<std::vector<std::int64_t>> rows;  ///< Allgather: per tensor, first dimension of each rank
+  bool announced = false;                         ///< this rank has arrived at the unit's slot
+  bool prepared = false;                          ///< `locations` are to be released unless the batch is launched
+  std::size_t unfinished = 0;                     ///< tensors whose batch is not over
+  std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
+  std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point reported = since;
 };
@@ -46,6 +47,7 @@ class Ledger {
   /// Ties the entry to the id under which records and batches speak of it.
   void bind(Entry& entry, std::uint32_t unit);
   [[nodiscard]] Entry* find(std::uint32_t unit);
+  [[nodiscard]] Entry* find(const UnitKey& key);
   /// Takes the entry out.
   std::unique_ptr<Entry> remove(Entry& entry);
 

@@ -10,7 +10,7 @@ namespace hvd {
 
 namespace {
 
-enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave };
+enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave, End, Joining, JoinedUp, Conflict };
 
 void put_bits(Writer& writer, const std::vector<bool>& bits) {
   std::vector<std::uint8_t> packed((bits.size() + 7) / 8);
@@ -42,26 +42,74 @@ std::string_view display_name(const std::string& name) {
   return std::string_view(name).substr(0, name.size() - (is_unnamed(name) ? 1 : 0));
 }
 
+void encode(Writer& writer, const Agreement& agreement) {
+  put_bits(writer, agreement.present);
+  writer.put_list(std::span<const int>(agreement.absent)).put(agreement.last);
+}
+
+Agreement decode_agreement(Reader& reader) {
+  Agreement agreement;
+  agreement.present = get_bits(reader);
+  agreement.absent = reader.get_list<int>();
+  agreement.last = reader.get<int>();
+  return agreement;
+}
+
 Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
                        std::uint32_t slots)
     : topology_(topology),
-      sets_(std::move(sets)),
       fusion_threshold_bytes_(fusion_threshold_bytes),
       slot_capacity_(slots),
       left_(static_cast<std::size_t>(topology.size)) {
-  for (const auto& set : sets_) {
-    const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
-                                    [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
-    local_members_.push_back(static_cast<std::uint32_t>(here));
-  }
+  for (auto& set : sets) add_process_set(std::move(set));
   free_slots_[0] = slots;
 }
 
-bool Negotiator::has_process_set(int id) const { return id >= 0 && static_cast<std::size_t>(id) < sets_.size(); }
-const ProcessSetInfo& Negotiator::process_set(int id) const { return sets_.at(static_cast<std::size_t>(id)); }
-std::uint32_t Negotiator::local_members(int process_set) const { return local_members_.at(static_cast<std::size_t>(process_set)); }
+void Negotiator::add_process_set(ProcessSetInfo set) {
+  const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
+                                  [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
+  const std::lock_guard lock(sets_mutex_);
+  sets_.push_back({std::move(set), static_cast<std::uint32_t>(here), {}, false});
+}
+
+const Negotiator::Set& Negotiator::set(int id) const { return sets_.at(static_cast<std::size_t>(id)); }
+bool Negotiator::has_process_set(int id) const {
+  const std::shared_lock lock(sets_mutex_);
+  return id >= 0 && static_cast<std::size_t>(id) < sets_.size() && !sets_[static_cast<std::size_t>(id)].removed;
+}
+const ProcessSetInfo& Negotiator::process_set(int id) const {
+  const std::shared_lock lock(sets_mutex_);
+  return set(id).info;
+}
+std::uint32_t Negotiator::local_members(int process_set) const { return set(process_set).local_members; }
+const std::vector<int>& Negotiator::joined(int process_set) const { return set(process_set).joined; }
 Scope Negotiator::scope_of(int process_set) const {
   return local_members(process_set) == this->process_set(process_set).ranks.size() ? Scope::Domain : Scope::World;
+}
+
+std::vector<const Unit*> Negotiator::units_of(int process_set) const {
+  std::vector<const Unit*> units;
+  for (auto known = ids_.lower_bound(UnitKey{process_set, OpKind{}, {}}); known != ids_.end() && known->first.process_set == process_set;
+       ++known)
+    units.push_back(&units_.at(known->second));
+  return units;
+}
+
+std::vector<const Unit*> Negotiator::units_of(int process_set, const std::string& name) const {
+  std::vector<const Unit*> units;
+  for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
+    if (const Unit* unit = find({process_set, static_cast<OpKind>(kind), name})) units.push_back(unit);
+  return units;
+}
+
+bool Negotiator::takes_part_next(Scope scope) const {
+  const AgreedUnit& next = queue(scope).front();
+  return local_participants({next.process_set, {}, {}, {}, 0, next.absent}) > 0;
+}
+
+std::uint32_t Negotiator::local_participants(const PlannedBatch& plan) const {
+  const auto here = [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; };
+  return local_members(plan.process_set) - static_cast<std::uint32_t>(std::count_if(plan.absent.begin(), plan.absent.end(), here));
 }
 
 const Unit* Negotiator::find(const UnitKey& key) const {
@@ -107,16 +155,25 @@ std::optional<std::uint32_t> Negotiator::oldest(const std::function<bool(std::ui
 Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::Evict).put(id).take(); }
 Bytes Negotiator::cut_record(Scope scope) { return Writer().put(RecordType::Cut).put(scope).take(); }
 Bytes Negotiator::leaving(int rank) { return Writer().put(RecordType::Leave).put(rank).take(); }
-Bytes Negotiator::agreement(std::uint32_t id, const std::vector<bool>& present) {
+Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
+Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<Claim>& claims) {
   Writer writer;
-  writer.put(RecordType::Agree).put(id);
-  put_bits(writer, present);
+  writer.put(RecordType::Conflict).put(process_set).put_string(name).put(static_cast<std::uint32_t>(claims.size()));
+  for (const auto& claim : claims) writer.put(claim.rank).put(claim.kind);
   return writer.take();
 }
-Bytes Negotiator::host_readiness(std::uint32_t id, const std::vector<bool>& present) {
+Bytes Negotiator::joining(int process_set, int rank) { return Writer().put(RecordType::Joining).put(process_set).put(rank).take(); }
+Bytes Negotiator::joined_up(int process_set, int rank) { return Writer().put(RecordType::JoinedUp).put(process_set).put(rank).take(); }
+Bytes Negotiator::agreement(std::uint32_t id, const Agreement& what) {
+  Writer writer;
+  writer.put(RecordType::Agree).put(id);
+  encode(writer, what);
+  return writer.take();
+}
+Bytes Negotiator::host_readiness(std::uint32_t id, const Agreement& what) {
   Writer writer;
   writer.put(RecordType::HostReady).put(id);
-  put_bits(writer, present);
+  encode(writer, what);
   return writer.take();
 }
 
@@ -129,8 +186,8 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return apply_agreement(reader, outcomes);
     case RecordType::HostReady: {
       const auto id = reader.get<std::uint32_t>();
-      units_.at(id).undecided = true;
-      outcomes.host_ready.push_back({id, get_bits(reader)});
+      known_unit(id).undecided = true;
+      outcomes.host_ready.push_back({id, decode_agreement(reader)});
       return;
     }
     case RecordType::Cut:
@@ -139,8 +196,29 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return forget(reader.get<std::uint32_t>());
     case RecordType::Leave: {
       const int rank = reader.get<int>();
-      left_.at(static_cast<std::size_t>(rank)) = true;
+      if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
+      left_[static_cast<std::size_t>(rank)] = true;
       outcomes.left.push_back(rank);
+      return;
+    }
+    case RecordType::End:
+      ended_ = true;
+      return;
+    case RecordType::Joining: {
+      const int id = reader.get<int>();
+      const int rank = reader.get<int>();
+      if (!has_process_set(id)) throw WireError("unknown process set");
+      set_rank(process_set(id), rank);
+      auto& joined = sets_[static_cast<std::size_t>(id)].joined;
+      const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
+      if (place == joined.end() || *place != rank) joined.insert(place, rank);
+      return;
+    }
+    case RecordType::Conflict:
+      return apply_conflict(reader, outcomes);
+    case RecordType::JoinedUp: {
+      const int id = reader.get<int>();
+      outcomes.joined.push_back({id, reader.get<int>()});
       return;
     }
   }
@@ -184,19 +262,34 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   outcomes.introduced.push_back({id, rank});
 }
 
-Status Negotiator::judge(const Unit& unit) const {
-  const auto& set = process_set(unit.key.process_set);
-  if (std::find(unit.signatures.begin(), unit.signatures.end(), nullptr) != unit.signatures.end())
-    return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
-  return verdict(display_name(unit.key.name), set.ranks, unit.signatures);
+Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const {
+  std::vector<int> ranks;
+  std::vector<SharedSignature> signatures;
+  const auto& all = process_set(unit.key.process_set).ranks;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (std::binary_search(absent.begin(), absent.end(), all[i])) continue;
+    if (!unit.signatures[i]) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
+    ranks.push_back(all[i]);
+    signatures.push_back(unit.signatures[i]);
+  }
+  if (ranks.empty()) return {Status::Code::BackendError, "a tensor was agreed that no rank has submitted"};
+  Status status = verdict(display_name(unit.key.name), ranks, signatures);
+  if (!status.ok() || absent.empty()) return status;
+  // The values of those who have joined count as zeros; where there is no such value, they are missed.
+  const bool zeros_do =
+      unit.key.kind == OpKind::Barrier || (unit.key.kind == OpKind::Allreduce && signatures[0]->device == DeviceKind::Cpu);
+  if (zeros_do) return {};
+  return {Status::Code::Joined, fmt::format("{} '{}'{}: rank{} {} {} joined and cannot take part", name_of(unit.key.kind),
+                                            display_name(unit.key.name), unit.key.kind == OpKind::Allreduce ? " of GPU tensors" : "",
+                                            absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
 }
 
-std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit) const {
+std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signature& first) const {
   std::vector<std::int64_t> bytes;
-  const Signature& first = *unit.signatures.front();
+  const bool gathers = unit.key.kind == OpKind::Allgather || unit.key.kind == OpKind::Alltoall;
   for (std::size_t i = 0; i < first.tensors.size(); ++i) {
     std::int64_t elements = 0;
-    if (unit.key.kind == OpKind::Allgather) {
+    if (gathers) {
       for (const auto& signature : unit.signatures) elements += element_count(signature->tensors[i].shape);
     } else {
       elements = element_count(first.tensors[i].shape);
@@ -208,17 +301,81 @@ std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit) const {
 
 void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
-  auto present = get_bits(reader);
-  Unit& unit = units_.at(id);
+  Agreement what = decode_agreement(reader);
+  Unit& unit = known_unit(id);
   usage_.splice(usage_.end(), usage_, unit.usage);
-  Status status = judge(unit);
-  if (status.ok()) present.resize(unit.signatures.front()->tensors.size());
-  unit.undecided = status.ok() && std::find(present.begin(), present.end(), true) != present.end();
-  if (unit.undecided) {
-    queues_[static_cast<std::size_t>(unit.scope)].push_back(
-        {id, unit.key.process_set, unit.signatures.front(), present, total_bytes(unit)});
+  Status status = judge(unit, what.absent);
+  unit.undecided = false;
+  if (status.ok()) {
+    // Of the first rank that takes part; those of ranks that have joined may be of another time.
+    const auto& ranks = process_set(unit.key.process_set).ranks;
+    std::size_t first = 0;
+    while (std::binary_search(what.absent.begin(), what.absent.end(), ranks[first])) ++first;
+    const SharedSignature signature = unit.signatures[first];
+    what.present.resize(signature->tensors.size());
+    if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
+    if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
+      unit.undecided = true;
+      queues_[static_cast<std::size_t>(unit.scope)].push_back(
+          {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
+    }
+    if (unit.key.kind == OpKind::Control) apply_control(unit, what);
+    if (unit.key.kind == OpKind::Join) sets_[static_cast<std::size_t>(unit.key.process_set)].joined.clear();
   }
-  outcomes.agreed.push_back({id, std::move(status), std::move(present)});
+  outcomes.agreed.push_back({id, std::move(status), std::move(what)});
+}
+
+void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
+  const int process_set = reader.get<int>();
+  const std::string name = reader.get_string();
+  if (!has_process_set(process_set)) throw WireError("unknown process set");
+  const auto& set = this->process_set(process_set);
+  std::vector<int> ranks;
+  std::vector<SharedSignature> signatures;
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
+    const int rank = reader.get<int>();
+    const auto kind = reader.get<OpKind>();
+    const Unit* unit = find({process_set, kind, name});
+    const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
+    if (!signature) throw WireError("a conflict about what nobody has introduced");
+    ranks.push_back(rank);
+    signatures.push_back(signature);
+  }
+  if (ranks.empty()) throw WireError("a conflict between nobody");
+  Outcomes::Voided voided{{}, verdict(display_name(name), ranks, signatures)};
+  if (voided.status.ok()) throw WireError("a conflict between equals");
+  for (const auto& signature : signatures) {
+    const std::uint32_t id = find({process_set, signature->kind, name})->id;
+    if (std::find(voided.ids.begin(), voided.ids.end(), id) == voided.ids.end()) voided.ids.push_back(id);
+  }
+  for (const auto id : voided.ids) forget(id);
+  outcomes.voided.push_back(std::move(voided));
+}
+
+void Negotiator::apply_control(const Unit& unit, Agreement& what) {
+  const Signature& signature = *unit.signatures.front();
+  if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
+  if (unit.key.name == kRemoveProcessSet) {
+    what.last = signature.root;
+    const std::lock_guard lock(sets_mutex_);
+    if (signature.root > 0 && static_cast<std::size_t>(signature.root) < sets_.size())
+      sets_[static_cast<std::size_t>(signature.root)].removed = true;
+    return;
+  }
+  ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
+  for (const auto rank : signature.tensors.front().shape) {
+    if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
+    if (rank == topology_.rank) info.rank = static_cast<int>(info.ranks.size());
+    info.ranks.push_back(static_cast<int>(rank));
+  }
+  what.last = info.id;
+  add_process_set(std::move(info));
+}
+
+Unit& Negotiator::known_unit(std::uint32_t id) {
+  const auto unit = units_.find(id);
+  if (unit == units_.end()) throw WireError("a record about an unknown id");
+  return unit->second;
 }
 
 void Negotiator::apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes) {
@@ -263,6 +420,10 @@ std::vector<CutBatch> Negotiator::number(std::vector<PlannedBatch> plans, Scope 
   return batches;
 }
 
-bool Negotiator::all_left() const { return std::find(left_.begin(), left_.end(), false) == left_.end(); }
+bool Negotiator::all_left() const {
+  // Across domains only the root knows when nothing more can come.
+  return topology_.domains > 1 ? ended_ : every_rank_left();
+}
+bool Negotiator::every_rank_left() const { return std::find(left_.begin(), left_.end(), false) == left_.end(); }
 
 }  // namespace hvd

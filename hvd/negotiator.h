@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -35,6 +36,11 @@ bool is_unnamed(const std::string& name);
 /// The name as messages show it.
 std::string_view display_name(const std::string& name);
 
+/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
+inline constexpr std::string_view kAddProcessSet = "add_process_set";
+inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
+inline constexpr std::string_view kJoin = "join";
+
 /// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by the root for all of them.
 enum class Scope : std::uint8_t { Domain, World };
 
@@ -58,16 +64,32 @@ struct CutBatch {
   PlannedBatch plan;
 };
 
+/// What is said when all ranks of a domain, or all ranks, are ready for a unit.
+struct Agreement {
+  std::vector<bool> present;  ///< per tensor: some rank has it
+  std::vector<int> absent;    ///< global ranks of the set that have joined and did not submit it, ascending
+  int last = -1;              ///< Join: the rank that joined last; Control: the process set made or removed
+};
+void encode(Writer& writer, const Agreement& agreement);
+/// Throws WireError on malformed input.
+Agreement decode_agreement(Reader& reader);
+
+/// What a rank is stuck with under a name.
+struct Claim {
+  int rank = 0;
+  OpKind kind = OpKind::Allreduce;
+};
+
 /// What reading a record brought about, for the engine to act on.
 struct Outcomes {
   struct Agreed {
     std::uint32_t id;
     Status verdict;
-    std::vector<bool> present;
+    Agreement what;
   };
   struct HostReady {
     std::uint32_t id;
-    std::vector<bool> present;
+    Agreement what;
   };
   struct Introduced {
     std::uint32_t id;
@@ -77,9 +99,21 @@ struct Outcomes {
   std::vector<CutBatch> batches;
   std::vector<HostReady> host_ready;
   std::vector<Introduced> introduced;
-  std::vector<int> left;  ///< ranks that called shutdown()
+  struct JoinedUp {
+    int process_set, rank;
+  };
+  struct Voided {
+    std::vector<std::uint32_t> ids;  ///< forgotten already
+    Status status;
+  };
+  std::vector<Voided> voided;    ///< the ranks have submitted different operations under one name
+  std::vector<JoinedUp> joined;  ///< what the domain was ready for without these ranks has been said
+  std::vector<int> left;         ///< ranks that called shutdown()
 
-  [[nodiscard]] bool empty() const { return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() && left.empty(); }
+  [[nodiscard]] bool empty() const {
+    return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() && joined.empty() && left.empty() &&
+           voided.empty();
+  }
 };
 
 class Negotiator {
@@ -87,6 +121,7 @@ class Negotiator {
   /// `sets[0]` is the global set. `slots` bounds the tensors known at once.
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots);
 
+  /// Sets are made and removed by agreement (OpKind::Control). Any thread; a reference stays valid, also when the set is removed.
   [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
   [[nodiscard]] bool has_process_set(int id) const;
   /// How many ranks of the set live in this domain.
@@ -107,39 +142,69 @@ class Negotiator {
   /// The least recently used id that `evictable` lets go.
   std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
   static Bytes eviction(std::uint32_t id);
-  static Bytes agreement(std::uint32_t id, const std::vector<bool>& present);
-  static Bytes host_readiness(std::uint32_t id, const std::vector<bool>& present);
+  static Bytes agreement(std::uint32_t id, const Agreement& what);
+  static Bytes host_readiness(std::uint32_t id, const Agreement& what);
   static Bytes cut_record(Scope scope);
   static Bytes leaving(int rank);
+  /// The root has said its last word: all ranks of all domains have left.
+  static Bytes end();
+  /// `rank` takes part in nothing of the set until all its ranks have joined.
+  static Bytes joining(int process_set, int rank);
+  /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
+  static Bytes conflict(int process_set, std::string_view name, const std::vector<Claim>& claims);
+  /// What the domain was ready for without the rank stands in the log.
+  static Bytes joined_up(int process_set, int rank);
 
   /// Reads one record, which ends at `position` of the log.
   void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
 
   /// Whether a cut of the scope would bring anything.
   [[nodiscard]] bool has_agreed(Scope scope) const { return !queue(scope).empty(); }
-  /// The process set of the scope's next cut; there must be one.
-  [[nodiscard]] int next_process_set(Scope scope) const { return queue(scope).front().process_set; }
+  /// Whether ranks of this domain take part in the scope's next cut; there must be one.
+  [[nodiscard]] bool takes_part_next(Scope scope) const;
   /// The number the next batch will get.
   [[nodiscard]] std::uint64_t next_sequence() const { return sequence_ + 1; }
   [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_range(slots).has_value(); }
 
   [[nodiscard]] const std::vector<bool>& left() const { return left_; }
+  /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
+  [[nodiscard]] bool every_rank_left() const;
+
+  /// Ranks of the set that have joined, ascending.
+  [[nodiscard]] const std::vector<int>& joined(int process_set) const;
+  /// The units of a set; those of one name.
+  [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
+  [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
+  /// How many ranks of this domain take part in a batch.
+  [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 
  private:
   void apply_introduction(Reader& reader, Outcomes& outcomes);
   void apply_agreement(Reader& reader, Outcomes& outcomes);
   void apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes);
+  void apply_conflict(Reader& reader, Outcomes& outcomes);
+  void apply_control(const Unit& unit, Agreement& what);
+  void add_process_set(ProcessSetInfo set);
   void forget(std::uint32_t id);
   [[nodiscard]] std::optional<std::uint32_t> free_range(std::uint32_t slots) const;
-  [[nodiscard]] Status judge(const Unit& unit) const;
-  [[nodiscard]] std::vector<std::int64_t> total_bytes(const Unit& unit) const;
+  [[nodiscard]] Status judge(const Unit& unit, const std::vector<int>& absent) const;
+  [[nodiscard]] std::vector<std::int64_t> total_bytes(const Unit& unit, const Signature& first) const;
+  Unit& known_unit(std::uint32_t id);
   [[nodiscard]] const std::deque<AgreedUnit>& queue(Scope scope) const { return queues_[static_cast<std::size_t>(scope)]; }
   std::vector<CutBatch> number(std::vector<PlannedBatch> plans, Scope scope) const;
 
+  struct Set {
+    ProcessSetInfo info;
+    std::uint32_t local_members = 0;
+    std::vector<int> joined;
+    bool removed = false;
+  };
+  [[nodiscard]] const Set& set(int id) const;
+
   const Topology topology_;
-  std::vector<ProcessSetInfo> sets_;
-  std::vector<std::uint32_t> local_members_;
+  mutable std::shared_mutex sets_mutex_;  // guards the list and `removed`; the rest is for the engine's mutex
+  std::deque<Set> sets_;
   std::uint64_t fusion_threshold_bytes_;
   std::uint32_t slot_capacity_;
 
@@ -151,6 +216,7 @@ class Negotiator {
   std::uint64_t sequence_ = 0;
   std::uint64_t orders_[2] = {0, 0};
   std::vector<bool> left_;
+  bool ended_ = false;
 };
 
 }  // namespace hvd

@@ -68,6 +68,21 @@ struct AllgatherOptions {
   ProcessSet process_set;
 };
 
+/// `splits[i]`: rows for rank i of the set; empty: the first dimension is divided evenly.
+struct AlltoallBufferOptions {
+  std::string name;
+  std::vector<std::int64_t> splits;
+  ProcessSet process_set;
+};
+
+struct ReducescatterOptions {
+  std::string name;
+  ReduceOp op = ReduceOp::Average;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  ProcessSet process_set;
+};
+
 /// `root_rank` is global, also within a process set.
 struct BroadcastOptions {
   std::string name;

@@ -10,8 +10,9 @@ namespace {
 bool can_fuse(const AgreedUnit& a, const AgreedUnit& b) {
   const Signature& left = *a.signature;
   const Signature& right = *b.signature;
-  return a.process_set == b.process_set && left.kind == right.kind && left.op == right.op && left.device == right.device &&
-         left.root == right.root && left.prescale_factor == right.prescale_factor && left.postscale_factor == right.postscale_factor;
+  return a.process_set == b.process_set && a.absent == b.absent && left.kind == right.kind && left.op == right.op &&
+         left.device == right.device && left.root == right.root && left.prescale_factor == right.prescale_factor &&
+         left.postscale_factor == right.postscale_factor;
 }
 
 std::int64_t bytes_of(const AgreedUnit& unit) { return std::accumulate(unit.total_bytes.begin(), unit.total_bytes.end(), std::int64_t{0}); }
@@ -21,7 +22,7 @@ void add(std::vector<PlannedBatch>& batches, const AgreedUnit& unit) {
     if (!unit.present[i]) continue;
     const DataType dtype = unit.signature->tensors[i].dtype;
     auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& known) { return known.dtype == dtype; });
-    if (batch == batches.end()) batch = batches.insert(batches.end(), {unit.process_set, dtype, unit.signature, {}, 0});
+    if (batch == batches.end()) batch = batches.insert(batches.end(), {unit.process_set, dtype, unit.signature, {}, 0, unit.absent});
     batch->tensors.push_back({unit.id, i});
     batch->bytes += unit.total_bytes[i];
   }

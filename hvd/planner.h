@@ -17,6 +17,7 @@ struct AgreedUnit {
   SharedSignature signature;              ///< of the set's first rank; equal on all but for first dimensions of gathers
   std::vector<bool> present;              ///< per tensor: some rank has it; tensors that nobody has do not travel
   std::vector<std::int64_t> total_bytes;  ///< per tensor: bytes that count against the threshold
+  std::vector<int> absent;                ///< global ranks of the set that have joined and take no part, ascending
 };
 
 struct PlannedTensor {
@@ -31,6 +32,7 @@ struct PlannedBatch {
   SharedSignature signature;  ///< for the fields that all its tensors share
   std::vector<PlannedTensor> tensors;
   std::int64_t bytes = 0;
+  std::vector<int> absent = {};  ///< as of its units
 };
 
 /// Takes from the front of `queue` the first unit and, in order, those that can travel with it, until `threshold_bytes` is

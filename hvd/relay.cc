@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Agree, Cut, Leave, Fail };
+enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail };
 
 void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
 
@@ -21,20 +21,21 @@ UnitKey get_key(Reader& reader) {
   return key;
 }
 
-void put_presence(Writer& writer, const std::vector<bool>& present) {
-  std::vector<std::uint8_t> bytes(present.begin(), present.end());
-  writer.put_list(std::span<const std::uint8_t>(bytes));
-}
-
-std::vector<bool> get_presence(Reader& reader) {
-  const auto bytes = reader.get_list<std::uint8_t>();
-  return {bytes.begin(), bytes.end()};
-}
-
 void merge(std::vector<bool>& into, const std::vector<bool>& from) {
   if (into.size() < from.size()) into.resize(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) into[i] = into[i] || from[i];
 }
+
+/// Of two parts of the ranks; the part that comes later has the last word.
+void merge(Agreement& into, const Agreement& from) {
+  merge(into.present, from.present);
+  into.absent.insert(into.absent.end(), from.absent.begin(), from.absent.end());
+  std::sort(into.absent.begin(), into.absent.end());
+  into.last = from.last;
+}
+
+/// What nobody is excused from by having joined.
+constexpr bool needs_everyone(OpKind kind) { return kind == OpKind::Join || kind == OpKind::Control; }
 
 }  // namespace
 
@@ -45,16 +46,17 @@ Relay::Relay(Transport& transport, RelayActions actions) : transport_(transport)
     children_.push_back({self | bit, std::min((self | bit) + bit, transport_.domains())});
 }
 
-std::uint32_t Relay::subtrees_with(int process_set) const {
-  const auto domains = actions_.domains_of(process_set);
-  const auto any_in = [&](int begin, int end) {
-    const auto first = std::lower_bound(domains.begin(), domains.end(), begin);
-    return first != domains.end() && *first < end;
-  };
-  const int self = transport_.domain();
-  std::uint32_t count = any_in(self, self + 1) ? 1 : 0;
-  for (const auto& child : children_) count += any_in(child.domain, child.end) ? 1 : 0;
-  return count;
+int Relay::subtree_of(int domain) const {
+  const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return domain >= c.domain && domain < c.end; });
+  return child != children_.end() ? child->domain : domain == transport_.domain() ? domain : -1;
+}
+
+const std::set<int>& Relay::subtrees_with(int process_set) {
+  const auto [known, fresh] = subtrees_.try_emplace(process_set);
+  if (fresh)
+    for (const int rank : actions_.ranks_of(process_set))
+      if (const int subtree = subtree_of(actions_.domain_of(rank)); subtree >= 0) known->second.insert(subtree);
+  return known->second;
 }
 
 void Relay::send(int domain, const Bytes& item) { outgoing_[domain].put_bytes(item); }
@@ -120,53 +122,99 @@ void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signatur
   known.key = key;
   known.remote[rank] = std::make_shared<const Signature>(signature);
   actions_.introduce(key, rank, signature);
-  if (const auto waiting = ready_without_id_.extract(key); !waiting.empty()) count_ready(id, waiting.mapped());
+  if (const auto waiting = ready_without_id_.extract(key); !waiting.empty()) count_ready(id, transport_.domain(), waiting.mapped());
 }
 
-void Relay::domain_ready(const UnitKey& key, const std::vector<bool>& present) {
+void Relay::domain_ready(const UnitKey& key, const Agreement& what) {
   const auto known = ids_.find(key);
   if (known == ids_.end()) {
-    merge(ready_without_id_[key], present);
+    merge(ready_without_id_[key], what);
   } else {
-    count_ready(known->second, present);
+    count_ready(known->second, transport_.domain(), what);
   }
 }
 
-void Relay::count_ready(std::uint32_t id, const std::vector<bool>& present) {
+void Relay::count_ready(std::uint32_t id, int subtree, const Agreement& what) {
   Count& count = counts_[id];
-  merge(count.present, present);
-  if (++count.subtrees < subtrees_with(known_.at(id).key.process_set)) return;
-  const std::vector<bool> all = std::move(count.present);
+  if (!count.subtrees.insert(subtree).second) throw WireError("readiness twice in one round");
+  merge(count.what, what);
+  pass_on_if_complete(id);
+}
+
+void Relay::pass_on_if_complete(std::uint32_t id) {
+  const UnitKey& key = known_.at(id).key;
+  Count& count = counts_.at(id);
+  std::vector<int> absent;
+  if (count.subtrees.size() < subtrees_with(key.process_set).size()) {
+    const auto joined = joined_.find(key.process_set);
+    if (needs_everyone(key.kind) || joined == joined_.end()) return;
+    for (const int rank : actions_.ranks_of(key.process_set)) {
+      const int subtree = subtree_of(actions_.domain_of(rank));
+      if (subtree < 0 || count.subtrees.contains(subtree)) continue;
+      if (!joined->second.contains(rank)) return;
+      absent.push_back(rank);
+    }
+  }
+  Agreement all = std::move(count.what);
   counts_.erase(id);
+  all.absent.insert(all.absent.end(), absent.begin(), absent.end());
+  std::sort(all.absent.begin(), all.absent.end());
   if (is_root()) return decide(id, all);
   Writer item;
   item.put(Item::Ready).put(id);
-  put_presence(item, all);
+  encode(item, all);
   send(parent_, item.bytes());
 }
 
-void Relay::decide(std::uint32_t id, const std::vector<bool>& present) {
+void Relay::decide(std::uint32_t id, const Agreement& what) {
   Writer item;
   item.put(Item::Agree).put(id);
-  put_presence(item, present);
+  encode(item, what);
   send_down(item.bytes());
-  actions_.agree(known_.at(id).key, present);
-  forget_if_unnamed(id);
+  actions_.agree(known_.at(id).key, what);
+  decided(id);
 }
 
-void Relay::forget_if_unnamed(std::uint32_t id) {
+void Relay::decided(std::uint32_t id) {
   const auto known = known_.find(id);
-  if (known == known_.end() || !is_unnamed(known->second.key.name)) return;
-  ids_.erase(known->second.key);
+  if (known == known_.end()) return;
+  const UnitKey key = known->second.key;
+  if (key.kind == OpKind::Join) joined_.erase(key.process_set);
+  if (!is_unnamed(key.name)) return;
+  ids_.erase(key);
   known_.erase(known);
+}
+
+void Relay::joined(int process_set, int rank) { learn_joined(process_set, rank); }
+
+void Relay::learn_joined(int process_set, int rank) {
+  joined_[process_set].insert(rank);
+  std::vector<std::uint32_t> waiting;
+  for (const auto& [id, count] : counts_)
+    if (known_.at(id).key.process_set == process_set) waiting.push_back(id);
+  std::sort(waiting.begin(), waiting.end());
+  for (const auto id : waiting) pass_on_if_complete(id);
+  if (!is_root()) send(parent_, Writer().put(Item::Joined).put(process_set).put(rank).bytes());
 }
 
 void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
 
-void Relay::left(int rank) {
-  const Bytes item = Writer().put(Item::Leave).put(rank).take();
-  if (!is_root()) send(parent_, item);
-  send_down(item);
+void Relay::announce_end() { send_down(Writer().put(Item::End).bytes()); }
+
+void Relay::left(int rank) { leaving_.push_back(rank); }
+
+/// The root takes a rank's leave for its last word, so what its domain is ready for goes first.
+void Relay::leave_when_told() {
+  if (!ready_without_id_.empty()) return;
+  for (const int rank : std::exchange(leaving_, {})) {
+    const Bytes item = Writer().put(Item::Leave).put(rank).take();
+    if (is_root()) {
+      ++left_;
+    } else {
+      send(parent_, item);
+    }
+    send_down(item);
+  }
 }
 
 void Relay::failed(const Status& status) {
@@ -191,7 +239,12 @@ void Relay::receive(const Message& message) {
       case Item::Ready: {
         const auto id = reader.get<std::uint32_t>();
         if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
-        count_ready(id, get_presence(reader));
+        count_ready(id, subtree_of(message.from), decode_agreement(reader));
+        break;
+      }
+      case Item::Joined: {
+        const auto process_set = reader.get<int>();
+        learn_joined(process_set, reader.get<int>());
         break;
       }
       case Item::Agree: {
@@ -199,8 +252,8 @@ void Relay::receive(const Message& message) {
         const auto known = known_.find(id);
         if (known == known_.end()) throw WireError("agreement on an unknown tensor");
         send_down(bytes);
-        actions_.agree(known->second.key, get_presence(reader));
-        forget_if_unnamed(id);
+        actions_.agree(known->second.key, decode_agreement(reader));
+        decided(id);
         break;
       }
       case Item::Cut:
@@ -209,11 +262,16 @@ void Relay::receive(const Message& message) {
         break;
       case Item::Leave: {
         if (!from_parent && !is_root()) send(parent_, bytes);
+        if (is_root()) ++left_;
         for (const auto& child : children_)
           if (child.domain != message.from) send(child.domain, bytes);
         actions_.leave(reader.get<int>());
         break;
       }
+      case Item::End:
+        send_down(bytes);
+        actions_.end();
+        break;
       case Item::Fail: {
         const auto code = reader.get<Status::Code>();
         const Status status(code, reader.get_string());
@@ -237,11 +295,13 @@ bool Relay::flush() {
 }
 
 bool Relay::advance() {
+  leave_when_told();
   bool any = flush();
   while (auto message = transport_.receive()) {
     any = true;
     receive(*message);
   }
+  leave_when_told();
   return flush() || any;
 }
 

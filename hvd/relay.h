@@ -3,12 +3,14 @@
 /// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
 /// introductions of all ranks and the root's decisions: what is agreed, and where a batch is cut. A step costs each leader a message
 /// per neighbour and per group of tensors that became ready together, in O(log domains) hops; nothing is gathered at the root but
-/// one number per tensor and child.
+/// one number per tensor and child. Ranks that have joined are waited for no more; the leaders learn of them on the way up, after what
+/// their domains were ready for without them. When all ranks have left and the root has decided what came before, it says so: the end.
 /// Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -22,12 +24,14 @@ namespace hvd {
 struct RelayActions {
   /// A rank of another domain introduces a tensor to this one's log.
   std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
-  std::function<void(const UnitKey&, const std::vector<bool>& present)> agree;
+  std::function<void(const UnitKey&, const Agreement&)> agree;
   std::function<void()> cut;
   std::function<void(int rank)> leave;
+  std::function<void()> end;
   std::function<void(const Status&)> fail;
-  /// The domains with ranks in a process set, ascending.
-  std::function<std::vector<int>(int process_set)> domains_of;
+  /// The ranks of a process set, ascending. Throws WireError if there is no such set.
+  std::function<const std::vector<int>&(int process_set)> ranks_of;
+  std::function<int(int rank)> domain_of;
 };
 
 class Relay {
@@ -36,11 +40,16 @@ class Relay {
 
   // ---- what this domain has to say; the next `advance` sends it
   void introduced(const UnitKey& key, int rank, const Signature& signature);
-  void domain_ready(const UnitKey& key, const std::vector<bool>& present);
+  void domain_ready(const UnitKey& key, const Agreement& what);
+  void joined(int process_set, int rank);
   void left(int rank);
   void failed(const Status& status);
   /// Root: tells all other domains that a batch is cut here.
   void announce_cut();
+  /// Root: whether all ranks have left, and everything they were ready for before is decided.
+  [[nodiscard]] bool all_left() const { return left_ == actions_.ranks_of(0).size(); }
+  /// Root: tells all other domains so, once what is decided is cut.
+  void announce_end();
 
   /// Sends what has gathered and acts on what has arrived. True if there was anything.
   bool advance();
@@ -53,19 +62,24 @@ class Relay {
     UnitKey key;
     std::map<int, SharedSignature> remote;  ///< what ranks of other domains said, for the day this domain forgets it
   };
+  /// Of this domain and the children's subtrees, those that are ready.
   struct Count {
-    std::uint32_t subtrees = 0;  ///< of this domain and the children, how many are ready
-    std::vector<bool> present;
+    std::set<int> subtrees;  ///< by their first domain
+    Agreement what;
   };
 
   void receive(const Message& message);
   void receive_introduction(Reader& reader, bool from_parent);
   void spread_introduction(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
   void learn(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
-  void count_ready(std::uint32_t id, const std::vector<bool>& present);
-  void decide(std::uint32_t id, const std::vector<bool>& present);
-  void forget_if_unnamed(std::uint32_t id);
-  [[nodiscard]] std::uint32_t subtrees_with(int process_set) const;
+  void count_ready(std::uint32_t id, int subtree, const Agreement& what);
+  void pass_on_if_complete(std::uint32_t id);
+  void decide(std::uint32_t id, const Agreement& what);
+  void decided(std::uint32_t id);
+  void learn_joined(int process_set, int rank);
+  [[nodiscard]] int subtree_of(int domain) const;
+  const std::set<int>& subtrees_with(int process_set);
+  void leave_when_told();
   void send(int domain, const Bytes& item);
   void send_down(const Bytes& item);
   bool flush();
@@ -80,8 +94,12 @@ class Relay {
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Known> known_;
   std::unordered_map<std::uint32_t, Count> counts_;
-  std::map<UnitKey, std::vector<bool>> ready_without_id_;  ///< ready here before the root's number for it came down
-  std::uint32_t next_id_ = 0;                              ///< root
+  std::map<UnitKey, Agreement> ready_without_id_;  ///< ready here before the root's number for it came down
+  std::map<int, std::set<int>> joined_;            ///< of the subtree, by process set
+  std::map<int, std::set<int>> subtrees_;          ///< with ranks of a process set
+  std::vector<int> leaving_;                       ///< said when nothing is left to be ready for
+  std::size_t left_ = 0;                           ///< root: ranks that have left
+  std::uint32_t next_id_ = 0;                      ///< root
   std::map<int, Writer> outgoing_;
   bool failed_ = false;
 };

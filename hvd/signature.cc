@@ -40,6 +40,8 @@ bool same_dtypes(const Signature& a, const Signature& b) {
 
 /// What is said of the tensor at `index`; of the number of tensors where they differ.
 std::string tensor_text(const Signature& signature, std::size_t index) {
+  if (signature.kind == OpKind::Control && index < signature.tensors.size())
+    return fmt::format("ranks {}", to_string(signature.tensors[index].shape));
   if (index >= signature.tensors.size()) return fmt::format("{} tensors", signature.tensors.size());
   const auto& tensor = signature.tensors[index];
   const std::string text = fmt::format("{} {}", name_of(tensor.dtype), to_string(tensor.shape));
@@ -111,6 +113,7 @@ void encode(Writer& writer, const Signature& signature) {
   for (const auto& tensor : signature.tensors) {
     writer.put(tensor.dtype);
     writer.put_list(std::span<const std::int64_t>(tensor.shape));
+    if (signature.kind == OpKind::Alltoall) writer.put_list(std::span<const std::int64_t>(tensor.splits));
   }
 }
 
@@ -127,9 +130,15 @@ Signature decode_signature(Reader& reader) {
     TensorSignature tensor;
     tensor.dtype = checked_enum(reader.get<std::uint8_t>(), DataType::Complex128);
     tensor.shape = reader.get_list<std::int64_t>();
+    if (signature.kind == OpKind::Alltoall) tensor.splits = reader.get_list<std::int64_t>();
     signature.tensors.push_back(std::move(tensor));
   }
   return signature;
+}
+
+std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place) {
+  const auto ranks = static_cast<std::int64_t>(size);
+  return rows / ranks + (static_cast<std::int64_t>(place) < rows % ranks ? 1 : 0);
 }
 
 Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures) {

@@ -18,6 +18,7 @@ namespace hvd {
 struct TensorSignature {
   DataType dtype = DataType::Float32;
   Shape shape;
+  std::vector<std::int64_t> splits;  ///< Alltoall: rows for each rank of the set, in the set's order; otherwise empty
   bool operator==(const TensorSignature&) const = default;
 };
 
@@ -38,6 +39,9 @@ void encode(Writer& writer, const Signature& signature);
 Signature decode_signature(Reader& reader);
 
 using SharedSignature = std::shared_ptr<const Signature>;
+
+/// Rows of a first dimension of `rows` that rank `place` of `size` keeps after a reducescatter: the first `rows % size` get one more.
+std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place);
 
 /// Ok, or a Mismatch whose text names the tensor and groups the ranks by what they sent, for the first thing that differs in the
 /// order dtype, op, shape, scales, reduce op, per-op rules, device. `ranks[i]` is the global rank that sent `signatures[i]`.

@@ -16,14 +16,16 @@ namespace hvd {
 
 struct TensorArgument {
   const void* input = nullptr;
-  void* output = nullptr;  ///< null for Allgather, whose output is allocated when its size is known
+  void* output = nullptr;  ///< null for Allgather and Alltoall, whose output is allocated when its size is known; may be for Reducescatter
   DataType dtype = DataType::Float32;
   Shape shape;
-  void* ready_event = nullptr;  ///< native device event after which `input` may be read; null: it already may
-  bool present = true;          ///< false: this rank has nothing to say, its input counts as the zeros that it holds
+  void* ready_event = nullptr;            ///< native device event after which `input` may be read; null: it already may
+  bool present = true;                    ///< false: this rank has nothing to say, its input counts as the zeros that it holds
+  std::vector<std::int64_t> splits = {};  ///< Alltoall: rows for each rank of the set, in the set's order
 };
 
-/// One operation: a tensor, or a group that becomes ready together and fails together. Barrier has no tensor.
+/// One operation: a tensor, or a group that becomes ready together and fails together. Barrier and Join have no tensor; the tensor of
+/// a Control stands for a list of ranks, which is its shape.
 struct Submission {
   OpKind kind = OpKind::Allreduce;
   std::string name;  ///< empty: numbered per op and process set
@@ -34,7 +36,8 @@ struct Submission {
   int root = 0;  ///< global rank
   Device device;
   std::vector<TensorArgument> tensors;
-  /// Allgather: returns memory for `rows` rows of tensor `index`; called once for each, on the driver, before the batch runs.
+  /// Where a tensor has no output: returns memory for `rows` rows of tensor `index`; called once for each, on the driver, before the batch
+  /// runs.
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
   /// Whatever must live as long as the buffers are in use.
   std::shared_ptr<void> keep_alive;
@@ -43,9 +46,12 @@ struct Submission {
 /// The state behind a handle. The engine writes everything before it stores `done`; then it is only read.
 struct Pending {
   std::atomic<bool> done{false};
+  std::atomic<bool> waited_for{false};  ///< a thread is, or was, inside `wait()`
   Status status;
-  std::vector<bool> present_anywhere;  ///< per tensor: some rank had something to say (all true unless `present` was used)
-  void* completion_event = nullptr;    ///< native device event that follows the outputs; null on hosts
+  std::vector<bool> present_anywhere;           ///< per tensor: some rank had something to say (all true unless `present` was used)
+  std::vector<std::vector<std::int64_t>> rows;  ///< Allgather, Alltoall: per tensor, rows that came from each rank of the set
+  std::int64_t value = 0;                       ///< Join: the rank that joined last; Control: id of the process set
+  void* completion_event = nullptr;             ///< native device event that follows the outputs; null on hosts
   std::shared_ptr<void> event_owner;
 };
 

@@ -1,10 +1,14 @@
 #include "ops/shm_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "ops/host_ops.h"
+#include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
 
 namespace hvd {
@@ -22,15 +26,20 @@ struct Piece {
   std::size_t member, begin, count;
 };
 
-/// The batch's elements cut into chunks of about kChunkBytes: the same on every rank.
+/// The batch's elements cut into chunks of about kChunkBytes, or, where tensors are not to be cut, one for each: the same on every rank.
 class Chunks {
  public:
-  explicit Chunks(const Batch& batch) {
+  Chunks(const Batch& batch, bool whole_tensors) {
     const std::size_t element = element_bytes(batch.traits.dtype);
     const std::size_t per_chunk = kChunkBytes / element;
     std::size_t room = 0;
     for (std::size_t member = 0; member < batch.members.size(); ++member) {
       const auto count = static_cast<std::size_t>(batch.members[member].count);
+      if (whole_tensors) {
+        first_piece_.push_back(pieces_.size());
+        pieces_.push_back({member, 0, count});
+        continue;
+      }
       for (std::size_t begin = 0; begin < count;) {
         if (room == 0) {
           first_piece_.push_back(pieces_.size());
@@ -59,16 +68,15 @@ class Chunks {
 class ClaimedExecution final : public Execution {
  public:
   ClaimedExecution(ShmBackend& backend, Batch batch)
-      : backend_(backend), batch_(std::move(batch)), state_(backend.board().batch(batch_.sequence)), chunks_(batch_) {
-    for (const int rank : batch_.traits.set->ranks) members_.push_back(backend_.domain_index(rank));
+      : backend_(backend),
+        batch_(std::move(batch)),
+        state_(backend.board().batch(batch_.sequence)),
+        is_adasum_(batch_.traits.kind == OpKind::Allreduce && batch_.traits.op == ReduceOp::Adasum),
+        chunks_(batch_, is_adasum_) {
+    for (const int rank : batch_.ranks) members_.push_back(backend_.domain_index(rank));
     if (batch_.traits.kind == OpKind::Broadcast) root_ = backend_.domain_index(batch_.traits.root);
-    const bool average = batch_.traits.op == ReduceOp::Average;
-    reduction_ = {batch_.traits.dtype,
-                  batch_.traits.op,
-                  batch_.traits.prescale_factor,
-                  batch_.traits.postscale_factor,
-                  average ? static_cast<int>(members_.size()) : 1,
-                  batch_.traits.dtype};
+    reduction_ = reduction_of(batch_.traits);
+    zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
   }
 
   Progress advance() override {
@@ -109,48 +117,47 @@ class ClaimedExecution final : public Execution {
       inputs_.push_back(at(index));
       outputs_.push_back(at(index));
     }
+    if (is_adasum_) return kernels::adasum(reduction_, inputs_, outputs_, piece.count);
+    if (zeros_count_) {
+      zeros_.resize(std::max(zeros_.size(), piece.count * element));
+      inputs_.push_back(zeros_.data());
+    }
     kernels::reduce(reduction_, inputs_, outputs_, piece.count);
   }
 
   ShmBackend& backend_;
   Batch batch_;
   BatchState& state_;
+  const bool is_adasum_;
   Chunks chunks_;
   std::vector<int> members_;  // indices in the domain, in rank order
   int root_ = 0;
   kernels::Reduction reduction_;
+  bool zeros_count_ = false;  // of the ranks that have joined
+  std::vector<std::byte> zeros_;
   bool exhausted_ = false;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
 };
 
-/// Allgather: each rank copies from all others' blocks into its own output.
-class GatherExecution final : public Execution {
+/// Allgather, alltoall, reducescatter: each rank takes from all ranks' blocks what belongs into its own output.
+class PullExecution final : public Execution {
  public:
-  GatherExecution(ShmBackend& backend, Batch batch)
+  PullExecution(ShmBackend& backend, Batch batch)
       : backend_(backend), batch_(std::move(batch)), state_(backend.board().batch(batch_.sequence)) {}
 
   Progress advance() override {
-    const auto& ranks = batch_.traits.set->ranks;
-    const bool copied_now = !std::exchange(copied_, true);
-    if (copied_now) {
-      for (const auto& member : batch_.members) {
-        auto* to = static_cast<std::byte*>(member.output);
-        for (std::size_t i = 0; i < ranks.size(); ++i) {
-          const int index = backend_.domain_index(ranks[i]);
-          const std::size_t bytes = bytes_of(batch_.traits, member.counts[i]);
-          if (bytes > 0) std::memcpy(to, backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]), bytes);
-          to += bytes;
-        }
-      }
-      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks.size())
+    const bool pulled_now = !std::exchange(pulled_, true);
+    if (pulled_now) {
+      for (const auto& member : batch_.members) batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
+      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size())
         state_.complete.store(true, std::memory_order_release);
     }
-    // The others read from this rank's blocks until all have copied. A staged block can wait for that without its owner.
+    // The others read from this rank's blocks until all have what they want. A staged block can wait for that without its owner.
     const auto in_place = [&](const BatchMember& member) { return !Staging::is_staged(my_location(member)); };
     const bool complete = state_.complete.load(std::memory_order_acquire);
     if (!complete && std::any_of(batch_.members.begin(), batch_.members.end(), in_place))
-      return copied_now ? Progress::Advanced : Progress::Idle;
+      return pulled_now ? Progress::Advanced : Progress::Idle;
     for (const auto& member : batch_.members) backend_.staging().release_later(batch_.sequence, my_location(member));
     return Progress::Done;
   }
@@ -159,10 +166,35 @@ class GatherExecution final : public Execution {
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
     return member.locations[static_cast<std::size_t>(backend_.staging().self())];
   }
+  [[nodiscard]] const std::byte* input_of(const BatchMember& member, std::size_t place) const {
+    const int index = backend_.domain_index(batch_.ranks[place]);
+    return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
+  }
+
+  void copy(const BatchMember& member) {
+    auto* to = static_cast<std::byte*>(member.output);
+    for (std::size_t place = 0; place < batch_.ranks.size(); ++place) {
+      const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
+      const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
+      if (bytes > 0) std::memcpy(to, input_of(member, place) + skipped, bytes);
+      to += bytes;
+    }
+  }
+
+  void reduce(const BatchMember& member) {
+    const auto place = static_cast<std::size_t>(batch_.traits.set->rank);
+    const auto own = member.counts.begin() + static_cast<std::ptrdiff_t>(place);
+    const std::size_t skipped = bytes_of(batch_.traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
+    std::vector<const void*> inputs;
+    for (std::size_t other = 0; other < batch_.ranks.size(); ++other) inputs.push_back(input_of(member, other) + skipped);
+    const std::array<void*, 1> output{member.output};
+    if (*own > 0) kernels::reduce(reduction_of(batch_.traits), inputs, output, static_cast<std::size_t>(*own));
+  }
+
   ShmBackend& backend_;
   Batch batch_;
   BatchState& state_;
-  bool copied_ = false;
+  bool pulled_ = false;
 };
 
 }  // namespace
@@ -183,14 +215,13 @@ bool ShmBackend::supports(const BatchTraits& traits) const {
   if (traits.device.kind != DeviceKind::Cpu) return false;
   const auto& ranks = topology_.domain_ranks;
   if (!std::includes(ranks.begin(), ranks.end(), traits.set->ranks.begin(), traits.set->ranks.end())) return false;
-  if (traits.kind == OpKind::Allreduce) return kernels::supported(traits.dtype, traits.op);
-  return traits.kind == OpKind::Broadcast || traits.kind == OpKind::Allgather;
+  return host_supports(traits);
 }
 
 std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const std::size_t bytes = bytes_of(traits, member.count);
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == topology_.rank;
-  if (traits.kind == OpKind::Allgather) {
+  if (is_pulled(traits.kind)) {
     if (const auto place = staging_.find(member.input)) {
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
@@ -207,7 +238,7 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
-  if (batch.traits.kind == OpKind::Allgather) return std::make_unique<GatherExecution>(*this, std::move(batch));
+  if (is_pulled(batch.traits.kind)) return std::make_unique<PullExecution>(*this, std::move(batch));
   return std::make_unique<ClaimedExecution>(*this, std::move(batch));
 }
 

@@ -50,15 +50,27 @@ below() {
   awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }'
   echo $?
 }
+# Neither gone nor a zombie that only its parent has still to read.
+lives() {
+  local state
+  state=$(sed -n 's/^State:[[:space:]]*\([A-Z]\).*/\1/p' "/proc/$1/status" 2>/dev/null)
+  [ -n "$state" ] && [ "$state" != Z ] && [ "$state" != X ]
+}
 nothing_left() {
-  local pid round living leftover
-  for round in 1 2 3 4 5 6 7 8 9 10; do # the kernel takes a moment to clear away a killed process
+  local pid living leftover end=$((SECONDS + 10))
+  while :; do # the kernel takes a moment to clear away a killed process
     living=
-    for pid in $(sed -n 's/^pid \([0-9]*\)$/\1/p' "$work/out"); do [ -e "/proc/$pid" ] && living="$living $pid"; done
+    for pid in $(sed -n 's/^pid \([0-9]*\)$/\1/p' "$work/out"); do lives "$pid" && living="$living $pid"; done
     leftover=$(left_over)
     [ -z "$living$leftover" ] && return
+    [ "$SECONDS" -ge "$end" ] && break
     sleep 0.2
   done
+  for pid in $living; do # where it is
+    sed -n 's/^\(Pid\|PPid\|State\|SigBlk\|SigIgn\|SigCgt\|Threads\):/\1/p' "/proc/$pid/status" 2>/dev/null | tr '\n' ' '
+    cat "/proc/$pid"/task/*/wchan 2>/dev/null
+    echo
+  done >>"$work/out"
   [ -z "$living" ] || problem=${problem:-"processes left:$living"}
   [ -z "$leftover" ] || problem=${problem:-"left behind: $leftover"}
 }

@@ -23,6 +23,7 @@
 
 #include "hvd/engine.h"
 #include "ops/arena.h"
+#include "ops/host_ops.h"
 #include "ops/kernels/reduce.h"
 #include "ops/shm_backend.h"
 
@@ -108,12 +109,12 @@ class RendezvousExecution final : public Execution {
   RendezvousExecution(Rendezvous& place, Batch batch, int rank) : place_(place), batch_(std::move(batch)), rank_(rank) {
     const std::lock_guard lock(place_.mutex);
     meeting().batches[rank_] = &batch_;
-    if (meeting().batches.size() == batch_.traits.set->ranks.size()) compute();
+    if (meeting().batches.size() == batch_.ranks.size()) compute();
   }
   Progress advance() override {
     const std::lock_guard lock(place_.mutex);
     if (!meeting().computed) return Progress::Idle;
-    if (!left_ && ++meeting().gone == batch_.traits.set->ranks.size()) {
+    if (!left_ && ++meeting().gone == batch_.ranks.size()) {
       place_.meetings.erase(key());
     }
     left_ = true;
@@ -123,38 +124,59 @@ class RendezvousExecution final : public Execution {
  private:
   [[nodiscard]] std::pair<int, std::uint64_t> key() const { return {batch_.traits.set->id, batch_.order}; }
   Rendezvous::Meeting& meeting() { return place_.meetings[key()]; }
+  [[nodiscard]] std::size_t bytes(std::int64_t count) const { return static_cast<std::size_t>(count) * element_bytes(batch_.traits.dtype); }
   void compute() {
-    auto& batches = meeting().batches;
-    const auto ranks = batch_.traits.set->ranks;
-    const std::size_t element = element_bytes(batch_.traits.dtype);
     for (std::size_t m = 0; m < batch_.members.size(); ++m) {
-      const auto count = static_cast<std::size_t>(batch_.members[m].count);
-      if (batch_.traits.kind == OpKind::Allgather) {
-        Bytes all;
-        for (const int rank : ranks) {
-          const auto& member = batches[rank]->members[m];
-          const auto* from = static_cast<const std::byte*>(member.input);
-          all.insert(all.end(), from, from + static_cast<std::size_t>(member.count) * element);
-        }
-        for (const int rank : ranks)
-          if (!all.empty()) std::memcpy(batches[rank]->members[m].output, all.data(), all.size());
+      if (batch_.traits.kind == OpKind::Allgather || batch_.traits.kind == OpKind::Alltoall) {
+        pull(m);
       } else if (batch_.traits.kind == OpKind::Broadcast) {
-        const void* source = batches[batch_.traits.root]->members[m].input;
-        for (const int rank : ranks)
-          if (count > 0) std::memmove(batches[rank]->members[m].output, source, count * element);
+        const void* source = member(batch_.traits.root, m).input;
+        for (const int rank : batch_.ranks)
+          if (member(rank, m).count > 0) std::memmove(member(rank, m).output, source, bytes(member(rank, m).count));
       } else {
-        Bytes result(count * element);
-        std::vector<const void*> inputs;
-        for (const int rank : ranks) inputs.push_back(batches[rank]->members[m].input);
-        std::vector<void*> outputs{result.data()};
-        const auto& t = batch_.traits;
-        const int divisor = t.op == ReduceOp::Average ? static_cast<int>(ranks.size()) : 1;
-        kernels::reduce({t.dtype, t.op, t.prescale_factor, t.postscale_factor, divisor, t.dtype}, inputs, outputs, count);
-        for (const int rank : ranks)
-          if (count > 0) std::memcpy(batches[rank]->members[m].output, result.data(), result.size());
+        reduce(m);
       }
     }
     meeting().computed = true;
+  }
+  const BatchMember& member(int rank, std::size_t m) { return meeting().batches[rank]->members[m]; }
+
+  void pull(std::size_t m) {
+    for (const int rank : batch_.ranks) {
+      auto* to = static_cast<std::byte*>(member(rank, m).output);
+      for (std::size_t i = 0; i < batch_.ranks.size(); ++i) {
+        const auto& own = member(rank, m);
+        const auto* from = static_cast<const std::byte*>(member(batch_.ranks[i], m).input);
+        const std::size_t size = bytes(own.counts[i]);
+        if (size > 0) std::memcpy(to, from + (own.offsets.empty() ? 0 : bytes(own.offsets[i])), size);
+        to += size;
+      }
+    }
+  }
+
+  void reduce(std::size_t m) {
+    const auto& t = batch_.traits;
+    const auto count = static_cast<std::size_t>(batch_.members[m].count);
+    Bytes result(bytes(batch_.members[m].count));
+    std::vector<const void*> inputs;
+    for (const int rank : batch_.ranks) inputs.push_back(member(rank, m).input);
+    const Bytes zeros(result.size());
+    const bool adasum = t.op == ReduceOp::Adasum;
+    if (!adasum)
+      for (std::size_t i = batch_.ranks.size(); i < t.set->ranks.size(); ++i) inputs.push_back(zeros.data());
+    std::vector<void*> outputs{result.data()};
+    adasum ? kernels::adasum(reduction_of(t), inputs, outputs, count) : kernels::reduce(reduction_of(t), inputs, outputs, count);
+    for (const int rank : batch_.ranks) {
+      const auto& own = member(rank, m);
+      if (t.kind == OpKind::Reducescatter) {
+        const int place = meeting().batches[rank]->traits.set->rank;
+        const auto begin = bytes(std::accumulate(own.counts.begin(), own.counts.begin() + place, std::int64_t{0}));
+        const auto size = bytes(own.counts[static_cast<std::size_t>(place)]);
+        if (size > 0) std::memcpy(own.output, result.data() + begin, size);
+      } else if (count > 0) {
+        std::memcpy(own.output, result.data(), result.size());
+      }
+    }
   }
   Rendezvous& place_;
   Batch batch_;
@@ -166,9 +188,7 @@ class RendezvousBackend final : public Backend {
  public:
   RendezvousBackend(std::shared_ptr<Rendezvous> place, int rank) : place_(std::move(place)), rank_(rank) {}
   std::string_view name() const override { return "rendezvous"; }
-  bool supports(const BatchTraits& traits) const override {
-    return traits.device.kind == DeviceKind::Cpu && (traits.kind != OpKind::Allreduce || kernels::supported(traits.dtype, traits.op));
-  }
+  bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
   std::unique_ptr<Execution> launch(Batch batch) override {
     return std::make_unique<RendezvousExecution>(*place_, std::move(batch), rank_);
   }

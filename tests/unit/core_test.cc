@@ -176,7 +176,7 @@ TEST_CASE("two tables that read the same records are equal, and ids are used aga
   CHECK(writer.find(key)->id == id);
   CHECK(reader.introduced(*reader.find(key), 1, signature));
 
-  const auto agreed = say(Negotiator::agreement(id, {true}));
+  const auto agreed = say(Negotiator::agreement(id, {{true}, {}, -1}));
   REQUIRE(agreed.agreed.size() == 1);
   CHECK(agreed.agreed[0].verdict.ok());
   CHECK(reader.has_agreed(Scope::Domain));
@@ -202,7 +202,7 @@ TEST_CASE("records that make no sense are refused") {
   Outcomes outcomes;
   CHECK_THROWS_AS(table.apply({}, 0, outcomes), WireError);
   CHECK_THROWS_AS(table.apply(Bytes(3, std::byte{77}), 0, outcomes), WireError);
-  CHECK_THROWS(table.apply(Negotiator::agreement(5, {true}), 0, outcomes));
+  CHECK_THROWS(table.apply(Negotiator::agreement(5, {{true}, {}, -1}), 0, outcomes));
   CHECK_THROWS_AS(table.apply(Negotiator::eviction(5), 0, outcomes), WireError);
 }
 
@@ -313,27 +313,30 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       std::map<std::string, int> introduced;
       std::vector<std::string> agreed;
       int cuts = 0;
+      int ends = 0;
       std::vector<bool> present;
+      std::vector<int> absent;
       std::vector<int> left;
     };
+    std::vector<int> all(static_cast<std::size_t>(domains));
+    std::iota(all.begin(), all.end(), 0);
     std::vector<Leader> leaders(static_cast<std::size_t>(domains));
     for (int d = 0; d < domains; ++d) {
       Leader& leader = leaders[static_cast<std::size_t>(d)];
       leader.transport = std::make_unique<MailTransport>(mail, d, domains);
       RelayActions actions;
       actions.introduce = [&leader](const UnitKey& key, int, const Signature&) { ++leader.introduced[key.name]; };
-      actions.agree = [&leader](const UnitKey& key, const std::vector<bool>& present) {
+      actions.agree = [&leader](const UnitKey& key, const Agreement& what) {
         leader.agreed.push_back(key.name);
-        leader.present = present;
+        leader.present = what.present;
+        leader.absent = what.absent;
       };
+      actions.end = [&leader] { ++leader.ends; };
       actions.cut = [&leader] { ++leader.cuts; };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
-      actions.domains_of = [domains](int) {
-        std::vector<int> all(static_cast<std::size_t>(domains));
-        std::iota(all.begin(), all.end(), 0);
-        return all;
-      };
+      actions.ranks_of = [&all](int) -> const std::vector<int>& { return all; };
+      actions.domain_of = [](int rank) { return rank; };
       leader.relay = std::make_unique<Relay>(*leader.transport, std::move(actions));
     }
     const auto settle = [&] {
@@ -348,20 +351,37 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
         auto& relay = *leaders[static_cast<std::size_t>(d)].relay;
         const UnitKey key{0, OpKind::Allreduce, "t"};
         if (round == 0) relay.introduced(key, d, signature);
-        relay.domain_ready(key, {d == 1});
+        relay.domain_ready(key, {{d == 1}, {}, -1});
         settle();
         CHECK(leaders[0].agreed.size() == static_cast<std::size_t>(d == 0 ? round + 1 : round));
       }
+    // One rank joins: it is waited for no more, whether it does so before the others are ready or after.
+    const UnitKey key{0, OpKind::Allreduce, "t"};
+    for (const bool before : {true, false}) {
+      if (before) leaders[1].relay->joined(0, 1);
+      for (int d = 0; d < domains; ++d)
+        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->domain_ready(key, {{true}, {}, -1});
+      settle();
+      CHECK(leaders[0].agreed.size() == (before ? 3 : 4));
+      CHECK(leaders[0].absent == std::vector<int>{1});
+    }
     leaders[0].relay->announce_cut();
-    leaders[static_cast<std::size_t>(domains - 1)].relay->left(42);
+    for (int d = 0; d < domains; ++d) {
+      CHECK_FALSE(leaders[0].relay->all_left());
+      leaders[static_cast<std::size_t>(d)].relay->left(d);
+      settle();
+    }
+    CHECK(leaders[0].relay->all_left());
+    leaders[0].relay->announce_end();
     settle();
     for (int d = 0; d < domains; ++d) {
       const Leader& leader = leaders[static_cast<std::size_t>(d)];
-      CHECK(leader.agreed == std::vector<std::string>{"t", "t"});
+      CHECK(leader.agreed == std::vector<std::string>{"t", "t", "t", "t"});
       CHECK(leader.present == std::vector<bool>{true});
       CHECK(leader.cuts == (d == 0 ? 0 : 1));
       CHECK(leader.introduced.at("t") >= domains - 1);  // of all other domains' ranks
-      CHECK(leader.left == (d == domains - 1 ? std::vector<int>{} : std::vector<int>{42}));
+      CHECK(leader.left.size() == static_cast<std::size_t>(domains - 1));
+      CHECK(leader.ends == (d == 0 ? 0 : 1));
     }
   }
 }

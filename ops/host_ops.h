@@ -1,0 +1,38 @@
+#pragma once
+/// Room card: what the backends of host memory have in common: which operations they do, and how a batch's traits become arithmetic.
+
+#include "hvd/backend.h"
+#include "ops/kernels/adasum.h"
+#include "ops/kernels/reduce.h"
+
+namespace hvd {
+
+/// Whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce op alone.
+inline bool host_supports(const BatchTraits& traits) {
+  switch (traits.kind) {
+    case OpKind::Allreduce:
+      if (is_complex(traits.dtype) && traits.op == ReduceOp::Product) return false;
+      return traits.op == ReduceOp::Adasum ? kernels::adasum_supported(traits.dtype) : kernels::supported(traits.dtype, traits.op);
+    case OpKind::Reducescatter:
+      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && kernels::supported(traits.dtype, traits.op);
+    case OpKind::Broadcast:
+    case OpKind::Allgather:
+    case OpKind::Alltoall:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Operations of which each rank takes its part out of the others' inputs, which stay as they are.
+constexpr bool is_pulled(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
+
+inline kernels::Reduction reduction_of(const BatchTraits& traits) {
+  const int divisor = traits.op == ReduceOp::Average ? static_cast<int>(traits.set->ranks.size()) : 1;
+  return {traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, divisor, traits.dtype};
+}
+
+/// Whether the zeros of ranks that have joined may be left out.
+constexpr bool zeros_change_nothing(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Average || op == ReduceOp::Adasum; }
+
+}  // namespace hvd
