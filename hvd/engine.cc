@@ -15,7 +15,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;  // of a location: this rank has nothing to say
-constexpr std::int64_t kSmallBatchBytes = 64 << 10;        // below: done at once by whoever completes the agreement
 constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start batches that could have been fused
 constexpr auto kLookInterval = 100ms;                      // how often the living are counted
 constexpr auto kSleep = 100ms;
@@ -425,7 +424,7 @@ void Engine::ring_after(const Outcomes& outcomes) {
     const auto& set = negotiator_.process_set(cut.plan.process_set);
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
-    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits);
+    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits, cut.plan.bytes);
     if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || spare_cores_;
