@@ -41,6 +41,19 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
   }
 }
 
+/// The verdict is made from what travels, where members of a group are numbers; this rank knows their names.
+Status with_names_of_members(const Status& status, const Submission& submission) {
+  std::string text = status.text();
+  for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
+    const std::string number = fmt::format("tensor {} is ", i);
+    const std::string& name = submission.tensors[i].name;
+    if (name.empty()) continue;
+    for (auto at = text.find(number); at != std::string::npos; at = text.find(number, at + number.size() + name.size()))
+      text.replace(at, number.size(), fmt::format("tensor '{}' is ", name));
+  }
+  return {status.code(), std::move(text)};
+}
+
 BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
   return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
 }
@@ -457,7 +470,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   Entry* entry = ledger_.find(agreed.id);
   if (entry == nullptr) throw BackendError(fmt::format("'{}' was agreed, but this rank has not submitted it", unit.key.name));
   parts_.stats->add(parts_.stats->negotiation_rounds, 1);
-  if (!agreed.verdict.ok()) return finish_entry(*entry, agreed.verdict);
+  if (!agreed.verdict.ok()) return finish_entry(*entry, with_names_of_members(agreed.verdict, entry->submission));
   entry->state = advance(entry->state, EntryEvent::Agree);
   entry->pending->present_anywhere = what.present;
   entry->pending->value = what.last;
