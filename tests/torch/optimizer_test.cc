@@ -604,8 +604,8 @@ TEST_CASE("sparse gradients travel as indices and values, also where some ranks 
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
       const bool uses_table = step % 2 == 1 || hvd::rank() != 0;
-      const at::Tensor words = uses_table ? net->table->forward(torch::tensor({hvd::rank(), step, (step + hvd::rank()) % 10}))
-                                          : torch::ones({3, 4});
+      const at::Tensor words =
+          uses_table ? net->table->forward(torch::tensor({hvd::rank(), step, (step + hvd::rank()) % 10})) : torch::ones({3, 4});
       net->head->forward(words).pow(2).sum().backward();
       optimizer.step();
     }
