@@ -227,9 +227,10 @@ bool Board::has_arrived(std::uint32_t slot, int rank) const {
 void Board::set_stuck(std::uint32_t slot) {
   slot_rank(slot, self_).stuck_round.store(slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
-bool Board::is_stuck(std::uint32_t slot, int rank) const {
-  return has_arrived(slot, rank) &&
-         slot_rank(slot, rank).stuck_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
+bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + (said ? 0 : 1);
+  const SlotRank& of_rank = slot_rank(slot, rank);
+  return of_rank.arrived_round.load(std::memory_order_relaxed) == round && of_rank.stuck_round.load(std::memory_order_relaxed) == round;
 }
 
 void Board::void_slot(std::uint32_t slot, std::uint32_t count) {

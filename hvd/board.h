@@ -92,7 +92,8 @@ class Board {
   [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
   /// This rank has arrived, and a thread of it has been waiting for the rest for long.
   void set_stuck(std::uint32_t slot);
-  [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank) const;
+  /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
+  [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
 
   // ---- batches
   BatchState& batch(std::uint64_t sequence) const;

@@ -15,7 +15,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;  // of a location: this rank has nothing to say
-constexpr std::int64_t kSmallBatchBytes = 64 << 10;        // below: done at once by whoever completes the agreement
 constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start batches that could have been fused
 constexpr auto kLookInterval = 100ms;                      // how often the living are counted
 constexpr auto kSleep = 100ms;
@@ -75,6 +74,9 @@ Engine::Engine(EngineParts parts)
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
     actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
+    actions.conflict = [this](int set, const std::string& name, const std::vector<Claim>& claims) {
+      with_log(0, [&] { commit_conflict(set, name, claims); });
+    };
     actions.ranks_of = [this](int set) -> const std::vector<int>& { return negotiator_.process_set(set).ranks; };
     actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
     relay_ = std::make_unique<Relay>(*parts_.transport, std::move(actions));
@@ -422,7 +424,7 @@ void Engine::ring_after(const Outcomes& outcomes) {
     const auto& set = negotiator_.process_set(cut.plan.process_set);
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
-    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits);
+    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits, cut.plan.bytes);
     if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || spare_cores_;
@@ -687,9 +689,16 @@ void Engine::drive_relay(bool& progressed) {
       const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
       relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
     }
-    for (const auto& [id, what] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), what);
+    // In the order in which it was said: what was ready without a rank that has joined, that it has, and that all here have.
+    const auto pass_on_readiness = [&](bool of_joining) {
+      for (const auto& [id, what] : said.host_ready)
+        if (negotiator_.knows(id))
+          if (const UnitKey key = negotiator_.unit(id).key; (key.kind == OpKind::Join) == of_joining) relay_->domain_ready(key, what);
+    };
+    pass_on_readiness(false);
     for (const auto& [set, rank] : said.joined)
       if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
+    pass_on_readiness(true);
     for (const int rank : said.left)
       if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
     progressed = relay_->advance() || progressed;
@@ -864,8 +873,10 @@ std::vector<Claim> Engine::stuck_here(int process_set, const std::string& name) 
   const auto& domain = parts_.topology.domain_ranks;
   for (std::size_t index = 0; index < domain.size(); ++index) {
     if (!std::binary_search(ranks.begin(), ranks.end(), domain[index])) continue;
-    const auto stuck =
-        std::find_if(units.begin(), units.end(), [&](const Unit* unit) { return board_.is_stuck(unit->id, static_cast<int>(index)); });
+    const auto is_stuck = [&](const Unit* unit) {
+      return board_.is_stuck(unit->id, static_cast<int>(index), unit->scope == Scope::World && unit->undecided);
+    };
+    const auto stuck = std::find_if(units.begin(), units.end(), is_stuck);
     if (stuck == units.end()) return {};
     claims.push_back({domain[index], (*stuck)->key.kind});
   }
@@ -877,28 +888,30 @@ void Engine::look_for_conflicts() {
   // disagreement only when all ranks of the set have waited under the name for a while, and no operation has them all.
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  std::vector<UnitKey> suspects;
   for (Entry* entry : ledger_.all()) {
     if (entry->state != EntryState::Waiting || !entry->announced || now - entry->since < kConflictTime) continue;
-    if (!entry->pending->waited_for.load(std::memory_order_relaxed) || !negotiator_.knows(entry->unit)) continue;
-    board_.set_stuck(entry->unit);
-    if (negotiator_.units_of(entry->key.process_set, entry->key.name).size() > 1) suspects.push_back(entry->key);
+    if (entry->pending->waited_for.load(std::memory_order_relaxed)) board_.set_stuck(entry->unit);
   }
-  for (const auto& key : suspects)
-    if (negotiator_.scope_of(key.process_set) == Scope::Domain) void_conflict(key.process_set, key.name);
+  for (const auto& [set, name] : negotiator_.ambiguous_names()) {
+    if (negotiator_.scope_of(set) == Scope::World) {
+      if (!relay_) continue;
+      if (const auto claims = stuck_here(set, name); !claims.empty()) relay_->stuck(set, name, claims);
+    } else if (negotiator_.process_set(set).rank >= 0) {
+      with_log(256 + name.size() + 16 * static_cast<std::size_t>(board_.ranks()), [&] {
+        const auto claims = stuck_here(set, name);
+        const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
+        if (std::any_of(claims.begin(), claims.end(), differs)) commit_conflict(set, name, claims);
+      });
+    }
+  }
 }
 
-void Engine::void_conflict(int process_set, const std::string& name) {
-  with_log(256 + name.size() + 16 * static_cast<std::size_t>(board_.ranks()), [&] {
-    const auto claims = stuck_here(process_set, name);
-    const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
-    if (std::none_of(claims.begin(), claims.end(), differs)) return;
-    for (const Unit* unit : negotiator_.units_of(process_set, name)) {
-      const auto of_it = [&](const Claim& claim) { return claim.kind == unit->key.kind; };
-      if (std::any_of(claims.begin(), claims.end(), of_it)) board_.void_slot(unit->id, unit->slots);
-    }
-    commit(Negotiator::conflict(process_set, name, claims));
-  });
+void Engine::commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+  for (const Unit* unit : negotiator_.units_of(process_set, name)) {
+    const auto of_it = [&](const Claim& claim) { return claim.kind == unit->key.kind; };
+    if (std::any_of(claims.begin(), claims.end(), of_it)) board_.void_slot(unit->id, unit->slots);
+  }
+  commit(Negotiator::conflict(process_set, name, claims));
 }
 
 void Engine::report_stalls() {

@@ -138,7 +138,7 @@ class Engine {
   void look_for_trouble();
   void report_stalls();
   void look_for_conflicts();
-  void void_conflict(int process_set, const std::string& name);
+  void commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims);
   [[nodiscard]] std::vector<Claim> stuck_here(int process_set, const std::string& name) const;
   void coordinate();
 

@@ -248,6 +248,7 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     usage_.push_back(id);
     found = units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, std::prev(usage_.end()), false, 0}).first;
     found->second.signatures.resize(set.ranks.size());
+    if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
   }
   auto& signatures = found->second.signatures;
@@ -337,13 +338,14 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
     const auto kind = reader.get<OpKind>();
     const Unit* unit = find({process_set, kind, name});
     const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
-    if (!signature) throw WireError("a conflict about what nobody has introduced");
+    if (!signature) continue;  // forgotten here meanwhile
     ranks.push_back(rank);
     signatures.push_back(signature);
   }
   if (ranks.empty()) throw WireError("a conflict between nobody");
   Outcomes::Voided voided{{}, verdict(display_name(name), ranks, signatures)};
-  if (voided.status.ok()) throw WireError("a conflict between equals");
+  if (voided.status.ok())
+    voided.status = {Status::Code::Mismatch, fmt::format("'{}': the ranks want different operations", display_name(name))};
   for (const auto& signature : signatures) {
     const std::uint32_t id = find({process_set, signature->kind, name})->id;
     if (std::find(voided.ids.begin(), voided.ids.end(), id) == voided.ids.end()) voided.ids.push_back(id);
@@ -395,8 +397,11 @@ void Negotiator::forget(std::uint32_t id) {
   auto found = units_.find(id);
   if (found == units_.end()) throw WireError("eviction of an unknown id");
   const std::uint32_t slots = found->second.slots;
+  const UnitKey key = found->second.key;
   usage_.erase(found->second.usage);
-  ids_.erase(found->second.key);
+  ids_.erase(key);
+  if (ambiguous_.contains({key.process_set, key.name}) && units_of(key.process_set, key.name).size() < 2)
+    ambiguous_.erase({key.process_set, key.name});
   units_.erase(found);
   auto range = free_slots_.emplace(id, slots).first;
   if (const auto next = std::next(range); next != free_slots_.end() && range->first + range->second == next->first) {

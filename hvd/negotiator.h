@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -176,6 +177,8 @@ class Negotiator {
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
+  /// Names under which a set has units of several kinds.
+  [[nodiscard]] std::vector<std::pair<int, std::string>> ambiguous_names() const { return {ambiguous_.begin(), ambiguous_.end()}; }
   /// How many ranks of this domain take part in a batch.
   [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 
@@ -210,6 +213,7 @@ class Negotiator {
 
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Unit> units_;
+  std::set<std::pair<int, std::string>> ambiguous_;
   std::list<std::uint32_t> usage_;                     // least recently used first
   std::map<std::uint32_t, std::uint32_t> free_slots_;  // first slot -> length
   std::deque<AgreedUnit> queues_[2];

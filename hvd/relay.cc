@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail };
+enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail, Stuck, Conflict };
 
 void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
 
@@ -180,7 +180,11 @@ void Relay::decided(std::uint32_t id) {
   if (known == known_.end()) return;
   const UnitKey key = known->second.key;
   if (key.kind == OpKind::Join) joined_.erase(key.process_set);
-  if (!is_unnamed(key.name)) return;
+  if (!is_unnamed(key.name)) {
+    ++decisions_[{key.process_set, key.name}];
+    stuck_.erase({key.process_set, key.name});
+    return;
+  }
   ids_.erase(key);
   known_.erase(known);
 }
@@ -195,6 +199,77 @@ void Relay::learn_joined(int process_set, int rank) {
   std::sort(waiting.begin(), waiting.end());
   for (const auto id : waiting) pass_on_if_complete(id);
   if (!is_root()) send(parent_, Writer().put(Item::Joined).put(process_set).put(rank).bytes());
+}
+
+namespace {
+void put_claims(Writer& writer, const std::vector<Claim>& claims) {
+  writer.put(static_cast<std::uint32_t>(claims.size()));
+  for (const auto& claim : claims) writer.put(claim.rank).put(claim.kind);
+}
+std::vector<Claim> get_claims(Reader& reader) {
+  std::vector<Claim> claims;
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
+    const int rank = reader.get<int>();
+    const auto kind = reader.get<OpKind>();
+    if (kind > OpKind::Control) throw WireError("a claim to an unknown kind of operation");
+    claims.push_back({rank, kind});
+  }
+  return claims;
+}
+}  // namespace
+
+void Relay::stuck(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+  const std::uint64_t now = decisions_[{process_set, name}];
+  const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
+  if (!fresh && said->second == now) return;
+  said->second = now;
+  Writer item;
+  item.put(Item::Stuck).put(process_set).put_string(name).put(now);
+  put_claims(item, claims);
+  if (!is_root()) return send(parent_, item.bytes());
+  Reader reader(item.bytes());
+  reader.get<std::uint8_t>();
+  receive_stuck(reader, item.bytes());
+}
+
+void Relay::receive_stuck(Reader& reader, std::span<const std::byte> item) {
+  if (!is_root()) return send(parent_, Bytes(item.begin(), item.end()));
+  const int process_set = reader.get<int>();
+  const Name name{process_set, reader.get_string()};
+  // Said before a decision under that name was known there: it may be out of date.
+  if (reader.get<std::uint64_t>() != decisions_[name]) return;
+  auto& by_rank = stuck_[name];
+  for (const auto& claim : get_claims(reader)) by_rank[claim.rank] = claim.kind;
+  std::vector<Claim> claims;
+  for (const int rank : actions_.ranks_of(process_set)) {
+    const auto claim = by_rank.find(rank);
+    if (claim == by_rank.end()) return;
+    claims.push_back({rank, claim->second});
+  }
+  const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
+  if (std::none_of(claims.begin(), claims.end(), differs)) return;
+  Writer out;
+  out.put(Item::Conflict).put(process_set).put_string(name.second);
+  put_claims(out, claims);
+  Reader again(out.bytes());
+  again.get<std::uint8_t>();
+  receive_conflict(again, out.bytes());
+}
+
+/// Drops whatever readiness was counted for the operations that are in conflict.
+void Relay::receive_conflict(Reader& reader, std::span<const std::byte> item) {
+  send_down(Bytes(item.begin(), item.end()));
+  const int process_set = reader.get<int>();
+  const Name name{process_set, reader.get_string()};
+  const auto claims = get_claims(reader);
+  for (const auto& claim : claims) {
+    const UnitKey key{process_set, claim.kind, name.second};
+    ready_without_id_.erase(key);
+    if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
+  }
+  ++decisions_[name];
+  stuck_.erase(name);
+  actions_.conflict(process_set, name.second, claims);
 }
 
 void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
@@ -268,6 +343,12 @@ void Relay::receive(const Message& message) {
         actions_.leave(reader.get<int>());
         break;
       }
+      case Item::Stuck:
+        receive_stuck(reader, bytes);
+        break;
+      case Item::Conflict:
+        receive_conflict(reader, bytes);
+        break;
       case Item::End:
         send_down(bytes);
         actions_.end();

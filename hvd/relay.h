@@ -28,6 +28,8 @@ struct RelayActions {
   std::function<void()> cut;
   std::function<void(int rank)> leave;
   std::function<void()> end;
+  /// All ranks of the set wait under the name, for different operations.
+  std::function<void(int process_set, const std::string& name, const std::vector<Claim>&)> conflict;
   std::function<void(const Status&)> fail;
   /// The ranks of a process set, ascending. Throws WireError if there is no such set.
   std::function<const std::vector<int>&(int process_set)> ranks_of;
@@ -43,6 +45,8 @@ class Relay {
   void domain_ready(const UnitKey& key, const Agreement& what);
   void joined(int process_set, int rank);
   void left(int rank);
+  /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
+  void stuck(int process_set, const std::string& name, const std::vector<Claim>& claims);
   void failed(const Status& status);
   /// Root: tells all other domains that a batch is cut here.
   void announce_cut();
@@ -80,6 +84,9 @@ class Relay {
   [[nodiscard]] int subtree_of(int domain) const;
   const std::set<int>& subtrees_with(int process_set);
   void leave_when_told();
+  void receive_stuck(Reader& reader, std::span<const std::byte> item);
+  void receive_conflict(Reader& reader, std::span<const std::byte> item);
+  using Name = std::pair<int, std::string>;  ///< process set and name
   void send(int domain, const Bytes& item);
   void send_down(const Bytes& item);
   bool flush();
@@ -98,6 +105,9 @@ class Relay {
   std::map<int, std::set<int>> joined_;            ///< of the subtree, by process set
   std::map<int, std::set<int>> subtrees_;          ///< with ranks of a process set
   std::vector<int> leaving_;                       ///< said when nothing is left to be ready for
+  std::map<Name, std::uint64_t> decisions_;        ///< made under a name: the same count everywhere, at the same place in the stream
+  std::map<Name, std::uint64_t> stuck_said_;       ///< this domain has said so, after so many decisions
+  std::map<Name, std::map<int, OpKind>> stuck_;    ///< root: by rank, for what
   std::size_t left_ = 0;                           ///< root: ranks that have left
   std::uint32_t next_id_ = 0;                      ///< root
   std::map<int, Writer> outgoing_;

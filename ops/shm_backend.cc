@@ -222,7 +222,9 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   const std::size_t bytes = bytes_of(traits, member.count);
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == topology_.rank;
   if (is_pulled(traits.kind)) {
-    if (const auto place = staging_.find(member.input)) {
+    // What is small is copied even out of the arena, so that this rank need not wait until the others have read it.
+    const auto place = static_cast<std::int64_t>(bytes) > kSmallBatchBytes ? staging_.find(member.input) : std::nullopt;
+    if (place) {
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
     }
@@ -233,6 +235,10 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
   return staging_.stage(is_source ? member.input : nullptr, bytes);
+}
+
+bool ShmBackend::any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const {
+  return !is_pulled(traits.kind) || bytes <= kSmallBatchBytes;
 }
 
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }

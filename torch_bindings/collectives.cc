@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "hvd/engine.h"
@@ -28,6 +29,8 @@ struct Operation {
   Tensors results;                                  ///< what the user gets
   std::function<Tensors(const Tensors&)> backward;  ///< gradients of the given tensors from those of the results
   std::vector<std::shared_ptr<void>> events;
+  using Rows = std::vector<std::vector<std::int64_t>>;
+  std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in Pending, once it is done
 
   void add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what) {
     TensorArgument argument = detail::argument(to_send, to_receive, what);
@@ -89,6 +92,7 @@ class Communicated : public torch::autograd::Function<Communicated> {
 
 /// What `wait()` returns.
 Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pending) {
+  *operation->rows = pending.rows;
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;
     detail::wait_on_current_stream(operation->received[i], pending.completion_event);
@@ -180,6 +184,18 @@ Tensors in_place(const Tensors& tensors, const std::shared_ptr<Operation>& opera
 
 // ----------------------------------------------------------------------------------------------------------------- allgather
 
+/// Results are made when their number of rows is known.
+void allocate_rows(const std::shared_ptr<Operation>& operation) {
+  operation->results.resize(operation->given.size());
+  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation)](std::size_t index, std::int64_t rows) -> void* {
+    const auto made = held.lock();
+    auto sizes = made->sent[index].sizes().vec();
+    sizes.front() = rows;
+    made->results[index] = made->received[index] = at::empty(sizes, made->sent[index].options());
+    return made->results[index].mutable_data_ptr();
+  };
+}
+
 std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOptions& options) {
   constexpr std::string_view kWhat = "allgather";
   check_group(tensors, kWhat, Form::Fresh);
@@ -191,33 +207,101 @@ std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOpti
   submission.process_set = options.process_set.id();
   submission.device = detail::device_of(tensors.front());
   for (const auto& tensor : tensors) operation->add(dense_of(tensor), {}, kWhat);
-  operation->results.resize(tensors.size());
-  submission.allocate = [held = std::weak_ptr<Operation>(operation)](std::size_t index, std::int64_t rows) -> void* {
-    const auto gathered = held.lock();
-    auto sizes = gathered->sent[index].sizes().vec();
-    sizes.front() = rows;
-    gathered->results[index] = gathered->received[index] = at::empty(sizes, gathered->sent[index].options());
-    return gathered->results[index].mutable_data_ptr();
-  };
+  allocate_rows(operation);
   if (needs_gradient(tensors)) {
-    std::vector<std::int64_t> own_rows;
-    for (const auto& tensor : tensors) own_rows.push_back(tensor.size(0));
-    operation->backward = [options, own_rows](const Tensors& gradients) {
+    operation->backward = [options, rows = operation->rows](const Tensors& gradients) {
       const std::string name = options.name.empty() ? "" : options.name + ".gradient";
       const Tensors means = grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
-      // Where this rank's rows begin: after those of the ranks before it.
-      const at::Tensor mine = torch::tensor(own_rows).unsqueeze(0);
-      const at::Tensor before =
-          allgather(mine, {.name = name, .process_set = options.process_set}).slice(0, 0, options.process_set.rank()).sum(0);
+      const auto self = static_cast<std::size_t>(options.process_set.rank());
       Tensors own;
       for (std::size_t i = 0; i < means.size(); ++i) {
-        const auto begin = before[static_cast<std::int64_t>(i)].item<std::int64_t>();
-        own.push_back(means[i].slice(0, begin, begin + own_rows[i]));
+        const auto& of_ranks = rows->at(i);
+        const auto begin = std::accumulate(of_ranks.begin(), of_ranks.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0});
+        own.push_back(means[i].slice(0, begin, begin + of_ranks[self]));
       }
       return own;
     };
   }
   return operation;
+}
+
+// ------------------------------------------------------------------------------------------------- reducescatter and alltoall
+
+std::shared_ptr<Operation> scattering(const Tensors& tensors, const ReducescatterOptions& options) {
+  constexpr std::string_view kWhat = "reducescatter";
+  check_group(tensors, kWhat, Form::Fresh);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  Submission& submission = operation->submission;
+  submission.kind = OpKind::Reducescatter;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.op = options.op;
+  submission.prescale_factor = options.prescale_factor;
+  submission.postscale_factor = options.postscale_factor;
+  submission.device = detail::device_of(tensors.front());
+  for (const auto& tensor : tensors) operation->add(dense_of(tensor), {}, kWhat);
+  allocate_rows(operation);
+  if (needs_gradient(tensors)) {
+    operation->backward = [options](const Tensors& gradients) {
+      const std::string name = options.name.empty() ? "" : options.name + ".gradient";
+      const double ranks = options.op == ReduceOp::Sum ? options.process_set.size() : 1;
+      Tensors whole = grouped_allgather(gradients, {.name = name, .process_set = options.process_set});
+      for (auto& gradient : whole) gradient.mul_(ranks * options.prescale_factor * options.postscale_factor);
+      return whole;
+    };
+  }
+  return operation;
+}
+
+std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOptions& options) {
+  const int ranks = options.process_set.size();
+  if (!options.splits) return tensor.dim() == 0 ? std::vector<std::int64_t>{} : even_splits(tensor.size(0), ranks, options.name);
+  const at::Tensor& splits = *options.splits;
+  const bool whole = splits.defined() && (splits.scalar_type() == at::kInt || splits.scalar_type() == at::kLong);
+  if (!whole || splits.dim() != 1)
+    throw InvalidArgument(fmt::format("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
+  const at::Tensor here = splits.detach().to(at::kCPU, at::kLong).contiguous();
+  return {here.const_data_ptr<std::int64_t>(), here.const_data_ptr<std::int64_t>() + here.numel()};
+}
+
+std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOptions& options) {
+  constexpr std::string_view kWhat = "alltoall";
+  check_group({tensor}, kWhat, Form::Fresh);
+  auto operation = std::make_shared<Operation>();
+  operation->given = {tensor};
+  Submission& submission = operation->submission;
+  submission.kind = OpKind::Alltoall;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.device = detail::device_of(tensor);
+  operation->add(dense_of(tensor), {}, kWhat);
+  const auto splits = splits_of(tensor, options);
+  submission.tensors.front().splits = splits;
+  allocate_rows(operation);
+  if (needs_gradient({tensor})) {
+    const std::int64_t unsent = tensor.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+    operation->backward = [options, unsent, rows = operation->rows](const Tensors& gradients) {
+      AlltoallOptions back{
+          .name = options.name.empty() ? "" : options.name + ".gradient", .splits = {}, .process_set = options.process_set};
+      back.splits = torch::tensor(rows->at(0));
+      at::Tensor gradient = alltoall(gradients.front(), back).output;
+      if (unsent > 0) {
+        auto sizes = gradient.sizes().vec();
+        sizes.front() = unsent;
+        gradient = at::cat({gradient, at::zeros(sizes, gradient.options())});
+      }
+      return Tensors{gradient};
+    };
+  }
+  return operation;
+}
+
+Handle<AlltoallResult> start(const std::shared_ptr<Operation>& operation, const AlltoallOptions& options, After after) {
+  const at::Device device = options.splits ? options.splits->device() : at::Device(at::kCPU);
+  return start(operation, after).map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
+    return AlltoallResult{tensors.front(), torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
+  });
 }
 
 // ----------------------------------------------------------------------------------------------------------------- broadcast
@@ -310,6 +394,26 @@ Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOpti
 }
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
   return first(start(broadcasting({tensor}, options, Form::InPlace), After::Return), tensor);
+}
+
+at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  return start(scattering({tensor}, options), After::Wait).wait().front();
+}
+Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  return first(start(scattering({tensor}, options), After::Return));
+}
+Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
+  return start(scattering(tensors, options), After::Wait).wait();
+}
+Handle<Tensors> grouped_reducescatter_async(const Tensors& tensors, const ReducescatterOptions& options) {
+  return start(scattering(tensors, options), After::Return);
+}
+
+AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
+  return start(exchanging(tensor, options), options, After::Wait).wait();
+}
+Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {
+  return start(exchanging(tensor, options), options, After::Return);
 }
 
 namespace detail {

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -37,6 +39,34 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options =
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options = {});
 Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options = {});
+
+// Averages or sums the tensors of all ranks and returns this rank's rows of the result: the first `dim0 % size` ranks of the set get one
+// row more than the others. The gradient is the ranks' gradients concatenated, times the number of ranks for Sum, times the scales.
+at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options = {});
+Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options = {});
+std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& tensors, const ReducescatterOptions& options = {});
+Handle<std::vector<at::Tensor>> grouped_reducescatter_async(const std::vector<at::Tensor>& tensors,
+                                                            const ReducescatterOptions& options = {});
+
+/// `splits`: a 1-D tensor of int32 or int64 on any device, rows for each rank of the set; none: dimension 0 is divided evenly.
+struct AlltoallOptions {
+  std::string name;
+  std::optional<at::Tensor> splits;
+  ProcessSet process_set;
+};
+/// `received_splits`: int32, rows that came from each rank of the set; on the device of the splits, on the CPU if there were none.
+struct AlltoallResult {
+  at::Tensor output, received_splits;
+};
+// Sends each rank of the set its rows, in the order of the ranks, and concatenates what comes. Rows beyond the splits' sum are not sent
+// (and get a gradient of zero). The gradient goes back the way the rows came.
+AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options = {});
+Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options = {});
+
+// Average or Sum of sparse COO tensors of one size, whose entries may be anywhere; the result is sparse and coalesced. Travels as an
+// allgather of indices and values. Not differentiable.
+at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
+Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
 
 namespace detail {
 /// In place on many tensors as one group, whatever their types.

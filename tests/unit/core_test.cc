@@ -314,6 +314,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       std::vector<std::string> agreed;
       int cuts = 0;
       int ends = 0;
+      std::vector<std::string> conflicts;
       std::vector<bool> present;
       std::vector<int> absent;
       std::vector<int> left;
@@ -332,6 +333,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
         leader.absent = what.absent;
       };
       actions.end = [&leader] { ++leader.ends; };
+      actions.conflict = [&leader](int, const std::string& name, const std::vector<Claim>&) { leader.conflicts.push_back(name); };
       actions.cut = [&leader] { ++leader.cuts; };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
@@ -365,6 +367,15 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       CHECK(leaders[0].agreed.size() == (before ? 3 : 4));
       CHECK(leaders[0].absent == std::vector<int>{1});
     }
+    // Ranks that wait for different operations under one name: found when all have said so. What was said before a decision is stale.
+    const auto claim = [&](int d, OpKind kind) { leaders[static_cast<std::size_t>(d)].relay->stuck(0, "x", {{d, kind}}); };
+    for (int d = 0; d < domains; ++d) {
+      settle();
+      CHECK(leaders[0].conflicts.empty());
+      claim(d, d == 1 ? OpKind::Broadcast : OpKind::Allreduce);
+    }
+    settle();
+    for (const auto& leader : leaders) CHECK(leader.conflicts == std::vector<std::string>{"x"});
     leaders[0].relay->announce_cut();
     for (int d = 0; d < domains; ++d) {
       CHECK_FALSE(leaders[0].relay->all_left());
