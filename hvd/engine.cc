@@ -154,7 +154,6 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
 
 void Engine::prepare(Entry& entry) {
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  entry.prepared = true;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
     const auto& tensor = entry.submission.tensors[i];
     BatchMember member;
@@ -165,15 +164,18 @@ void Engine::prepare(Entry& entry) {
     member.ready_event = tensor.ready_event;
     const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
     entry.locations.push_back(tensor.present ? location : location | kAbsent);
+    entry.prepared.push_back(true);
   }
 }
 
 void Engine::release(Entry& entry) noexcept {
-  if (!std::exchange(entry.prepared, false)) return;
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  for (std::size_t i = 0; i < entry.locations.size(); ++i)
+  for (std::size_t i = 0; i < entry.prepared.size(); ++i) {
+    if (!entry.prepared[i]) continue;
+    entry.prepared[i] = false;
     entry.backends[i]->release(traits_of(entry.signature, entry.submission.tensors[i].dtype, entry.submission.device, set),
                                entry.locations[i] & ~kAbsent);
+  }
 }
 
 std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
@@ -616,8 +618,11 @@ void Engine::launch(Prepared prepared) {
   const PlannedBatch& plan = prepared.cut.plan;
   {
     const std::lock_guard lock(mutex_);
-    for (Entry* entry : prepared.entries)
-      if (entry->state == EntryState::Agreed) entry->state = advance(entry->state, EntryEvent::Launch);
+    for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
+      Entry& entry = *prepared.entries[i];
+      if (entry.state == EntryState::Agreed) entry.state = advance(entry.state, EntryEvent::Launch);
+      entry.prepared[plan.tensors[i].index] = false;  // the backend takes back what `prepare` gave
+    }
   }
   const Entry& first = *prepared.entries.front();
   Backend* backend = first.backends[plan.tensors.front().index];
@@ -647,10 +652,7 @@ void Engine::finish(Running& running) {
       entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
       entry->pending->event_owner = running.execution;
     }
-    if (--entry->unfinished == 0) {
-      entry->prepared = false;  // the backend has taken back what `prepare` gave
-      finish_entry(*entry, {});
-    }
+    if (--entry->unfinished == 0) finish_entry(*entry, {});
   }
 }
 
@@ -802,7 +804,7 @@ void Engine::coordinate() {
 
 void Engine::finish_entry(Entry& entry, Status status) {
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
-  if (!status.ok()) release(entry);
+  release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
   const auto owned = ledger_.remove(entry);
   const auto pending = owned->pending;
   pending->status = std::move(status);
