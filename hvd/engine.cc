@@ -57,7 +57,7 @@ Engine::Engine(EngineParts parts)
   if (parts_.transport) {
     RelayActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) {
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) return;
+      if (is_here(rank)) return;
       with_log(0, [&] {
         if (const Unit* unit = negotiator_.find(key); unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
         make_room_for(static_cast<std::uint32_t>(signature.tensors.size()));
@@ -441,12 +441,23 @@ void Engine::act(Outcomes& outcomes) {
     for (const auto id : voided.ids)
       if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
         finish_entry(*entry, voided.status);
-  if (relay_) {
-    std::move(outcomes.introduced.begin(), outcomes.introduced.end(), std::back_inserter(relay_outcomes_.introduced));
-    std::move(outcomes.host_ready.begin(), outcomes.host_ready.end(), std::back_inserter(relay_outcomes_.host_ready));
-    std::move(outcomes.joined.begin(), outcomes.joined.end(), std::back_inserter(relay_outcomes_.joined));
-    std::move(outcomes.left.begin(), outcomes.left.end(), std::back_inserter(relay_outcomes_.left));
+  if (relay_) note_news(outcomes);
+}
+
+void Engine::note_news(const Outcomes& outcomes) {
+  // Spelled out now: by the time the relay passes it on, the id may stand for another tensor.
+  for (const auto& [id, rank] : outcomes.introduced) {
+    const Unit& unit = negotiator_.unit(id);
+    if (unit.scope != Scope::World || !is_here(rank)) continue;
+    const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    news_.push_back({News::Kind::Introduced, unit.key, rank, unit.signatures[place]});
   }
+  for (const auto& [id, what] : outcomes.host_ready) news_.push_back({News::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
+  for (const auto& [set, rank] : outcomes.joined)
+    if (is_here(rank)) news_.push_back({News::Kind::Joined, {set, OpKind::Join, {}}, rank});
+  for (const int rank : outcomes.left)
+    if (is_here(rank)) news_.push_back({News::Kind::Left, {}, rank});
 }
 
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
@@ -677,23 +688,9 @@ void Engine::retire(const CutBatch& cut) {
 }
 
 void Engine::drive_relay(bool& progressed) {
-  Outcomes said;
   {
     const std::lock_guard lock(mutex_);
-    said = std::exchange(relay_outcomes_, {});
-    for (const auto& [id, rank] : said.introduced) {
-      if (!negotiator_.knows(id)) continue;
-      const Unit& unit = negotiator_.unit(id);
-      if (unit.scope != Scope::World || parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] != parts_.topology.domain) continue;
-      const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
-      const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-      relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
-    }
-    for (const auto& [id, what] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), what);
-    for (const auto& [set, rank] : said.joined)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
-    for (const int rank : said.left)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
+    for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
     progressed = relay_->advance() || progressed;
     if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
       std::erase_if(open_world_cuts_, [this](const WorldCut& cut) { return !cut.here || board_.batch(cut.sequence).retired.load(); });
@@ -954,7 +951,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    return negotiator_.all_left() && ledger_.empty() && relay_outcomes_.empty();
+    return negotiator_.all_left() && ledger_.empty() && news_.empty();
   };
   while (!try_take_wheel()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {
