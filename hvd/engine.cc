@@ -69,7 +69,7 @@ Engine::Engine(EngineParts parts)
   if (parts_.transport) {
     RelayActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) {
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) return;
+      if (is_here(rank)) return;
       with_log(0, [&] {
         if (const Unit* unit = negotiator_.find(key); unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
         make_room_for(static_cast<std::uint32_t>(signature.tensors.size()));
@@ -169,7 +169,6 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
 
 void Engine::prepare(Entry& entry) {
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  entry.prepared = true;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
     const auto& tensor = entry.submission.tensors[i];
     BatchMember member;
@@ -180,15 +179,18 @@ void Engine::prepare(Entry& entry) {
     member.ready_event = tensor.ready_event;
     const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
     entry.locations.push_back(tensor.present ? location : location | kAbsent);
+    entry.prepared.push_back(true);
   }
 }
 
 void Engine::release(Entry& entry) noexcept {
-  if (!std::exchange(entry.prepared, false)) return;
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  for (std::size_t i = 0; i < entry.locations.size(); ++i)
+  for (std::size_t i = 0; i < entry.prepared.size(); ++i) {
+    if (!entry.prepared[i]) continue;
+    entry.prepared[i] = false;
     entry.backends[i]->release(traits_of(entry.signature, entry.submission.tensors[i].dtype, entry.submission.device, set),
                                entry.locations[i] & ~kAbsent);
+  }
 }
 
 std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
@@ -454,12 +456,23 @@ void Engine::act(Outcomes& outcomes) {
     for (const auto id : voided.ids)
       if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
         finish_entry(*entry, voided.status);
-  if (relay_) {
-    std::move(outcomes.introduced.begin(), outcomes.introduced.end(), std::back_inserter(relay_outcomes_.introduced));
-    std::move(outcomes.host_ready.begin(), outcomes.host_ready.end(), std::back_inserter(relay_outcomes_.host_ready));
-    std::move(outcomes.joined.begin(), outcomes.joined.end(), std::back_inserter(relay_outcomes_.joined));
-    std::move(outcomes.left.begin(), outcomes.left.end(), std::back_inserter(relay_outcomes_.left));
+  if (relay_) note_news(outcomes);
+}
+
+void Engine::note_news(const Outcomes& outcomes) {
+  // Spelled out now: by the time the relay passes it on, the id may stand for another tensor.
+  for (const auto& [id, rank] : outcomes.introduced) {
+    const Unit& unit = negotiator_.unit(id);
+    if (unit.scope != Scope::World || !is_here(rank)) continue;
+    const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    news_.push_back({News::Kind::Introduced, unit.key, rank, unit.signatures[place]});
   }
+  for (const auto& [id, what] : outcomes.host_ready) news_.push_back({News::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
+  for (const auto& [set, rank] : outcomes.joined)
+    if (is_here(rank)) news_.push_back({News::Kind::Joined, {set, OpKind::Join, {}}, rank});
+  for (const int rank : outcomes.left)
+    if (is_here(rank)) news_.push_back({News::Kind::Left, {}, rank});
 }
 
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
@@ -631,8 +644,11 @@ void Engine::launch(Prepared prepared) {
   const PlannedBatch& plan = prepared.cut.plan;
   {
     const std::lock_guard lock(mutex_);
-    for (Entry* entry : prepared.entries)
-      if (entry->state == EntryState::Agreed) entry->state = advance(entry->state, EntryEvent::Launch);
+    for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
+      Entry& entry = *prepared.entries[i];
+      if (entry.state == EntryState::Agreed) entry.state = advance(entry.state, EntryEvent::Launch);
+      entry.prepared[plan.tensors[i].index] = false;  // the backend takes back what `prepare` gave
+    }
   }
   const Entry& first = *prepared.entries.front();
   Backend* backend = first.backends[plan.tensors.front().index];
@@ -662,10 +678,7 @@ void Engine::finish(Running& running) {
       entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
       entry->pending->event_owner = running.execution;
     }
-    if (--entry->unfinished == 0) {
-      entry->prepared = false;  // the backend has taken back what `prepare` gave
-      finish_entry(*entry, {});
-    }
+    if (--entry->unfinished == 0) finish_entry(*entry, {});
   }
 }
 
@@ -690,30 +703,9 @@ void Engine::retire(const CutBatch& cut) {
 }
 
 void Engine::drive_relay(bool& progressed) {
-  Outcomes said;
   {
     const std::lock_guard lock(mutex_);
-    said = std::exchange(relay_outcomes_, {});
-    for (const auto& [id, rank] : said.introduced) {
-      if (!negotiator_.knows(id)) continue;
-      const Unit& unit = negotiator_.unit(id);
-      if (unit.scope != Scope::World || parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] != parts_.topology.domain) continue;
-      const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
-      const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-      relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
-    }
-    // In the order in which it was said: what was ready without a rank that has joined, that it has, and that all here have.
-    const auto pass_on_readiness = [&](bool of_joining) {
-      for (const auto& [id, what] : said.host_ready)
-        if (negotiator_.knows(id))
-          if (const UnitKey key = negotiator_.unit(id).key; (key.kind == OpKind::Join) == of_joining) relay_->domain_ready(key, what);
-    };
-    pass_on_readiness(false);
-    for (const auto& [set, rank] : said.joined)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
-    pass_on_readiness(true);
-    for (const int rank : said.left)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
+    for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
     progressed = relay_->advance() || progressed;
     if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
       std::erase_if(open_world_cuts_, [this](const WorldCut& cut) { return !cut.here || board_.batch(cut.sequence).retired.load(); });
@@ -824,7 +816,7 @@ void Engine::coordinate() {
 
 void Engine::finish_entry(Entry& entry, Status status) {
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
-  if (!status.ok()) release(entry);
+  release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
   const auto owned = ledger_.remove(entry);
   const auto pending = owned->pending;
   pending->status = std::move(status);
@@ -978,7 +970,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    return negotiator_.all_left() && ledger_.empty() && relay_outcomes_.empty();
+    return negotiator_.all_left() && ledger_.empty() && news_.empty();
   };
   while (!try_take_wheel()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {

@@ -110,6 +110,10 @@ class Engine {
   void read_log();
   void cut_if_idle();
   void act(Outcomes& outcomes);
+  void note_news(const Outcomes& outcomes);
+  [[nodiscard]] bool is_here(int rank) const {
+    return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain;
+  }
   void act_on_agreement(const Outcomes::Agreed& agreed);
   void note_rows(Entry& entry, const Unit& unit);
   void enqueue(CutBatch batch);
@@ -155,7 +159,7 @@ class Engine {
   Status over_;  // why submissions are refused
   bool stopping_ = false;
   int waiters_ = 0;
-  Outcomes relay_outcomes_;  // what the relay has still to pass on
+  std::vector<News> news_;  // what the relay has still to pass on
 
   std::atomic<bool> wheel_taken_{false};
   std::deque<Running> running_;   // the driver's own

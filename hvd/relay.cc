@@ -122,15 +122,37 @@ void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signatur
   known.key = key;
   known.remote[rank] = std::make_shared<const Signature>(signature);
   actions_.introduce(key, rank, signature);
-  if (const auto waiting = ready_without_id_.extract(key); !waiting.empty()) count_ready(id, transport_.domain(), waiting.mapped());
 }
 
-void Relay::domain_ready(const UnitKey& key, const Agreement& what) {
-  const auto known = ids_.find(key);
-  if (known == ids_.end()) {
-    merge(ready_without_id_[key], what);
-  } else {
-    count_ready(known->second, transport_.domain(), what);
+void Relay::tell(News news) {
+  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, *news.signature);
+  held_.push_back(std::move(news));
+  say_held();
+}
+
+/// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
+/// everything it was ready for has been said: this passes nothing, and what is ready after it does not pass it.
+void Relay::say_held() {
+  bool barred = false;
+  for (std::size_t i = 0; i < held_.size();) {
+    const News& next = held_[i];
+    const auto known = ids_.find(next.key);
+    const bool ready = next.kind == News::Kind::Ready;
+    barred = barred || (!ready && i > 0);
+    if (barred || (ready && known == ids_.end())) {
+      ++i;
+      continue;
+    }
+    const News news = std::move(held_[i]);
+    const auto id = ready ? known->second : 0;
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (ready) {
+      count_ready(id, transport_.domain(), news.what);
+    } else if (news.kind == News::Kind::Joined) {
+      learn_joined(news.key.process_set, news.rank);
+    } else {
+      left(news.rank);
+    }
   }
 }
 
@@ -189,8 +211,6 @@ void Relay::decided(std::uint32_t id) {
   known_.erase(known);
 }
 
-void Relay::joined(int process_set, int rank) { learn_joined(process_set, rank); }
-
 void Relay::learn_joined(int process_set, int rank) {
   joined_[process_set].insert(rank);
   std::vector<std::uint32_t> waiting;
@@ -219,6 +239,7 @@ std::vector<Claim> get_claims(Reader& reader) {
 }  // namespace
 
 void Relay::stuck(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+  if (!held_.empty()) return;  // it must not pass what is said of before
   const std::uint64_t now = decisions_[{process_set, name}];
   const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
   if (!fresh && said->second == now) return;
@@ -264,7 +285,7 @@ void Relay::receive_conflict(Reader& reader, std::span<const std::byte> item) {
   const auto claims = get_claims(reader);
   for (const auto& claim : claims) {
     const UnitKey key{process_set, claim.kind, name.second};
-    ready_without_id_.erase(key);
+    std::erase_if(held_, [&](const News& news) { return news.kind == News::Kind::Ready && news.key == key; });
     if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
   }
   ++decisions_[name];
@@ -276,20 +297,14 @@ void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
 
 void Relay::announce_end() { send_down(Writer().put(Item::End).bytes()); }
 
-void Relay::left(int rank) { leaving_.push_back(rank); }
-
-/// The root takes a rank's leave for its last word, so what its domain is ready for goes first.
-void Relay::leave_when_told() {
-  if (!ready_without_id_.empty()) return;
-  for (const int rank : std::exchange(leaving_, {})) {
-    const Bytes item = Writer().put(Item::Leave).put(rank).take();
-    if (is_root()) {
-      ++left_;
-    } else {
-      send(parent_, item);
-    }
-    send_down(item);
+void Relay::left(int rank) {
+  const Bytes item = Writer().put(Item::Leave).put(rank).take();
+  if (is_root()) {
+    ++left_;
+  } else {
+    send(parent_, item);
   }
+  send_down(item);
 }
 
 void Relay::failed(const Status& status) {
@@ -376,13 +391,12 @@ bool Relay::flush() {
 }
 
 bool Relay::advance() {
-  leave_when_told();
   bool any = flush();
   while (auto message = transport_.receive()) {
     any = true;
     receive(*message);
+    say_held();
   }
-  leave_when_told();
   return flush() || any;
 }
 
