@@ -93,6 +93,12 @@ void add_grouped_allreduce_cells(Cells& cells, const Setting& setting) {
                          [=](Context& context) { allreduce_group(context, {dtype}, op, form); }});
       }
     }
+    // Under the name that groups of one type have had: as if the user had added tensors to them.
+    cells.push_back({"grouped allreduce/more tensors " + std::string(reduction_name(op)), [=](Context& context) {
+                       allreduce_group(context, {DataType::Float32}, op, {});
+                       allreduce_group(context, {DataType::Float32, DataType::Float64}, op, {});
+                       allreduce_group(context, {DataType::Float32}, op, {});
+                     }});
     for (const Form& form : forms)
       cells.push_back({"grouped allreduce/all types " + std::string(reduction_name(op)) + "/" + text_of(form),
                        [=](Context& context) { allreduce_group(context, defined, op, form); }});

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,13 @@ struct Reduction {
 /// The fold in rank order, in the arithmetic that SEMANTICS gives. `any_order`: with the bounds of a sum whose order and intermediate
 /// roundings are the transport's own. Adasum always has bounds.
 Expected reduced(const Reduction& reduction, const std::vector<Block>& inputs, bool any_order);
+
+/// What all ranks put in and must get, worked out once for the ranks that are threads of this process and ask at about the same time.
+struct Worked {
+  std::vector<Block> inputs;
+  Expected expected;
+};
+std::shared_ptr<const Worked> worked_out(const std::string& key, const std::function<Worked()>& work);
 
 /// "", or the first element that is wrong. A NaN equals every other.
 std::string difference(const Expected& expected, const std::byte* got);

@@ -19,15 +19,23 @@ Values values_of(const Context& context, const Asked& asked) {
 
 Reducing::Reducing(Context& context, const Asked& asked, Shape shape, std::uint64_t salt) : in_place_(asked.form.in_place) {
   const std::size_t count = count_of(shape);
-  std::vector<Block> inputs;
-  for (const int rank : asked.ranks) {
-    const bool absent = std::find(asked.absent.begin(), asked.absent.end(), rank) != asked.absent.end();
-    inputs.push_back(
-        absent ? Block(count * type_bytes(asked.dtype))
-               : make_values(asked.dtype, asked.op, values_of(context, asked), rank, static_cast<int>(asked.ranks.size()), count, salt));
-    if (rank == context.rank) before_ = inputs.back();
-  }
-  expected_ = reduced({asked.dtype, asked.op, asked.form.prescale(), asked.form.postscale()}, inputs, context.setting.any_order);
+  const Values values = values_of(context, asked);
+  const auto is_absent = [&](int rank) { return std::find(asked.absent.begin(), asked.absent.end(), rank) != asked.absent.end(); };
+  std::string key = context.setting.name + type_name(asked.dtype) + reduction_name(asked.op) + " " + std::to_string(count) + " " +
+                    std::to_string(salt) + " " + std::to_string(static_cast<int>(values)) + text_of({.scales = asked.form.scales});
+  for (const int rank : asked.ranks) key += (is_absent(rank) ? " -" : " ") + std::to_string(rank);
+  const auto worked = worked_out(key, [&] {
+    Worked made;
+    for (const int rank : asked.ranks)
+      made.inputs.push_back(is_absent(rank)
+                                ? Block(count * type_bytes(asked.dtype))
+                                : make_values(asked.dtype, asked.op, values, rank, static_cast<int>(asked.ranks.size()), count, salt));
+    made.expected = reduced({asked.dtype, asked.op, asked.form.prescale(), asked.form.postscale()}, made.inputs, context.setting.any_order);
+    return made;
+  });
+  expected_ = worked->expected;
+  const auto place = std::find(asked.ranks.begin(), asked.ranks.end(), context.rank) - asked.ranks.begin();
+  before_ = worked->inputs.at(static_cast<std::size_t>(place));
   input_ = Memory(context, asked.form.arena, before_);
   if (!in_place_) output_ = Memory(context, asked.form.arena, Block(before_.size(), std::byte{0xCD}));
   tensor_ = {asked.dtype, std::move(shape), input_.data(), in_place_ ? input_.data() : output_.data()};
