@@ -10,6 +10,10 @@ Cells all_cells(const Setting& setting) {
   if (setting.fuses) {
     add_allreduce_cells(cells, setting);
     add_grouped_allreduce_cells(cells, setting);
+    add_gather_cells(cells, setting);
+    add_broadcast_cells(cells, setting);
+    add_alltoall_cells(cells, setting);
+    add_reducescatter_cells(cells, setting);
   }
   return cells;
 }
