@@ -1,7 +1,6 @@
 // The suite: its chapters, in their order.
 
-#include "hvd/errors.h"
-#include "tests/contract/reduction.h"
+#include "tests/contract/cell.h"
 
 namespace hvd::contract {
 
@@ -14,10 +13,13 @@ Cells all_cells(const Setting& setting) {
     add_broadcast_cells(cells, setting);
     add_alltoall_cells(cells, setting);
     add_reducescatter_cells(cells, setting);
+    add_set_cells(cells, setting);
+    add_join_cells(cells, setting);
+    add_mismatch_cells(cells, setting);
+    add_local_error_cells(cells, setting);
   }
+  add_fusion_cells(cells, setting);
   return cells;
 }
-
-void run_shutdown_cell(Context& context) { context.door.shutdown(); }
 
 }  // namespace hvd::contract
