@@ -285,20 +285,43 @@ void Engine::announce(Entry& entry) {
 
 void Engine::introduce(Entry& entry) {
   const int rank = parts_.topology.rank;
+  const std::size_t tensors = entry.signature.tensors.size();
   read_log();
-  if (const Unit* unit = negotiator_.find(entry.key); unit != nullptr && negotiator_.introduced(*unit, rank, entry.signature)) {
+  if (const Unit* unit = negotiator_.find(entry.key);
+      unit != nullptr && tensors <= unit->slots && negotiator_.introduced(*unit, rank, entry.signature)) {
     ledger_.bind(entry, unit->id);
     return;
   }
-  const std::size_t bytes = 256 + entry.key.name.size() + entry.signature.tensors.size() * 128;
-  with_log(bytes, [&] {
-    make_room_for(static_cast<std::uint32_t>(entry.signature.tensors.size()));
-    const auto record =
-        negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); });
-    if (!record) throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
-    commit(*record);
-  });
+  const std::size_t bytes = 512 + entry.key.name.size() + tensors * 128;
+  for (bool wide = false; !wide;) {
+    with_log(bytes, [&] {
+      wide = forget_if_too_narrow(entry);
+      if (!wide) return;
+      make_room_for(static_cast<std::uint32_t>(tensors));
+      const auto record =
+          negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); });
+      if (!record) throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+      commit(*record);
+    });
+    if (wide) break;
+    board_.ring_all_workers();  // a rank has yet to read of the name's last batch
+    mutex_.unlock();
+    std::this_thread::sleep_for(50us);
+    mutex_.lock();
+    raise_if_over();
+  }
   if (const Unit* unit = negotiator_.find(entry.key)) ledger_.bind(entry, unit->id);
+}
+
+bool Engine::forget_if_too_narrow(const Entry& entry) {
+  // A group that comes back under its name with more tensors than before needs more slots: it is introduced anew. Where a rank has
+  // arrived already, it has come with fewer tensors, since the first to come makes room for its own, and the verdict will say so.
+  const Unit* unit = negotiator_.find(entry.key);
+  if (unit == nullptr || entry.signature.tensors.size() <= unit->slots || board_.arrivals(unit->id) > 0) return true;
+  const std::uint32_t id = unit->id;
+  if (!evictable(id)) return false;
+  if (board_.evict(id)) commit(Negotiator::eviction(id));
+  return true;
 }
 
 bool Engine::evictable(std::uint32_t id) const {

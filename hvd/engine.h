@@ -95,6 +95,8 @@ class Engine {
   void release(Entry& entry) noexcept;
   void announce(Entry& entry);
   void introduce(Entry& entry);
+  /// Under the board's lock. False: not yet, a rank has still to read of the unit's last batch.
+  bool forget_if_too_narrow(const Entry& entry);
   void make_room_for(std::uint32_t slots);
   void agree(std::uint32_t id);
   void join(int process_set);

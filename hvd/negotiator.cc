@@ -212,6 +212,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       auto& joined = sets_[static_cast<std::size_t>(id)].joined;
       const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
       if (place == joined.end() || *place != rank) joined.insert(place, rank);
+      sets_[static_cast<std::size_t>(id)].last_joined = rank;
       return;
     }
     case RecordType::Conflict:
@@ -321,7 +322,12 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
           {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what);
-    if (unit.key.kind == OpKind::Join) sets_[static_cast<std::size_t>(unit.key.process_set)].joined.clear();
+    if (unit.key.kind == OpKind::Join) {
+      auto& set = sets_[static_cast<std::size_t>(unit.key.process_set)];
+      // Within a domain the log says who came last; whose arrival completed the agreement may be another.
+      if (unit.scope == Scope::Domain) what.last = set.last_joined;
+      set.joined.clear();
+    }
   }
   outcomes.agreed.push_back({id, std::move(status), std::move(what)});
 }

@@ -201,6 +201,7 @@ class Negotiator {
     ProcessSetInfo info;
     std::uint32_t local_members = 0;
     std::vector<int> joined;
+    int last_joined = -1;  ///< in the order of the log
     bool removed = false;
   };
   [[nodiscard]] const Set& set(int id) const;

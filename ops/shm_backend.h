@@ -10,6 +10,7 @@
 #include "hvd/board.h"
 #include "hvd/stats.h"
 #include "hvd/topology.h"
+#include "ops/host_ops.h"
 #include "ops/staging.h"
 
 namespace hvd {
