@@ -267,8 +267,7 @@ void Engine::announce(Entry& entry) {
       entry.announced = finished = true;
       if (arrived == negotiator_.local_members(set)) return agree(id);
       // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
-      // sees its record.
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      // sees its record: arrivals and the log's tail are sequentially consistent.
       read_log();
       if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
       for (int other = 0; other < parts_.topology.size; ++other)
@@ -392,7 +391,6 @@ void Engine::agree(std::uint32_t id) {
 void Engine::join(int process_set) {
   const int rank = parts_.topology.rank;
   with_log(64, [&] { commit(Negotiator::joining(process_set, rank)); });
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce()
   std::vector<std::uint32_t> complete;
   for (const Unit* unit : negotiator_.units_of(process_set))
     if (is_complete(unit->id)) complete.push_back(unit->id);
