@@ -112,7 +112,6 @@ void check_front_door(Context& context) {
   check_refused_call(context, culprit, [&] { add_process_set({0, 0}); }, {"distinct ranks"});
   check_refused_call(context, culprit, [&] { add_process_set({context.size}); }, {"distinct ranks"});
   check_refused_call(context, culprit, [&] { remove_process_set(global_process_set()); }, {"global"});
-  check_refused_call(context, culprit, [&] { allreduce(device, device); }, {"not supported"});
 }
 
 }  // namespace

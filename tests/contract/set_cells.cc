@@ -81,9 +81,11 @@ void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
   check_unnamed(context);
 }
 
-/// Rank 0 has joined; what cannot do without it fails on the others, and works afterwards.
+/// Rank 0 has joined; what cannot do without it fails on the others, and works afterwards. The ranks meet in another set of all of them,
+/// so that the others join only when rank 0 has tried what it may no longer do.
 void missed(Context& context, OpKind kind) {
   context.need(kind);
+  const int meeting = context.door.add_set(context.ranks_of(SetKind::Global));
   const Memory memory(context, false, Block(static_cast<std::size_t>(context.size) * 4));
   Call call;
   call.kind = kind;
@@ -91,23 +93,22 @@ void missed(Context& context, OpKind kind) {
   call.device = context.setting.device;
   call.root = context.size - 1;
   call.tensors = {{DataType::Float32, {context.size}, memory.data(), memory.data()}};
-  if (context.rank == 0) {
-    const auto joining = start_join(context.door.engine(), 0);
-    try {
+  std::function<int()> joining;
+  try {
+    if (context.rank == 0) {
+      joining = start_join(context.door.engine(), 0);
       context.door.start(call);
       context.fail("a rank that has joined may submit");
-    } catch (const Joined&) {
-    }
-    joining();
-  } else {
-    try {
+    } else {
       context.door.run(call);
       context.fail("it did without a rank that has joined");
-    } catch (const Joined& error) {
-      context.expect(contains(error.what(), "'missed'") && contains(error.what(), "0"), std::string("the text is ") + error.what());
     }
-    context.door.join(0);
+  } catch (const Joined& error) {
+    context.expect(contains(error.what(), "'missed'") && contains(error.what(), "0"), std::string("the text is ") + error.what());
   }
+  context.door.barrier(meeting);
+  context.rank == 0 ? joining() : context.door.join(0);
+  context.door.remove_set(meeting);
   context.door.run(call);
   check_unnamed(context);
 }
