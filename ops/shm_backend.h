@@ -25,7 +25,9 @@ class ShmBackend final : public Backend {
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   bool rings() const override { return true; }
-  bool any_rank_finishes(const BatchTraits& traits) const override { return traits.kind != OpKind::Allgather; }
+  bool any_rank_finishes(const BatchTraits& traits) const override {
+    return traits.kind == OpKind::Allreduce || traits.kind == OpKind::Broadcast;
+  }
 
   // ---- for the executions
   [[nodiscard]] Staging& staging() { return staging_; }
