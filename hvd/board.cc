@@ -123,6 +123,8 @@ void Board::unlock() { pthread_mutex_unlock(&header().lock); }
 
 std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_seq_cst); }
 
+std::uint64_t Board::read_position(int rank) const { return area(rank).read.load(std::memory_order_acquire); }
+
 std::uint64_t Board::slowest_reader() const {
   std::uint64_t slowest = header().tail.load(std::memory_order_relaxed);
   for (int rank = 0; rank < ranks_; ++rank)

@@ -54,6 +54,24 @@ Status with_names_of_members(const Status& status, const Submission& submission)
   return {status.code(), std::move(text)};
 }
 
+/// Of the log, for the record and for evictions that make room for it; never too few.
+std::size_t introduction_bytes(const UnitKey& key, const Signature& signature) {
+  std::size_t bytes = 128 + key.name.size();
+  for (const auto& tensor : signature.tensors) bytes += 32 + (tensor.shape.size() + tensor.splits.size()) * sizeof(std::int64_t);
+  return bytes;
+}
+
+std::uint32_t slots_for(const Signature& signature) { return std::max(1U, static_cast<std::uint32_t>(signature.tensors.size())); }
+
+std::string joined_text(const UnitKey& key, int rank) {
+  return fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
+                     display_name(key.name), rank, key.process_set);
+}
+
+std::string removed_text(const UnitKey& key) {
+  return fmt::format("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
+}
+
 BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
   return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
 }
@@ -68,21 +86,8 @@ Engine::Engine(EngineParts parts)
       last_look_(Clock::now()) {
   if (parts_.transport) {
     RelayActions actions;
-    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) {
-      if (is_here(rank)) return;
-      with_log(0, [&] {
-        if (const Unit* unit = negotiator_.find(key); unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
-        make_room_for(static_cast<std::uint32_t>(signature.tensors.size()));
-        if (auto record = negotiator_.introduction(key, rank, signature, [this](auto slot) { return board_.generation(slot); }))
-          commit(*record);
-      });
-    };
-    actions.agree = [this](const UnitKey& key, const Agreement& what) {
-      with_log(0, [&] {
-        // A domain without members of the set has no slot to reset, but keeps the same queue as the others.
-        if (const Unit* unit = negotiator_.find(key)) commit(Negotiator::agreement(unit->id, what));
-      });
-    };
+    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
+    actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
     actions.cut = [this] { with_log(0, [&] { commit(Negotiator::cut_record(Scope::World)); }); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
@@ -163,6 +168,10 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     entry->backends.push_back(backend->get());
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
+  if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
+    throw InvalidArgument(fmt::format("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
+                                      name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
+                                      submission.name.size()));
   entry->submission = std::move(submission);
   return entry;
 }
@@ -203,13 +212,11 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     raise_if_over();
     if (stopping_) throw Shutdown("hvd::shutdown() has been called");
     const auto& joined = negotiator_.joined(fresh->key.process_set);
-    const bool excluded = fresh->key.kind != OpKind::Control && std::binary_search(joined.begin(), joined.end(), parts_.topology.rank);
-    if (excluded || ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr)
-      if (fresh->key.kind != OpKind::Join)
-        throw Joined(fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have",
-                                 name_of(fresh->key.kind), display_name(fresh->key.name), parts_.topology.rank, fresh->key.process_set));
+    const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
+                          ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
+    if (excluded && fresh->key.kind != OpKind::Join) throw Joined(joined_text(fresh->key, parts_.topology.rank));
     if (fresh->key.name.empty()) {
-      fresh->key.name = unnamed(fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+      fresh->key.name = unnamed(fresh->key.kind, joins_[fresh->key.process_set], unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
       numbered = true;
     }
     entry = &ledger_.admit(std::move(fresh));
@@ -223,14 +230,22 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     const auto failed = ledger_.remove(*entry);
     // The number is free again, unless another thread has drawn the next one meanwhile.
     auto& next = unnamed_[{failed->key.process_set, failed->key.kind}];
-    if (numbered && failed->key.name == unnamed(failed->key.kind, next - 1)) --next;
+    if (numbered && failed->key.name == unnamed(failed->key.kind, joins_[failed->key.process_set], next - 1)) --next;
     throw;
   }
   bool work = false;
   bool small_work = false;
   {
-    const std::lock_guard lock(mutex_);
-    announce(*entry);
+    std::unique_lock lock(mutex_);
+    while (!announce(*entry)) {
+      lock.unlock();
+      nudge_readers();
+      if (try_take_wheel()) {
+        drive_once();
+        leave_wheel();
+      }
+      lock.lock();
+    }
     const auto is_small = [](const Prepared& batch) { return batch.cut.plan.bytes <= kSmallBatchBytes; };
     work = !to_launch_.empty();
     small_work = std::all_of(to_launch_.begin(), to_launch_.end(), is_small);
@@ -247,101 +262,157 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   return pending;
 }
 
-void Engine::announce(Entry& entry) {
-  if (!over_.ok()) return finish_entry(entry, over_);
+bool Engine::announce(Entry& entry) {
+  const auto refuse = [&](Status::Code code, std::string text) {
+    finish_entry(entry, {code, std::move(text)});
+    return true;
+  };
+  if (!over_.ok()) return refuse(over_.code(), over_.text());
   // From its announcement on the entry is everybody's: reading the log may finish it.
   bool finished = false;
+  const int set = entry.key.process_set;
+  const int rank = parts_.topology.rank;
   try {
-    if (entry.key.kind == OpKind::Join) join(entry.key.process_set);
+    read_log();
+    const auto& joined = negotiator_.joined(set);
+    const bool has_joined = std::binary_search(joined.begin(), joined.end(), rank);
+    if (has_joined && entry.key.kind != OpKind::Join) return refuse(Status::Code::Joined, joined_text(entry.key, rank));
+    if (!has_joined && entry.key.kind == OpKind::Join && negotiator_.has_process_set(set)) join(set);
     while (true) {
-      introduce(entry);
+      if (!introduce(entry)) return false;
+      if (!negotiator_.has_process_set(set)) return refuse(Status::Code::InvalidArgument, removed_text(entry.key));
       const Unit& unit = negotiator_.unit(entry.unit);
       for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
       const auto id = unit.id;
-      const int set = unit.key.process_set;
       const std::uint32_t arrived = board_.arrive(id, unit.generation);
-      if (arrived == 0) {  // evicted between the two: introduce it again
-        read_log();
-        continue;
-      }
+      if (arrived == 0) continue;  // evicted between the two: introduce it again
       entry.announced = finished = true;
-      if (arrived == negotiator_.local_members(set)) return agree(id);
+      if (arrived == negotiator_.local_members(set)) {
+        agree(id);
+        return true;
+      }
       // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
       // sees its record: arrivals and the log's tail are sequentially consistent.
       read_log();
-      if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
+      if (!negotiator_.joined(set).empty() && is_complete(id)) {
+        agree(id);
+        return true;
+      }
       for (int other = 0; other < parts_.topology.size; ++other)
-        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) return;
-      return;
+        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) break;
+      return true;
     }
   } catch (...) {
     // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
     const Status status = status_of_current_exception();
     board_.set_failure(status);
     if (!finished) finish_entry(entry, board_.failure());
+    return true;
   }
 }
 
-void Engine::introduce(Entry& entry) {
+bool Engine::introduce(Entry& entry) {
   const int rank = parts_.topology.rank;
-  const std::size_t tensors = entry.signature.tensors.size();
+  const auto slots = slots_for(entry.signature);
   read_log();
-  if (const Unit* unit = negotiator_.find(entry.key);
-      unit != nullptr && tensors <= unit->slots && negotiator_.introduced(*unit, rank, entry.signature)) {
-    ledger_.bind(entry, unit->id);
-    return;
-  }
-  const std::size_t bytes = 512 + entry.key.name.size() + tensors * 128;
-  for (bool wide = false; !wide;) {
-    with_log(bytes, [&] {
-      wide = forget_if_too_narrow(entry);
-      if (!wide) return;
-      make_room_for(static_cast<std::uint32_t>(tensors));
-      const auto record =
-          negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); });
-      if (!record) throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
-      commit(*record);
+  if (!negotiator_.has_process_set(entry.key.process_set)) return true;
+  const Unit* unit = negotiator_.find(entry.key);
+  if (unit == nullptr || unit->slots < slots || !negotiator_.introduced(*unit, rank, entry.signature)) {
+    Room room = Room::Now;
+    with_log(introduction_bytes(entry.key, entry.signature), [&] {
+      if (!negotiator_.has_process_set(entry.key.process_set)) return;
+      room = make_room_for(entry.key, slots);
+      if (room != Room::Now) return;
+      commit(*negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
     });
-    if (wide) break;
-    board_.ring_all_workers();  // a rank has yet to read of the name's last batch
-    mutex_.unlock();
-    std::this_thread::sleep_for(50us);
-    mutex_.lock();
-    raise_if_over();
+    if (room == Room::None)
+      throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+    if (room != Room::Now) return false;
+    unit = negotiator_.find(entry.key);
   }
-  if (const Unit* unit = negotiator_.find(entry.key)) ledger_.bind(entry, unit->id);
+  if (unit != nullptr) ledger_.bind(entry, unit->id);
+  return true;
 }
 
-bool Engine::forget_if_too_narrow(const Entry& entry) {
-  // A group that comes back under its name with more tensors than before needs more slots: it is introduced anew. Where a rank has
-  // arrived already, it has come with fewer tensors, since the first to come makes room for its own, and the verdict will say so.
-  const Unit* unit = negotiator_.find(entry.key);
-  if (unit == nullptr || entry.signature.tensors.size() <= unit->slots || board_.arrivals(unit->id) > 0) return true;
-  const std::uint32_t id = unit->id;
-  if (!evictable(id)) return false;
-  if (board_.evict(id)) commit(Negotiator::eviction(id));
-  return true;
+void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& signature) {
+  if (is_here(rank)) return;
+  for (Room room = Room::AfterReading; room == Room::AfterReading;) {
+    with_log(introduction_bytes(key, signature), [&] {
+      room = Room::Now;
+      if (!negotiator_.has_process_set(key.process_set)) return;
+      const Unit* unit = negotiator_.find(key);
+      if (unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
+      // Without room it is told again when this domain needs it: when a rank here introduces it, or when it is agreed.
+      if (unit == nullptr) room = make_room(slots_for(signature));
+      if (room == Room::Now)
+        commit(*negotiator_.introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+    });
+    if (room == Room::AfterReading) nudge_readers();
+  }
+}
+
+void Engine::agree_by_root(const UnitKey& key, const Agreement& what) {
+  // All domains keep the same queue, also of what none of their ranks takes part in, and which they may have forgotten.
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    bool done = false;
+    with_log(64 + what.present.size() / 8 + what.absent.size() * sizeof(int), [&] {
+      const Unit* unit = negotiator_.find(key);
+      done = unit != nullptr || !negotiator_.has_process_set(key.process_set);
+      if (unit != nullptr) commit(Negotiator::agreement(unit->id, what));
+    });
+    if (done) return;
+    relay_->retell(key);
+  }
+  throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
 }
 
 bool Engine::evictable(std::uint32_t id) const {
   // Its slots may be given to another tensor once nobody has arrived, its last batch is cut, and every rank has read that record and
-  // with it the locations. A name that other domains may be ready for, and this one has no rank for, stays.
+  // with it the locations. What other domains have said of it the relay remembers.
   const Unit& unit = negotiator_.unit(id);
-  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() &&
-         negotiator_.local_members(unit.key.process_set) > 0;
+  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader();
 }
 
-void Engine::make_room_for(std::uint32_t slots) {
-  while (!negotiator_.has_free_slots(std::max(1U, slots))) {
-    const auto id = negotiator_.oldest([this](std::uint32_t candidate) { return evictable(candidate); });
-    if (!id || !board_.evict(*id)) return;
-    commit(Negotiator::eviction(*id));
+Engine::Room Engine::make_room_for(const UnitKey& key, std::uint32_t slots) {
+  const Unit* unit = negotiator_.find(key);
+  if (unit == nullptr) return make_room(slots);
+  // A name that comes back with more tensors moves. Where a rank has arrived with fewer, or its domain is ready, the ranks disagree, and
+  // that can be said without slots.
+  const bool settled = board_.arrivals(unit->id) == 0 && (!unit->undecided || unit->queued);
+  if (unit->slots >= slots || !settled) return Room::Now;
+  if (unit->queued) return Room::AfterCutting;
+  if (!evictable(unit->id)) return board_.arrivals(unit->id) > 0 ? Room::Now : Room::AfterReading;
+  if (!board_.evict(unit->id)) return Room::Now;
+  commit(Negotiator::eviction(unit->id));
+  return make_room(slots);
+}
+
+Engine::Room Engine::make_room(std::uint32_t slots) {
+  while (!negotiator_.has_free_slots(slots)) {
+    if (const auto id = negotiator_.oldest([this](std::uint32_t candidate) { return evictable(candidate); })) {
+      if (board_.evict(*id)) commit(Negotiator::eviction(*id));
+      continue;
+    }
+    const auto unread = [this](std::uint32_t id) { return !negotiator_.unit(id).undecided && board_.arrivals(id) == 0; };
+    const auto uncut = [this](std::uint32_t id) { return negotiator_.unit(id).queued && board_.arrivals(id) == 0; };
+    return negotiator_.oldest(unread) ? Room::AfterReading : negotiator_.oldest(uncut) ? Room::AfterCutting : Room::None;
   }
+  return Room::Now;
+}
+
+void Engine::nudge_readers() {
+  board_.ring_all_workers();
+  board_.ring_waiters();
+  if (const auto dead = board_.find_dead())
+    board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()",
+                                                              parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)])});
+  std::this_thread::sleep_for(50us);
 }
 
 std::vector<int> Engine::absent_from(const Unit& unit) const {
   std::vector<int> absent;
-  if (unit.key.kind == OpKind::Join || unit.key.kind == OpKind::Control) return absent;
+  if (unit.key.kind == OpKind::Join) return absent;
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : negotiator_.joined(unit.key.process_set)) {
     const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
@@ -358,11 +429,22 @@ bool Engine::is_complete(std::uint32_t id) const {
   return arrived > 0 && arrived + absent_from(unit).size() == negotiator_.local_members(unit.key.process_set);
 }
 
+bool Engine::have_read(const std::vector<int>& ranks, std::uint64_t position) const {
+  const auto& domain = parts_.topology.domain_ranks;
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    const auto place = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
+    return board_.read_position(static_cast<int>(place)) >= position;
+  });
+}
+
 void Engine::agree(std::uint32_t id) {
   bool said = false;
   bool world = false;
+  bool unread = true;
   const auto& all = negotiator_.process_set(negotiator_.unit(id).key.process_set).ranks;
-  with_log(negotiator_.unit(id).slots / 8 + 4 * all.size() + 128, [&] {
+  const std::size_t bytes = negotiator_.unit(id).slots / 8 + 4 * all.size() + 128;
+  const auto say = [&] {
+    unread = false;
     // Two may find a unit complete, where ranks have joined; the first to come says so.
     if (!is_complete(id)) return;
     const Unit& unit = negotiator_.unit(id);
@@ -370,6 +452,10 @@ void Engine::agree(std::uint32_t id) {
     Agreement what;
     what.present.assign(unit.slots, false);
     what.absent = absent_from(unit);
+    // One that has joined does not hold up a new round by arriving late. Before the slot's words are written anew it must have read the
+    // cut of the last round, in which it may have taken part.
+    unread = !have_read(what.absent, unit.cut_at);
+    if (unread) return;
     what.last = parts_.topology.rank;
     const auto& domain = parts_.topology.domain_ranks;
     for (std::size_t index = 0; index < domain.size(); ++index) {
@@ -384,7 +470,12 @@ void Engine::agree(std::uint32_t id) {
     board_.reset_arrivals(id, unit.slots);
     commit(world ? Negotiator::host_readiness(id, what) : Negotiator::agreement(id, what));
     if (!world) cut_if_idle();
-  });
+  };
+  while (unread) {
+    with_log(bytes, say);
+    if (unread) nudge_readers();
+    if (unread && board_.failed()) return;
+  }
   if (said && world) board_.ring_worker(0);  // the leader has something to pass on
 }
 
@@ -409,10 +500,7 @@ void Engine::with_log(std::size_t bytes, const std::function<void()>& append) {
       if (board_.has_room(bytes)) return append();
     }
     if (board_.failed()) throw BackendError("the world has failed");
-    // Somebody has not read for a long time: the log is some thousand records long.
-    board_.ring_all_workers();
-    board_.ring_waiters();
-    std::this_thread::sleep_for(50us);
+    nudge_readers();  // somebody has not read for a long time: the log is some thousand records long
   }
 }
 
@@ -421,6 +509,7 @@ void Engine::commit(const Bytes& record) {
   negotiator_.apply(record, board_.tail() + sizeof(std::uint32_t) + record.size(), outcomes);
   for (const auto& batch : outcomes.batches)
     if (negotiator_.local_participants(batch.plan) > 0) board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
+  for (const auto& dropped : outcomes.dropped) board_.void_slot(dropped.id, dropped.slots);
   board_.append(record);
   ring_after(outcomes);
   act(outcomes);
@@ -494,6 +583,10 @@ void Engine::note_news(const Outcomes& outcomes) {
     if (is_here(rank)) news_.push_back({News::Kind::Joined, {set, OpKind::Join, {}}, rank});
   for (const int rank : outcomes.left)
     if (is_here(rank)) news_.push_back({News::Kind::Left, {}, rank});
+  for (const auto& agreed : outcomes.agreed)
+    if (const auto& key = negotiator_.unit(agreed.id).key;
+        key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
+      news_.push_back({News::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
 }
 
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
@@ -511,13 +604,16 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   note_rows(*entry, unit);
+  if (unit.key.kind == OpKind::Join) {
+    ++joins_[unit.key.process_set];
+    std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == unit.key.process_set; });
+  }
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;
   for (Entry* other : ledger_.all())
     if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
-      finish_entry(*other, {Status::Code::InvalidArgument, fmt::format("{} '{}': process set {} was removed", name_of(other->key.kind),
-                                                                       display_name(other->key.name), what.last)});
+      finish_entry(*other, {Status::Code::InvalidArgument, removed_text(other->key)});
 }
 
 void Engine::note_rows(Entry& entry, const Unit& unit) {
@@ -729,7 +825,9 @@ void Engine::drive_relay(bool& progressed) {
     for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
     progressed = relay_->advance() || progressed;
     if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
-      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) { return !cut.here || board_.batch(cut.sequence).retired.load(); });
+      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
+        return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
+      });
       if (open_world_cuts_.empty()) {
         relay_->announce_cut();
         with_log(0, [&] {

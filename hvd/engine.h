@@ -93,16 +93,24 @@ class Engine {
   void check(const Submission& submission) const;
   void prepare(Entry& entry);
   void release(Entry& entry) noexcept;
-  void announce(Entry& entry);
-  void introduce(Entry& entry);
-  /// Under the board's lock. False: not yet, a rank has still to read of the unit's last batch.
-  bool forget_if_too_narrow(const Entry& entry);
-  void make_room_for(std::uint32_t slots);
+  /// False: there is no room in the table just now; to be called again when others have read the log.
+  bool announce(Entry& entry);
+  bool introduce(Entry& entry);
+  void introduce_remote(const UnitKey& key, int rank, const Signature& signature);
+  void agree_by_root(const UnitKey& key, const Agreement& what);
+  /// Whether a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some of what
+  /// is in flight is done.
+  enum class Room : std::uint8_t { Now, AfterReading, AfterCutting, None };
+  Room make_room_for(const UnitKey& key, std::uint32_t slots);
+  Room make_room(std::uint32_t slots);
+  /// Wakes whoever has not read the log for long, and waits a moment.
+  void nudge_readers();
   void agree(std::uint32_t id);
   void join(int process_set);
   /// Whether all ranks of this domain that have not joined have arrived.
   [[nodiscard]] bool is_complete(std::uint32_t id) const;
   [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
+  [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
   void raise_if_over() const;
 
   // ---- the log; under mutex_, appends also under the board's lock
@@ -157,8 +165,9 @@ class Engine {
   Ledger ledger_;
   Negotiator negotiator_;
   std::deque<Prepared> to_launch_;
-  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;
-  Status over_;  // why submissions are refused
+  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;  // the next number
+  std::map<int, std::uint64_t> joins_;                       // of a process set: how often all its ranks have joined
+  Status over_;                                              // why submissions are refused
   bool stopping_ = false;
   int waiters_ = 0;
   std::vector<News> news_;  // what the relay has still to pass on

@@ -34,9 +34,6 @@ void merge(Agreement& into, const Agreement& from) {
   into.last = from.last;
 }
 
-/// What nobody is excused from by having joined.
-constexpr bool needs_everyone(OpKind kind) { return kind == OpKind::Join || kind == OpKind::Control; }
-
 }  // namespace
 
 Relay::Relay(Transport& transport, RelayActions actions) : transport_(transport), actions_(std::move(actions)) {
@@ -64,11 +61,13 @@ void Relay::send_down(const Bytes& item) {
   for (const auto& child : children_) send(child.domain, item);
 }
 
-void Relay::introduced(const UnitKey& key, int rank, const Signature& signature) {
-  // This domain may have forgotten a name that the others still know: tell its log again what they said.
-  if (const auto known = ids_.find(key); known != ids_.end()) {
+void Relay::retell(const UnitKey& key) {
+  if (const auto known = ids_.find(key); known != ids_.end())
     for (const auto& [other, said] : known_.at(known->second).remote) actions_.introduce(key, other, *said);
-  }
+}
+
+void Relay::introduced(const UnitKey& key, int rank, const Signature& signature) {
+  retell(key);
   if (is_root()) {
     const auto [place, fresh] = ids_.try_emplace(key, next_id_);
     if (fresh) ++next_id_;
@@ -126,8 +125,16 @@ void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signatur
 
 void Relay::tell(News news) {
   if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, *news.signature);
+  if (news.kind == News::Kind::Removed) return removed(news.key.process_set);
   held_.push_back(std::move(news));
   say_held();
+}
+
+/// Nobody waits any more for what was to happen in a process set that is gone.
+void Relay::removed(int process_set) {
+  std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
+  std::erase_if(held_, [&](const News& news) { return news.kind != News::Kind::Left && news.key.process_set == process_set; });
+  joined_.erase(process_set);
 }
 
 /// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
@@ -169,7 +176,7 @@ void Relay::pass_on_if_complete(std::uint32_t id) {
   std::vector<int> absent;
   if (count.subtrees.size() < subtrees_with(key.process_set).size()) {
     const auto joined = joined_.find(key.process_set);
-    if (needs_everyone(key.kind) || joined == joined_.end()) return;
+    if (key.kind == OpKind::Join || joined == joined_.end()) return;
     for (const int rank : actions_.ranks_of(key.process_set)) {
       const int subtree = subtree_of(actions_.domain_of(rank));
       if (subtree < 0 || count.subtrees.contains(subtree)) continue;

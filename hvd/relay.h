@@ -38,9 +38,9 @@ struct RelayActions {
 
 /// What a domain's log says that the other domains are to know, in the log's order.
 struct News {
-  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left };
+  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Removed };
   Kind kind = Kind::Introduced;
-  UnitKey key = {};                ///< Introduced, Ready; of Joined the process set alone
+  UnitKey key = {};                ///< Introduced, Ready; of Joined and Removed the process set alone
   int rank = -1;                   ///< Introduced, Joined, Left
   SharedSignature signature = {};  ///< Introduced
   Agreement what = {};             ///< Ready
@@ -55,6 +55,8 @@ class Relay {
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
   void stuck(int process_set, const std::string& name, const std::vector<Claim>& claims);
   void failed(const Status& status);
+  /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
+  void retell(const UnitKey& key);
   /// Root: tells all other domains that a batch is cut here.
   void announce_cut();
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
@@ -81,6 +83,7 @@ class Relay {
 
   void introduced(const UnitKey& key, int rank, const Signature& signature);
   void say_held();
+  void removed(int process_set);
   void left(int rank);
   void receive(const Message& message);
   void receive_introduction(Reader& reader, bool from_parent);

@@ -150,8 +150,10 @@ class PullExecution final : public Execution {
     const bool pulled_now = !std::exchange(pulled_, true);
     if (pulled_now) {
       for (const auto& member : batch_.members) batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
-      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size())
+      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
         state_.complete.store(true, std::memory_order_release);
+        backend_.board().ring_waiters();  // ranks that wait with memory of their own in use
+      }
     }
     // The others read from this rank's blocks until all have what they want. A staged block can wait for that without its owner.
     const auto in_place = [&](const BatchMember& member) { return !Staging::is_staged(my_location(member)); };
