@@ -97,6 +97,8 @@ void run_cell(Context& context, const Cell& cell, Report& report) {
     ++report.skipped[skip.reason];
     return;
   } catch (const std::exception& error) {
+    // At once, for the others may hang in this cell now.
+    std::fprintf(stderr, "%s: %s: rank %d threw %s\n", context.setting.name.c_str(), cell.name.c_str(), context.rank, error.what());
     context.fail(std::string("threw ") + error.what());
   }
   ++report.run;
