@@ -113,11 +113,11 @@ class Relay {
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Known> known_;
   std::unordered_map<std::uint32_t, Count> counts_;
-  std::vector<News> held_;                 ///< Ready before the root's number for it came down; what must not overtake that
-  std::map<int, std::set<int>> joined_;    ///< of the subtree, by process set
-  std::map<int, std::set<int>> subtrees_;  ///< with ranks of a process set
-  std::size_t left_ = 0;                   ///< root: ranks that have left
-  std::uint32_t next_id_ = 0;              ///< root
+  std::vector<News> held_;                       ///< Ready before the root's number for it came down; what must not overtake that
+  std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
+  std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
+  std::size_t left_ = 0;                         ///< root: ranks that have left
+  std::uint32_t next_id_ = 0;                    ///< root
   std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
   std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what

@@ -1,5 +1,6 @@
 #include "ops/mpi_adasum_execution.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -12,10 +13,38 @@ namespace hvd {
 namespace {
 constexpr unsigned kUp = 0;
 constexpr unsigned kDown = 1;
+
+/// Where domain `self` of `present` stands in the tree of pairs over `all` domains.
+TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, std::size_t self) {
+  std::vector<std::optional<std::size_t>> slots;
+  for (const auto& domain : all.domains) {
+    auto& slot = slots.emplace_back();
+    for (std::size_t i = 0; i < present.domains.size(); ++i)
+      if (std::binary_search(domain.begin(), domain.end(), present.domains[i].front())) slot = i;
+  }
+  TreePlace result;
+  result.parent = self;
+  while (slots.size() > 1) {
+    std::vector<std::optional<std::size_t>> next;
+    for (std::size_t i = 0; i < slots.size(); i += 2) {
+      const auto& a = slots[i];
+      const auto b = i + 1 < slots.size() ? slots[i + 1] : std::nullopt;
+      if (a && b && *a == self) result.children.push_back(*b);
+      if (a && b && *b == self) result.parent = *a;
+      next.push_back(a ? a : b);
+    }
+    slots = std::move(next);
+  }
+  std::reverse(result.children.begin(), result.children.end());  // the largest subtree first
+  return result;
+}
 }  // namespace
 
 AdasumExecution::AdasumExecution(MpiBackend& backend, Batch batch)
-    : MpiExecution(backend, std::move(batch)), flat_(flatten(batch_)), tree_(tree_place(who_.domains.size(), 0, who_.self_domain)) {
+    : MpiExecution(backend, std::move(batch)),
+      flat_(flatten(batch_)),
+      all_(backend.arrange(batch_.traits.set->ranks)),
+      tree_(place_among_pairs(all_, who_, who_.self_domain)) {
   here_ = reduction_of(batch_.traits);
   across_ = here_;
   across_.prescale = 1;
@@ -49,7 +78,8 @@ bool AdasumExecution::combine_here() {
     if (claimed_all_) break;
     const auto& member = batch_.members[index];
     in.clear();
-    for (std::size_t place = 0; place < ranks_here(); ++place) in.push_back(input(member, place));
+    std::size_t place = 0;
+    for (const int rank : all_.here()) in.push_back(place < ranks_here() && who_.here()[place] == rank ? input(member, place++) : nullptr);
     const std::array<void*, 1> out{output(member, 0)};
     kernels::adasum(here_, in, out, static_cast<std::size_t>(member.count));
     state_.finished.fetch_add(1, std::memory_order_acq_rel);

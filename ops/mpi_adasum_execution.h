@@ -1,7 +1,8 @@
 #pragma once
 /// Room card: Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a domain are combined in its arena, a tensor by
 /// whichever rank claims it; then the domains' results are combined in pairs of neighbours, the results again in pairs, by the leaders,
-/// a domain's first ranks: a binomial tree, at whose root, domain 0, the result comes to be. It goes back down the same tree, and in
+/// a domain's first ranks: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and domains that have joined keep
+/// their places among the pairs, as zeros: the other of the pair goes on alone. It goes back down the same tree, and in
 /// every domain the other ranks copy it from their leader's blocks.
 /// A leader sends and receives whole tensors: 2 (h-1) times the data leave all h domains together, and a result is there after
 /// 2 log2(h) of those. Every intermediate result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result.
@@ -26,7 +27,7 @@ class AdasumExecution final : public MpiExecution {
   enum class Step { Combine, Gather, SendUp, HandDown, Wait };
 
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
-  [[nodiscard]] bool is_root() const { return who_.self_domain == 0; }
+  [[nodiscard]] bool is_root() const { return tree_.parent == who_.self_domain; }
   [[nodiscard]] ChunkedRun run(std::size_t domain, unsigned phase) const;
   void pack(Range range, std::byte* to) const;
   void unpack(Range range, const std::byte* from);
@@ -39,7 +40,8 @@ class AdasumExecution final : public MpiExecution {
   bool lead();
 
   const Flattened flat_;
-  const TreePlace tree_;  ///< of the domains
+  const Arrangement all_;  ///< with those who have joined
+  const TreePlace tree_;   ///< of the domains
   kernels::Reduction here_, across_;
   Step step_ = Step::Combine;
   bool claimed_all_ = false;

@@ -117,12 +117,21 @@ class ClaimedExecution final : public Execution {
       inputs_.push_back(at(index));
       outputs_.push_back(at(index));
     }
-    if (is_adasum_) return kernels::adasum(reduction_, inputs_, outputs_, piece.count);
+    if (is_adasum_) return adasum(piece.count);
     if (zeros_count_) {
       zeros_.resize(std::max(zeros_.size(), piece.count * element));
       inputs_.push_back(zeros_.data());
     }
     kernels::reduce(reduction_, inputs_, outputs_, piece.count);
+  }
+
+  /// Ranks that have joined keep their places among the pairs.
+  void adasum(std::size_t count) {
+    std::vector<const void*> all;
+    std::size_t next = 0;
+    for (const int rank : batch_.traits.set->ranks)
+      all.push_back(next < batch_.ranks.size() && batch_.ranks[next] == rank ? inputs_[next++] : nullptr);
+    kernels::adasum(reduction_, all, outputs_, count);
   }
 
   ShmBackend& backend_;

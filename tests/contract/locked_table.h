@@ -25,8 +25,8 @@ inline nccl::NcclTable locked(nccl::NcclTable table, std::mutex& mutex) {
            table.event_destroy, table.event_record, table.event_query, table.mem_info, table.batched_copy);
   lock_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
            table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
-           table.all_gather);
-  constexpr std::size_t kLocked = 24;
+           table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
+  constexpr std::size_t kLocked = 28;
   constexpr std::size_t kTexts = 2;
   static_assert(sizeof(nccl::NcclTable) == (kLocked + kTexts) * sizeof(std::function<void()>),
                 "a new entry of the table: lock it here too");
