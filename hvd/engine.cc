@@ -710,9 +710,15 @@ void Engine::drive_relay(bool& progressed) {
       const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
       relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
     }
-    for (const auto& [id, what] : said.host_ready) relay_->domain_ready(UnitKey(negotiator_.unit(id).key), what);
+    // As in the log: what was ready without a rank, that it has joined, that all have. The root forgets the second with the third.
+    const auto pass_on_ready = [&](bool joins) {
+      for (const auto& [id, what] : said.host_ready)
+        if (const UnitKey& key = negotiator_.unit(id).key; (key.kind == OpKind::Join) == joins) relay_->domain_ready(UnitKey(key), what);
+    };
+    pass_on_ready(false);
     for (const auto& [set, rank] : said.joined)
       if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
+    pass_on_ready(true);
     for (const int rank : said.left)
       if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
     progressed = relay_->advance() || progressed;
