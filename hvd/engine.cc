@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/affinity.h"
+
 namespace hvd {
 
 namespace {
@@ -52,7 +54,8 @@ Engine::Engine(EngineParts parts)
     : parts_(std::move(parts)),
       board_(*parts_.board),
       spare_cores_(parts_.cores > static_cast<unsigned>(board_.ranks())),
-      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots()),
+      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots(),
+                  parts_.config.disable_group_fusion),
       last_look_(Clock::now()) {
   if (parts_.transport) {
     RelayActions actions;
@@ -780,6 +783,7 @@ bool Engine::poll(const Pending& pending) {
 }
 
 void Engine::coordinate() {
+  pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
   auto pause = kSleep;
   while (!stop_thread_.load() && !die_.load()) {
