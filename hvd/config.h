@@ -53,8 +53,8 @@ struct Config {
   /// pinned). A thread that waits for its result drives the library itself and stays where it is.
   std::vector<int> thread_affinity;
 
-  /// Streams that the NCCL backend may use for batches at once (HVD_NUM_NCCL_STREAMS, default 1, at most 64).
-  /// Raised: small batches overlap; each stream takes device memory for its communicators.
+  /// Streams that the NCCL backend may use for batches at once (HVD_NUM_NCCL_STREAMS, default 1, at most 64). Read and checked; the
+  /// backend does not use more than one yet.
   int num_nccl_streams = 1;
 
   /// Accepted for Horovod's sake; `init()` says that they do nothing (HVD_AUTOTUNE, default 0; HVD_AUTOTUNE_LOG, a path). There is no

@@ -161,6 +161,8 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
 void Engine::prepare(Entry& entry) {
   const auto& set = negotiator_.process_set(entry.key.process_set);
   entry.prepared = true;
+  const bool timed = timeline().on();
+  const TraceTime from = timed ? Timeline::now() : 0;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
     const auto& tensor = entry.submission.tensors[i];
     BatchMember member;
@@ -171,6 +173,7 @@ void Engine::prepare(Entry& entry) {
     member.ready_event = tensor.ready_event;
     const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
     entry.locations.push_back(tensor.present ? location : location | kAbsent);
+    if (timed && member.copied) entry.copied = {from, Timeline::now()};
   }
 }
 
@@ -219,6 +222,7 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   bool small_work = false;
   {
     const std::lock_guard lock(mutex_);
+    note_submission(*entry);
     announce(*entry);
     const auto is_small = [](const Prepared& batch) { return batch.cut.plan.bytes <= kSmallBatchBytes; };
     work = !to_launch_.empty();
@@ -234,6 +238,12 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     board_.ring_worker(board_.self());
   }
   return pending;
+}
+
+void Engine::note_submission(Entry& entry) {
+  if (!timeline().on()) return;
+  entry.trace = timeline().submitted(entry.submission, display_name(entry.key.name), is_unnamed(entry.key.name),
+                                     entry.since.time_since_epoch().count(), entry.copied);
 }
 
 void Engine::announce(Entry& entry) {
@@ -468,6 +478,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   note_rows(*entry, unit);
+  if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;
@@ -500,6 +511,7 @@ void Engine::note_rows(Entry& entry, const Unit& unit) {
 void Engine::enqueue(CutBatch cut) {
   if (negotiator_.process_set(cut.plan.process_set).rank < 0) return;
   if (std::binary_search(cut.plan.absent.begin(), cut.plan.absent.end(), parts_.topology.rank)) return;
+  if (timeline().on()) timeline().cut(cut.plan.tensors.size(), cut.plan.bytes);
   Prepared batch{std::move(cut), {}, {}};
   for (const auto& planned : batch.cut.plan.tensors) {
     Entry* entry = ledger_.find(planned.unit);
@@ -640,6 +652,9 @@ void Engine::launch(Prepared prepared) {
   }
   parts_.stats->add(parts_.stats->batches_run, 1);
   if (batch.members.size() > 1) parts_.stats->add(parts_.stats->tensors_fused, batch.members.size());
+  batch.timed = timeline().on();
+  for (const Entry* entry : prepared.entries)
+    if (entry->trace != 0) timeline().launched(entry->trace, backend->name());
   std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
   running_.push_back({std::move(prepared), backend, std::move(execution), false});
 }
@@ -653,6 +668,8 @@ void Engine::finish(Running& running) {
       entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
       entry->pending->event_owner = running.execution;
     }
+    if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
+      timeline().copying_out(entry->trace, since->time_since_epoch().count());
     if (--entry->unfinished == 0) {
       entry->prepared = false;  // the backend has taken back what `prepare` gave
       finish_entry(*entry, {});
@@ -817,6 +834,7 @@ void Engine::coordinate() {
 void Engine::finish_entry(Entry& entry, Status status) {
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
   if (!status.ok()) release(entry);
+  if (entry.trace != 0) timeline().finished(entry.trace, status);
   const auto owned = ledger_.remove(entry);
   const auto pending = owned->pending;
   pending->status = std::move(status);
@@ -997,3 +1015,4 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
 }
 
 }  // namespace hvd
+  timeline().stop();

@@ -104,6 +104,15 @@ void init(const Config& config) {
   parts.config = config;
   parts.topology = ranks.find_hosts();
   refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank, parts.topology.local_size));
+  if (!config.timeline.empty()) {
+    try {
+      parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles}, config.timeline_max_bytes, parts.topology,
+                            [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}", config.timeline, error.what()));
+    }
+  }
   parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
   DomainMemory memory;
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
