@@ -937,6 +937,35 @@ void Engine::commit_conflict(int process_set, const std::string& name, const std
   commit(Negotiator::conflict(process_set, name, claims));
 }
 
+std::string Engine::blame(const Entry& entry) const {
+  const auto& set = negotiator_.process_set(entry.key.process_set);
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto& joined = negotiator_.joined(entry.key.process_set);
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < domain.size(); ++i)
+    if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry.unit, static_cast<int>(i)) &&
+        (entry.key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
+      missing.push_back(domain[i]);
+  std::string text;
+  if (!missing.empty()) {
+    text = fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
+                       missing.size() == 1 ? "has" : "have");
+  } else if (const auto awaited = relay_ ? relay_->awaited(entry.key) : missing; awaited.size() == 1) {
+    text = fmt::format("rank {}, on another host, has not submitted it", awaited.front());
+  } else if (!awaited.empty()) {
+    text = fmt::format("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
+  }
+  for (const Unit* other : negotiator_.units_of(entry.key.process_set, entry.key.name)) {
+    std::vector<int> there;
+    for (std::size_t i = 0; other->id != entry.unit && i < domain.size(); ++i)
+      if (board_.has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
+    if (!there.empty())
+      text += fmt::format("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s",
+                          rank_list(there), there.size() == 1 ? "s" : "", name_of(other->key.kind));
+  }
+  return text;
+}
+
 void Engine::report_stalls() {
   const Config& config = parts_.config;
   const auto now = Clock::now();
@@ -946,22 +975,16 @@ void Engine::report_stalls() {
   for (Entry* entry : ledger_.all()) {
     if (entry->state != EntryState::Waiting || !entry->announced) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry->since);
-    const bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
-    if (!over && (config.stall_check_disable || now - entry->reported < config.stall_check_time)) continue;
+    const bool due = !config.stall_check_disable && now - entry->reported >= config.stall_check_time;
+    bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
+    if (!over && !due) continue;
+    const std::string culprits = blame(*entry);
+    // Whoever can name them has the first word.
+    over = over && (!culprits.empty() || waited >= config.stall_shutdown_time + kGraceForDecisions);
+    if (!over && !due) continue;
     entry->reported = now;
-    std::vector<int> missing;
-    const auto& set = negotiator_.process_set(entry->key.process_set);
-    const auto& domain = parts_.topology.domain_ranks;
-    const auto& joined = negotiator_.joined(entry->key.process_set);
-    for (std::size_t i = 0; i < domain.size(); ++i)
-      if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry->unit, static_cast<int>(i)) &&
-          (entry->key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
-        missing.push_back(domain[i]);
-    const std::string text =
-        fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name), waited.count(),
-                    missing.empty() ? std::string("ranks on other hosts have not submitted it")
-                                    : fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
-                                                  missing.size() == 1 ? "has" : "have"));
+    const std::string text = fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name),
+                                         waited.count(), culprits.empty() ? "ranks on other hosts have not submitted it" : culprits);
     if (over) {
       board_.set_failure({Status::Code::StallTimeout, text});
       return;
@@ -1010,9 +1033,9 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   }
   stop_thread_.store(true);
   board_.ring_worker(board_.self());
+  timeline().stop();
   // The wheel stays taken: nothing is driven any more.
   return stopped_cleanly_.load();
 }
 
 }  // namespace hvd
-  timeline().stop();

@@ -141,6 +141,8 @@ class Engine {
   void fail_everything(const Status& status) noexcept;
   void look_for_trouble();
   void report_stalls();
+  /// Who keeps the entry waiting, as far as this rank can know.
+  [[nodiscard]] std::string blame(const Entry& entry) const;
   void look_for_conflicts();
   void commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims);
   [[nodiscard]] std::vector<Claim> stuck_here(int process_set, const std::string& name) const;
