@@ -5,8 +5,10 @@
 /// A backend owns its communicators, streams and staging memory; the buffers of a member belong to the submission.
 /// It fails by throwing an Error; the engine catches it once and fails every handle of the world with its reason.
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,6 +52,8 @@ struct BatchMember {
   std::vector<std::int64_t> sends;
   /// Native event (cudaEvent_t) after which `input` may be read; null when it already may.
   void* ready_event = nullptr;
+  /// Set by `prepare` where it copies the input.
+  bool copied = false;
   /// What `prepare` returned on each rank of this rank's shared-memory domain, by the rank's index in the domain.
   std::vector<std::uint64_t> locations;
 };
@@ -61,6 +65,7 @@ struct Batch {
   /// Global ranks that take part, ascending: those of the set, less those that have joined (whose values count as zeros).
   std::vector<int> ranks;
   std::vector<BatchMember> members;
+  bool timed = false;  ///< a timeline wants to know when results are copied out
 };
 
 enum class Progress : std::uint8_t { Idle, Advanced, Done };
@@ -74,6 +79,8 @@ class Execution {
   virtual Progress advance() = 0;
   /// Native event (cudaEvent_t) that follows the last write to the outputs; owned by the execution. Null on hosts.
   virtual void* completion_event() { return nullptr; }
+  /// Of a batch that is done and was to be timed: since when results were copied to where the user keeps them, if they were.
+  [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };
 
 /// Batches up to this size are done at once by whoever completes the agreement.

@@ -36,6 +36,9 @@ std::optional<Variable> variable(std::string_view suffix) {
   return std::nullopt;
 }
 
+constexpr int kMostCores = 1024;  // of a cpu_set_t
+constexpr int kMostNcclStreams = 64;
+
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
   throw InvalidArgument(fmt::format("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
 }
@@ -47,6 +50,32 @@ std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_
   if (error != std::errc() || stop != end || value < least || value > most)
     refuse(variable, fmt::format("a whole number of {}, {} to {}", unit, least, most));
   return value;
+}
+
+/// Milliseconds, which may have decimals.
+std::chrono::microseconds milliseconds(const Variable& variable, int most) {
+  double value = 0;
+  const char* end = variable.value.data() + variable.value.size();
+  const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
+  if (error != std::errc() || stop != end || !(value >= 0 && value <= most))
+    refuse(variable, fmt::format("a number of milliseconds, 0 to {}", most));
+  return std::chrono::microseconds(static_cast<std::int64_t>(value * 1000));
+}
+
+std::vector<int> cores(const Variable& variable) {
+  std::vector<int> list;
+  const char* place = variable.value.data();
+  const char* const end = place + variable.value.size();
+  for (bool more = true; more; ++place) {
+    int core = 0;
+    const auto [stop, error] = std::from_chars(place, end, core);
+    if (error != std::errc() || core < 0 || core >= kMostCores || (stop != end && *stop != ','))
+      refuse(variable, fmt::format("a list of cores, 0 to {}, one for each rank of the host, with commas between them", kMostCores - 1));
+    list.push_back(core);
+    place = stop;
+    more = stop != end;
+  }
+  return list;
 }
 
 template <class Enum, std::size_t kChoices>
@@ -87,19 +116,45 @@ Config Config::from_environment() {
   if (auto v = variable("FUSION_THRESHOLD"))
     config.fusion_threshold_bytes = number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
   if (auto v = variable("CACHE_CAPACITY")) config.cache_capacity = static_cast<std::uint32_t>(number(*v, 16, 1U << 24, "tensors"));
+  if (auto v = variable("CYCLE_TIME")) config.cycle_time = milliseconds(*v, 10'000);
+  if (auto v = variable("DISABLE_GROUP_FUSION")) config.disable_group_fusion = choice(*v, kSwitch);
   if (auto v = variable("STALL_CHECK_TIME_SECONDS")) config.stall_check_time = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
   if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
     config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
+  if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
+  if (auto v = variable("TIMELINE_MARK_CYCLES")) config.timeline_mark_cycles = choice(*v, kSwitch);
+  if (auto v = variable("TIMELINE_MAX_BYTES")) config.timeline_max_bytes = number(*v, 64 << 10, std::uint64_t{1} << 40, "bytes");
+  if (auto v = variable("THREAD_AFFINITY")) config.thread_affinity = cores(*v);
+  if (auto v = variable("NUM_NCCL_STREAMS")) config.num_nccl_streams = static_cast<int>(number(*v, 1, kMostNcclStreams, "streams"));
+  if (auto v = variable("AUTOTUNE")) config.autotune = choice(*v, kSwitch);
+  if (auto v = variable("AUTOTUNE_LOG")) config.autotune_log = v->value;
+  if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
+  if (auto v = variable("ELASTIC")) config.elastic = choice(*v, kSwitch);
   if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
   if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
   return config;
 }
 
 std::string shared_part(const Config& config) {
-  return fmt::format("fusion threshold {} bytes, cache capacity {}, shared memory {}, process sets {}", config.fusion_threshold_bytes,
-                     config.cache_capacity, config.shared_memory == SharedMemory::Auto ? "auto" : "off", config.process_sets);
+  const auto on = [](bool value) { return value ? "on" : "off"; };
+  return fmt::format(
+      "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets {}, timeline '{}', NCCL streams {}, "
+      "elastic {}",
+      config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
+      config.shared_memory == SharedMemory::Auto ? "auto" : "off", config.process_sets, config.timeline, config.num_nccl_streams,
+      on(config.elastic));
+}
+
+std::vector<std::string> remarks(const Config& config) {
+  std::vector<std::string> lines;
+  if (config.autotune || !config.autotune_log.empty())
+    lines.emplace_back(
+        "HVD_AUTOTUNE does nothing: there is no cycle time to tune, and the fusion threshold hardly matters where tensors are reduced in "
+        "place");
+  if (config.elastic) lines.emplace_back("HVD_ELASTIC does nothing yet: when a rank dies, the job ends");
+  return lines;
 }
 
 LauncherHints launcher_hints() {

@@ -23,6 +23,13 @@ struct Config {
   /// name is forgotten when there are more, and introduced anew when it comes back. Raised: 16 bytes per tensor and local rank.
   std::uint32_t cache_capacity = 65536;
 
+  /// Accepted for Horovod's sake, and without effect here: there is no cycle (HVD_CYCLE_TIME, milliseconds, default 0). What is agreed is
+  /// launched at once, and what is agreed meanwhile is fused; holding a small batch back for a timer would only delay it.
+  std::chrono::microseconds cycle_time{0};
+
+  /// A group then shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0). Set: more, smaller batches.
+  bool disable_group_fusion = false;
+
   /// A tensor that some ranks have submitted and others have not is reported after this time, and again after each further such
   /// time (HVD_STALL_CHECK_TIME_SECONDS, default 60; HVD_STALL_CHECK_DISABLE=1: never).
   std::chrono::seconds stall_check_time{60};
@@ -32,6 +39,35 @@ struct Config {
 
   /// Lines below this level are not printed (HVD_LOG_LEVEL: trace, debug, info, warning, error, fatal, off; default warning).
   LogLevel log_level = LogLevel::Warning;
+
+  /// Where the timeline is written from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word for
+  /// "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
+  std::string timeline;
+  /// The timeline then shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
+  bool timeline_mark_cycles = false;
+  /// Bytes that the timeline may grow to (HVD_TIMELINE_MAX_BYTES, default 1 GiB, at least 64 KiB); a last event says that it is full.
+  /// Raised: viewers take minutes to open what is larger.
+  std::uint64_t timeline_max_bytes = std::uint64_t{1} << 30;
+
+  /// Cores that the coordination threads are pinned to, by local rank (HVD_THREAD_AFFINITY, a list such as 0,4,8,12; default: not
+  /// pinned). A thread that waits for its result drives the library itself and stays where it is.
+  std::vector<int> thread_affinity;
+
+  /// Streams that the NCCL backend may use for batches at once (HVD_NUM_NCCL_STREAMS, default 1, at most 64). Read and checked; the
+  /// backend does not use more than one yet.
+  int num_nccl_streams = 1;
+
+  /// Accepted for Horovod's sake; `init()` says that they do nothing (HVD_AUTOTUNE, default 0; HVD_AUTOTUNE_LOG, a path). There is no
+  /// cycle time to tune, and the fusion threshold hardly matters where tensors are reduced in place.
+  bool autotune = false;
+  std::string autotune_log;
+
+  /// Accepted for Horovod's sake, and without effect (HVD_HIERARCHICAL_ALLREDUCE, default 1): a sum across hosts is always made on each
+  /// host first.
+  bool hierarchical_allreduce = true;
+
+  /// Not there yet: `init()` says so (HVD_ELASTIC, default 0).
+  bool elastic = false;
 
   /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
   /// several times slower; for measuring, and for hosts that forbid one process to see another's memory.
@@ -51,6 +87,8 @@ struct Config {
 
 /// What must be equal on all ranks, as one line of text.
 std::string shared_part(const Config& config);
+/// A sentence for each knob that is set and does nothing, where a user may expect otherwise.
+std::vector<std::string> remarks(const Config& config);
 
 /// What the launcher says about this process before MPI is up; empty where it says nothing.
 struct LauncherHints {

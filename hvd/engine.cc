@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/affinity.h"
+
 namespace hvd {
 
 namespace {
@@ -82,7 +84,8 @@ Engine::Engine(EngineParts parts)
     : parts_(std::move(parts)),
       board_(*parts_.board),
       spare_cores_(parts_.cores > static_cast<unsigned>(board_.ranks())),
-      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots()),
+      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots(),
+                  parts_.config.disable_group_fusion),
       last_look_(Clock::now()) {
   if (parts_.transport) {
     RelayActions actions;
@@ -178,6 +181,8 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
 
 void Engine::prepare(Entry& entry) {
   const auto& set = negotiator_.process_set(entry.key.process_set);
+  const bool timed = timeline().on();
+  const TraceTime from = timed ? Timeline::now() : 0;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
     const auto& tensor = entry.submission.tensors[i];
     BatchMember member;
@@ -189,6 +194,7 @@ void Engine::prepare(Entry& entry) {
     const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
     entry.locations.push_back(tensor.present ? location : location | kAbsent);
     entry.prepared.push_back(true);
+    if (timed && member.copied) entry.copied = {from, Timeline::now()};
   }
 }
 
@@ -237,6 +243,7 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   bool small_work = false;
   {
     std::unique_lock lock(mutex_);
+    note_submission(*entry);
     while (!announce(*entry)) {
       lock.unlock();
       nudge_readers();
@@ -260,6 +267,12 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     board_.ring_worker(board_.self());
   }
   return pending;
+}
+
+void Engine::note_submission(Entry& entry) {
+  if (!timeline().on()) return;
+  entry.trace = timeline().submitted(entry.submission, display_name(entry.key.name), is_unnamed(entry.key.name),
+                                     entry.since.time_since_epoch().count(), entry.copied);
 }
 
 bool Engine::announce(Entry& entry) {
@@ -608,6 +621,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
     ++joins_[unit.key.process_set];
     std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == unit.key.process_set; });
   }
+  if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;
@@ -639,6 +653,7 @@ void Engine::note_rows(Entry& entry, const Unit& unit) {
 void Engine::enqueue(CutBatch cut) {
   if (negotiator_.process_set(cut.plan.process_set).rank < 0) return;
   if (std::binary_search(cut.plan.absent.begin(), cut.plan.absent.end(), parts_.topology.rank)) return;
+  if (timeline().on()) timeline().cut(cut.plan.tensors.size(), cut.plan.bytes);
   Prepared batch{std::move(cut), {}, {}};
   for (const auto& planned : batch.cut.plan.tensors) {
     Entry* entry = ledger_.find(planned.unit);
@@ -782,6 +797,9 @@ void Engine::launch(Prepared prepared) {
   }
   parts_.stats->add(parts_.stats->batches_run, 1);
   if (batch.members.size() > 1) parts_.stats->add(parts_.stats->tensors_fused, batch.members.size());
+  batch.timed = timeline().on();
+  for (const Entry* entry : prepared.entries)
+    if (entry->trace != 0) timeline().launched(entry->trace, backend->name());
   std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
   running_.push_back({std::move(prepared), backend, std::move(execution), false});
 }
@@ -795,6 +813,8 @@ void Engine::finish(Running& running) {
       entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
       entry->pending->event_owner = running.execution;
     }
+    if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
+      timeline().copying_out(entry->trace, since->time_since_epoch().count());
     if (--entry->unfinished == 0) finish_entry(*entry, {});
   }
 }
@@ -903,6 +923,7 @@ bool Engine::poll(const Pending& pending) {
 }
 
 void Engine::coordinate() {
+  pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
   auto pause = kSleep;
   while (!stop_thread_.load() && !die_.load()) {
@@ -936,6 +957,7 @@ void Engine::coordinate() {
 void Engine::finish_entry(Entry& entry, Status status) {
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
   release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
+  if (entry.trace != 0) timeline().finished(entry.trace, status);
   const auto owned = ledger_.remove(entry);
   const auto pending = owned->pending;
   pending->status = std::move(status);
@@ -1038,6 +1060,35 @@ void Engine::commit_conflict(int process_set, const std::string& name, const std
   commit(Negotiator::conflict(process_set, name, claims));
 }
 
+std::string Engine::blame(const Entry& entry) const {
+  const auto& set = negotiator_.process_set(entry.key.process_set);
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto& joined = negotiator_.joined(entry.key.process_set);
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < domain.size(); ++i)
+    if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry.unit, static_cast<int>(i)) &&
+        (entry.key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
+      missing.push_back(domain[i]);
+  std::string text;
+  if (!missing.empty()) {
+    text = fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
+                       missing.size() == 1 ? "has" : "have");
+  } else if (const auto awaited = relay_ ? relay_->awaited(entry.key) : missing; awaited.size() == 1) {
+    text = fmt::format("rank {}, on another host, has not submitted it", awaited.front());
+  } else if (!awaited.empty()) {
+    text = fmt::format("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
+  }
+  for (const Unit* other : negotiator_.units_of(entry.key.process_set, entry.key.name)) {
+    std::vector<int> there;
+    for (std::size_t i = 0; other->id != entry.unit && i < domain.size(); ++i)
+      if (board_.has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
+    if (!there.empty())
+      text += fmt::format("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s",
+                          rank_list(there), there.size() == 1 ? "s" : "", name_of(other->key.kind));
+  }
+  return text;
+}
+
 void Engine::report_stalls() {
   const Config& config = parts_.config;
   const auto now = Clock::now();
@@ -1047,22 +1098,16 @@ void Engine::report_stalls() {
   for (Entry* entry : ledger_.all()) {
     if (entry->state != EntryState::Waiting || !entry->announced) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry->since);
-    const bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
-    if (!over && (config.stall_check_disable || now - entry->reported < config.stall_check_time)) continue;
+    const bool due = !config.stall_check_disable && now - entry->reported >= config.stall_check_time;
+    bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
+    if (!over && !due) continue;
+    const std::string culprits = blame(*entry);
+    // Whoever can name them has the first word.
+    over = over && (!culprits.empty() || waited >= config.stall_shutdown_time + kGraceForDecisions);
+    if (!over && !due) continue;
     entry->reported = now;
-    std::vector<int> missing;
-    const auto& set = negotiator_.process_set(entry->key.process_set);
-    const auto& domain = parts_.topology.domain_ranks;
-    const auto& joined = negotiator_.joined(entry->key.process_set);
-    for (std::size_t i = 0; i < domain.size(); ++i)
-      if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) && !board_.has_arrived_too(entry->unit, static_cast<int>(i)) &&
-          (entry->key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
-        missing.push_back(domain[i]);
-    const std::string text =
-        fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name), waited.count(),
-                    missing.empty() ? std::string("ranks on other hosts have not submitted it")
-                                    : fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
-                                                  missing.size() == 1 ? "has" : "have"));
+    const std::string text = fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name),
+                                         waited.count(), culprits.empty() ? "ranks on other hosts have not submitted it" : culprits);
     if (over) {
       board_.set_failure({Status::Code::StallTimeout, text});
       return;
@@ -1111,6 +1156,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   }
   stop_thread_.store(true);
   board_.ring_worker(board_.self());
+  timeline().stop();
   // The wheel stays taken: nothing is driven any more.
   return stopped_cleanly_.load();
 }

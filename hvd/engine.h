@@ -26,6 +26,7 @@
 #include "hvd/relay.h"
 #include "hvd/stats.h"
 #include "hvd/submission.h"
+#include "hvd/timeline.h"
 #include "hvd/topology.h"
 #include "hvd/transport.h"
 
@@ -39,6 +40,7 @@ struct EngineParts {
   std::shared_ptr<void> memory;              ///< what the board and the backends stand on; released last
   std::unique_ptr<Board> board;
   std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
+  std::unique_ptr<Timeline> timeline = std::make_unique<Timeline>();
   std::unique_ptr<Transport> transport;            ///< of a domain's leader in a world of several domains; otherwise null
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   unsigned cores = std::thread::hardware_concurrency();
@@ -69,6 +71,7 @@ class Engine {
   [[nodiscard]] const Config& config() const { return parts_.config; }
   [[nodiscard]] const Negotiator& negotiator() const { return negotiator_; }
   [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
+  [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
 
   /// For tests: the coordination thread ends as if the process had been killed.
@@ -93,6 +96,7 @@ class Engine {
   void check(const Submission& submission) const;
   void prepare(Entry& entry);
   void release(Entry& entry) noexcept;
+  void note_submission(Entry& entry);
   /// False: there is no room in the table just now; to be called again when others have read the log.
   bool announce(Entry& entry);
   bool introduce(Entry& entry);
@@ -151,6 +155,8 @@ class Engine {
   void fail_everything(const Status& status) noexcept;
   void look_for_trouble();
   void report_stalls();
+  /// Who keeps the entry waiting, as far as this rank can know.
+  [[nodiscard]] std::string blame(const Entry& entry) const;
   void look_for_conflicts();
   void commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims);
   [[nodiscard]] std::vector<Claim> stuck_here(int process_set, const std::string& name) const;

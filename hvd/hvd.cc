@@ -245,6 +245,28 @@ bool is_homogeneous() { return topology().homogeneous; }
 bool mpi_threads_supported() { return current()->mpi_threads; }
 std::string backend_description() { return current()->description; }
 Stats stats() { return current()->engine->stats(); }
+
+void start_timeline(const std::string& path, const TimelineOptions& options) {
+  const auto running = engine();
+  const auto exchange = [&running](const Bytes& mine) {
+    Bytes copy = mine;
+    const Buffer buffer{copy.data(), DataType::UInt8, {static_cast<std::int64_t>(copy.size())}, {}};
+    Gathering made = gathering({buffer}, AllgatherOptions{.name = "hvd.start_timeline"});
+    const auto pending = running->submit(std::move(made.submission), After::Wait);
+    running->wait(*pending);
+    std::vector<Bytes> all;
+    auto from = made.results->front().data.begin();
+    for (const auto rows : pending->rows.front()) {
+      all.emplace_back(from, from + rows);
+      from += rows;
+    }
+    return all;
+  };
+  running->timeline().start(path, options, running->config().timeline_max_bytes, running->topology(), exchange);
+}
+
+void stop_timeline() { engine()->timeline().stop(); }
+
 std::shared_ptr<void> allocate_shared(std::size_t bytes) {
   const auto world = current();
   return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;

@@ -12,6 +12,7 @@
 #include "hvd/backend.h"
 #include "hvd/negotiator.h"
 #include "hvd/submission.h"
+#include "hvd/timeline.h"
 
 namespace hvd {
 
@@ -36,6 +37,8 @@ struct Entry {
   std::size_t unfinished = 0;                     ///< tensors whose batch is not over
   std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
+  std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not noted there
+  Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point reported = since;
 };

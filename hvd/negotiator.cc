@@ -58,9 +58,10 @@ Agreement decode_agreement(Reader& reader) {
 }
 
 Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
-                       std::uint32_t slots)
+                       std::uint32_t slots, bool groups_alone)
     : topology_(topology),
       fusion_threshold_bytes_(fusion_threshold_bytes),
+      groups_alone_(groups_alone),
       slot_capacity_(slots),
       left_(static_cast<std::size_t>(topology.size)) {
   for (auto& set : sets) add_process_set(std::move(set));
@@ -395,7 +396,7 @@ Unit& Negotiator::known_unit(std::uint32_t id) {
 }
 
 void Negotiator::apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes) {
-  auto batches = number(cut(queues_[static_cast<std::size_t>(scope)], fusion_threshold_bytes_), scope);
+  auto batches = number(cut(queues_[static_cast<std::size_t>(scope)], fusion_threshold_bytes_, groups_alone_), scope);
   sequence_ += batches.size();
   orders_[static_cast<std::size_t>(scope)] += batches.size();
   for (auto& batch : batches) {

@@ -125,8 +125,9 @@ struct Outcomes {
 
 class Negotiator {
  public:
-  /// `sets[0]` is the global set. `slots` bounds the tensors known at once.
-  Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots);
+  /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in `cut`.
+  Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
+             bool groups_alone = false);
 
   /// Sets are made and removed by agreement (OpKind::Control). Any thread; a reference stays valid, also when the set is removed.
   [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
@@ -216,6 +217,7 @@ class Negotiator {
   mutable std::shared_mutex sets_mutex_;  // guards the list and `removed`; the rest is for the engine's mutex
   std::deque<Set> sets_;
   std::uint64_t fusion_threshold_bytes_;
+  bool groups_alone_;
   std::uint32_t slot_capacity_;
 
   std::map<UnitKey, std::uint32_t> ids_;

@@ -90,4 +90,8 @@ struct BroadcastOptions {
   ProcessSet process_set;
 };
 
+struct TimelineOptions {
+  bool mark_cycles = false;  ///< show where each batch is cut
+};
+
 }  // namespace hvd

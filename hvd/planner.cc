@@ -30,17 +30,18 @@ void add(std::vector<PlannedBatch>& batches, const AgreedUnit& unit) {
 
 }  // namespace
 
-std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes) {
+std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone) {
   std::vector<PlannedBatch> batches;
   if (queue.empty()) return batches;
   const AgreedUnit first = std::move(queue.front());
   queue.pop_front();
   add(batches, first);
-  if (first.signature->kind == OpKind::Barrier) return batches;
+  const auto alone = [&](const AgreedUnit& unit) { return groups_alone && unit.signature->tensors.size() > 1; };
+  if (first.signature->kind == OpKind::Barrier || alone(first)) return batches;
   auto total = static_cast<std::uint64_t>(bytes_of(first));
   for (auto next = queue.begin(); next != queue.end();) {
     const auto bytes = static_cast<std::uint64_t>(bytes_of(*next));
-    if (!can_fuse(first, *next)) {
+    if (!can_fuse(first, *next) || alone(*next)) {
       ++next;
       continue;
     }

@@ -36,7 +36,8 @@ struct PlannedBatch {
 };
 
 /// Takes from the front of `queue` the first unit and, in order, those that can travel with it, until `threshold_bytes` is
-/// reached (0: no fusion beyond a unit's own tensors). Returns one batch per dtype; none if nobody had anything to say.
-std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes);
+/// reached (0: no fusion beyond a unit's own tensors). `groups_alone`: units of several tensors travel with no other unit. Returns one
+/// batch per dtype; none if nobody had anything to say.
+std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone = false);
 
 }  // namespace hvd

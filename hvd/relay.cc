@@ -195,6 +195,20 @@ void Relay::pass_on_if_complete(std::uint32_t id) {
   send(parent_, item.bytes());
 }
 
+std::vector<int> Relay::awaited(const UnitKey& key) const {
+  std::vector<int> ranks;
+  const auto known = ids_.find(key);
+  const auto count = known == ids_.end() ? counts_.end() : counts_.find(known->second);
+  if (count == counts_.end()) return ranks;
+  const auto joined = joined_.find(key.process_set);
+  for (const int rank : actions_.ranks_of(key.process_set)) {
+    const int subtree = subtree_of(actions_.domain_of(rank));
+    const bool excused = key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank);
+    if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 void Relay::decide(std::uint32_t id, const Agreement& what) {
   Writer item;
   item.put(Item::Agree).put(id);

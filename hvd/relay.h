@@ -67,6 +67,8 @@ class Relay {
   /// Sends what has gathered and acts on what has arrived. True if there was anything.
   bool advance();
   [[nodiscard]] bool is_root() const { return transport_.domain() == 0; }
+  /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
+  [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
   /// Some domain of this leader's subtree is ready for something that is not decided yet.
   [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty(); }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "hvd/affinity.h"
 #include "hvd/engine.h"
 #include "hvd/hvd.h"
 #include "hvd/log.h"
@@ -48,6 +49,14 @@ std::vector<int> leaders_of(const Topology& topology) {
   for (int rank = topology.size - 1; rank >= 0; --rank)
     leaders[static_cast<std::size_t>(topology.domain_of_rank[static_cast<std::size_t>(rank)])] = rank;
   return leaders;
+}
+
+/// Throws InvalidArgument on every rank if one has a problem, with the first one's text.
+void refuse_together(const Bootstrap& ranks, const std::string& problem) {
+  const auto all = ranks.allgather(Writer().put_string(problem).take());
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (const std::string said = Reader(all[rank]).get_string(); !said.empty())
+      throw InvalidArgument(fmt::format("{} (rank {})", said, rank));
 }
 
 std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared) {
@@ -94,6 +103,16 @@ void init(const Config& config) {
   EngineParts parts;
   parts.config = config;
   parts.topology = ranks.find_hosts();
+  refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank, parts.topology.local_size));
+  if (!config.timeline.empty()) {
+    try {
+      parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles}, config.timeline_max_bytes, parts.topology,
+                            [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}", config.timeline, error.what()));
+    }
+  }
   parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
   DomainMemory memory;
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
@@ -130,7 +149,10 @@ void init(const Config& config) {
   ended_in_order = false;
   const std::string description = world.description;
   install_world(std::move(world));
-  if (ranks.rank() == 0) log_plain(fmt::format("hvd: {}\n", description));
+  if (ranks.rank() == 0) {
+    log_plain(fmt::format("hvd: {}\n", description));
+    for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
+  }
   static const bool once = [] {
     std::atexit(at_exit);
     return true;

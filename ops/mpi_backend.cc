@@ -70,16 +70,19 @@ std::uint64_t MpiBackend::prepare(const BatchTraits& traits, BatchMember& member
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
     }
+    member.copied = bytes > 0;
     return staging_.stage(member.input, bytes);
   }
   const bool broadcast = traits.kind == OpKind::Broadcast;
   if (broadcast && BroadcastExecution::leader(who.here(), traits.root) != topology_.rank) return 0;
   const bool is_source = !broadcast || traits.root == topology_.rank;
   if (const auto place = staging_.find(member.output)) {
-    if (is_source && member.input != member.output && bytes > 0) std::memcpy(member.output, member.input, bytes);
+    member.copied = is_source && member.input != member.output && bytes > 0;
+    if (member.copied) std::memcpy(member.output, member.input, bytes);
     if (member.input == member.output) stats_->add(stats_->bytes_zero_copy, bytes);
     return *place;
   }
+  member.copied = is_source && bytes > 0;
   return staging_.stage(is_source ? member.input : nullptr, bytes);
 }
 

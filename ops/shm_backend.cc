@@ -93,11 +93,16 @@ class ClaimedExecution final : public Execution {
         state_.complete.store(true, std::memory_order_release);
     }
     if (!state_.complete.load(std::memory_order_acquire)) return worked ? Progress::Advanced : Progress::Idle;
+    if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) {
+          return Staging::is_staged(member.locations[static_cast<std::size_t>(backend_.staging().self())]);
+        }))
+      copying_out_since_ = std::chrono::steady_clock::now();
     for (const auto& member : batch_.members)
       backend_.staging().take_out(member.locations[static_cast<std::size_t>(backend_.staging().self())], member.output,
                                   bytes_of(batch_.traits, member.count));
     return Progress::Done;
   }
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return copying_out_since_; }
 
  private:
   void work_on(const Piece& piece) {
@@ -145,6 +150,7 @@ class ClaimedExecution final : public Execution {
   bool zeros_count_ = false;  // of the ranks that have joined
   std::vector<std::byte> zeros_;
   bool exhausted_ = false;
+  std::optional<std::chrono::steady_clock::time_point> copying_out_since_;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
 };
@@ -240,11 +246,13 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
       return *place;
     }
   } else if (const auto place = staging_.find(member.output)) {
-    if (is_source && member.input != member.output && bytes > 0) std::memcpy(member.output, member.input, bytes);
+    member.copied = is_source && member.input != member.output && bytes > 0;
+    if (member.copied) std::memcpy(member.output, member.input, bytes);
     if (member.input == member.output) stats_->add(stats_->bytes_zero_copy, bytes);
     return *place;
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
+  member.copied = is_source && bytes > 0;
   return staging_.stage(is_source ? member.input : nullptr, bytes);
 }
 

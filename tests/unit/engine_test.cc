@@ -358,4 +358,41 @@ TEST_CASE("fusion threshold 0 and large give bitwise the same") {
   CHECK(results[0] == results[2]);
 }
 
+TEST_CASE("a stall is told with the ranks that are missing, also those of other hosts, and what they wait for instead") {
+  const auto words = [](int size, int domains, const std::function<void(int, Engine&)>& meanwhile) {
+    ThreadWorld world(
+        {.size = size, .domains = domains, .config = {.stall_shutdown_time = std::chrono::seconds(1), .log_level = LogLevel::Off}});
+    std::string text;
+    std::atomic<int> others{0};
+    world.run(
+        [&](int rank, Engine& engine) {
+          std::vector<float> values(4);
+          try {
+            if (rank > 0) {
+              meanwhile(rank, engine);
+              ++others;
+              return;
+            }
+            while (others < size - 1) std::this_thread::yield();
+            engine.wait(*engine.submit(allreduce_of(values, "x", DataType::Float32)));
+          } catch (const StallTimeout& error) {
+            if (rank == 0) text = error.what();
+          }
+        },
+        false);
+    return text;
+  };
+  const auto nothing = [](int /*rank*/, Engine& /*engine*/) {};
+  CHECK(words(3, 1, nothing).find("ranks 1-2 have not submitted it") != std::string::npos);
+  CHECK(words(4, 4, nothing).find("some of ranks 1-3, on other hosts, have not submitted it") != std::string::npos);
+  CHECK(words(2, 2, nothing).find("rank 1, on another host, has not submitted it") != std::string::npos);
+  const auto another = [](int /*rank*/, Engine& engine) {
+    Submission barrier;
+    barrier.kind = OpKind::Barrier;
+    barrier.name = "x";
+    static_cast<void>(engine.submit(std::move(barrier)));
+  };
+  CHECK(words(3, 1, another).find("ranks 1-2 have not submitted it; ranks 1-2 wait for barrier of that name") != std::string::npos);
+}
+
 }  // namespace hvd::test
