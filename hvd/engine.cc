@@ -171,6 +171,8 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     entry->backends.push_back(backend->get());
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
+  if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
+    throw InvalidArgument(fmt::format("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
     throw InvalidArgument(fmt::format("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                       name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
@@ -469,7 +471,8 @@ void Engine::agree(std::uint32_t id) {
     // cut of the last round, in which it may have taken part.
     unread = !have_read(what.absent, unit.cut_at);
     if (unread) return;
-    what.last = parts_.topology.rank;
+    // Not the rank that says so: it may have been overtaken between its joining and its arriving here.
+    what.last = unit.key.kind == OpKind::Join ? negotiator_.last_joined(unit.key.process_set) : parts_.topology.rank;
     const auto& domain = parts_.topology.domain_ranks;
     for (std::size_t index = 0; index < domain.size(); ++index) {
       if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
