@@ -236,6 +236,7 @@ void Relay::decide(std::uint32_t id, const Agreement& what) {
 void Relay::decided(std::uint32_t id) {
   const auto known = known_.find(id);
   if (known == known_.end()) return;
+  counts_.erase(id);
   const UnitKey key = known->second.key;
   if (key.kind == OpKind::Join) {
     joined_.erase(key.process_set);

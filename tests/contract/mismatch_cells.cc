@@ -127,8 +127,6 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
   for (const Said* said : {&about.even, &about.odd})
     for (const auto& [dtype, shape] : said->tensors) context.need(said->kind, dtype, said->op);
   if (about.odd.other_device && context.setting.device.kind == DeviceKind::Cpu) throw Skip{"one kind of device: none can differ"};
-  if (about.even.kind != about.odd.kind && !context.setting.one_domain)
-    throw Skip{"different operations under one name are found within one domain only (Engine::look_for_conflicts)"};
   const auto ranks = context.ranks_of(set);
   if (ranks.size() < 2 || !context.is_in(set)) return;
   const auto place = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());

@@ -20,12 +20,16 @@ echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long)
 "$clang" "${flags[@]}" -o "$folder/$name.probe" "$folder/$name.probe.cc" >/dev/null 2>&1 ||
   skip "$clang has no libFuzzer (Debian and Ubuntu: apt-get install libclang-rt-14-dev)"
 
+# fresh <made> : nothing that it could depend on is newer
+fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/dice.h" -newer "$1" -print -quit)" ]; }
+objects=()
+for part in errors types signature planner negotiator relay; do
+  object=$folder/$part.o
+  fresh "$object" || "$clang" "${flags[@]/fuzzer/fuzzer-no-link}" -c -o "$object" "$root/hvd/$part.cc"
+  objects+=("$object")
+done
 target=$folder/${name}_fuzz
-core=("$root"/hvd/{errors,types,signature,planner,negotiator,relay}.cc)
-newest=$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/dice.h" -newer "$target" -print -quit 2>/dev/null || echo all)
-if [ ! -x "$target" ] || [ -n "$newest" ]; then
-  "$clang" "${flags[@]}" -o "$target" "$root/tests/fuzz/${name}_fuzz.cc" "${core[@]}"
-fi
+fresh "$target" || "$clang" "${flags[@]}" -o "$target" "$root/tests/fuzz/${name}_fuzz.cc" "${objects[@]}"
 cd "$folder"
 "$target" -max_total_time="$seconds" -max_len=4096 -malloc_limit_mb=64 -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=1 2>"$name.log" || {
   tail -n 60 "$name.log"
