@@ -83,6 +83,9 @@ class Execution {
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };
 
+/// Batches up to this size are done at once by whoever completes the agreement.
+inline constexpr std::int64_t kSmallBatchBytes = 64 << 10;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -103,8 +106,9 @@ class Backend {
 
   /// True when idle executions learn of progress through the board's bell; false when they must be polled.
   virtual bool rings() const { return false; }
-  /// True when any rank of the domain can finish such a batch for all; false when each rank has to take part itself.
-  virtual bool any_rank_finishes(const BatchTraits& /*traits*/) const { return false; }
+  /// True when no rank of the domain needs the others' help to finish such a batch of so many bytes, once it is agreed; false when
+  /// each rank has to take part soon.
+  virtual bool any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const { return false; }
   /// Ends what is under way with an error as soon as possible. Called once, when the world has failed.
   virtual void abort() noexcept {}
 };

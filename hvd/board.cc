@@ -121,7 +121,9 @@ void Board::lock() {
 }
 void Board::unlock() { pthread_mutex_unlock(&header().lock); }
 
-std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_acquire); }
+std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_seq_cst); }
+
+std::uint64_t Board::read_position(int rank) const { return area(rank).read.load(std::memory_order_acquire); }
 
 std::uint64_t Board::slowest_reader() const {
   std::uint64_t slowest = header().tail.load(std::memory_order_relaxed);
@@ -155,7 +157,7 @@ void Board::append(std::span<const std::byte> record) {
   copy_in(at + sizeof size, record);
   position_ = at + sizeof size + size;
   area(self_).read.store(position_, std::memory_order_release);
-  header().tail.store(position_, std::memory_order_release);
+  header().tail.store(position_, std::memory_order_seq_cst);
 }
 
 std::optional<Bytes> Board::read_next() {
@@ -179,12 +181,12 @@ std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
       mine.arrived_round.store(0, std::memory_order_relaxed);
       return 0;
     }
-  } while (!place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  } while (!place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_seq_cst, std::memory_order_acquire));
   return static_cast<std::uint32_t>(now) + 1;
 }
 
 std::uint32_t Board::arrivals(std::uint32_t slot) const {
-  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_acquire));
+  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst));
 }
 std::uint32_t Board::generation(std::uint32_t slot) const {
   return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_acquire) >> 32);

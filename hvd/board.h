@@ -65,6 +65,8 @@ class Board {
   /// The next record this rank has not read, copied out; none when it has read all. One thread of the rank at a time.
   std::optional<Bytes> read_next();
   [[nodiscard]] std::uint64_t read_position() const { return position_; }
+  /// Up to where `rank` has read.
+  [[nodiscard]] std::uint64_t read_position(int rank) const;
   /// Up to where every rank that has not left has read.
   [[nodiscard]] std::uint64_t slowest_reader() const;
 

@@ -17,7 +17,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;  // of a location: this rank has nothing to say
-constexpr std::int64_t kSmallBatchBytes = 64 << 10;        // below: done at once by whoever completes the agreement
 constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start batches that could have been fused
 constexpr auto kLookInterval = 100ms;                      // how often the living are counted
 constexpr auto kSleep = 100ms;
@@ -44,6 +43,37 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
   }
 }
 
+/// The verdict is made from what travels, where members of a group are numbers; this rank knows their names.
+Status with_names_of_members(const Status& status, const Submission& submission) {
+  std::string text = status.text();
+  for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
+    const std::string number = fmt::format("tensor {} is ", i);
+    const std::string& name = submission.tensors[i].name;
+    if (name.empty()) continue;
+    for (auto at = text.find(number); at != std::string::npos; at = text.find(number, at + number.size() + name.size()))
+      text.replace(at, number.size(), fmt::format("tensor '{}' is ", name));
+  }
+  return {status.code(), std::move(text)};
+}
+
+/// Of the log, for the record and for evictions that make room for it; never too few.
+std::size_t introduction_bytes(const UnitKey& key, const Signature& signature) {
+  std::size_t bytes = 128 + key.name.size();
+  for (const auto& tensor : signature.tensors) bytes += 32 + (tensor.shape.size() + tensor.splits.size()) * sizeof(std::int64_t);
+  return bytes;
+}
+
+std::uint32_t slots_for(const Signature& signature) { return std::max(1U, static_cast<std::uint32_t>(signature.tensors.size())); }
+
+std::string joined_text(const UnitKey& key, int rank) {
+  return fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
+                     display_name(key.name), rank, key.process_set);
+}
+
+std::string removed_text(const UnitKey& key) {
+  return fmt::format("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
+}
+
 BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
   return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
 }
@@ -59,21 +89,8 @@ Engine::Engine(EngineParts parts)
       last_look_(Clock::now()) {
   if (parts_.transport) {
     RelayActions actions;
-    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) {
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) return;
-      with_log(0, [&] {
-        if (const Unit* unit = negotiator_.find(key); unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
-        make_room_for(static_cast<std::uint32_t>(signature.tensors.size()));
-        if (auto record = negotiator_.introduction(key, rank, signature, [this](auto slot) { return board_.generation(slot); }))
-          commit(*record);
-      });
-    };
-    actions.agree = [this](const UnitKey& key, const Agreement& what) {
-      with_log(0, [&] {
-        // A domain without members of the set has no slot to reset, but keeps the same queue as the others.
-        if (const Unit* unit = negotiator_.find(key)) commit(Negotiator::agreement(unit->id, what));
-      });
-    };
+    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
+    actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
     actions.cut = [this] { with_log(0, [&] { commit(Negotiator::cut_record(Scope::World)); }); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
@@ -154,13 +171,16 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     entry->backends.push_back(backend->get());
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
+  if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
+    throw InvalidArgument(fmt::format("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
+                                      name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
+                                      submission.name.size()));
   entry->submission = std::move(submission);
   return entry;
 }
 
 void Engine::prepare(Entry& entry) {
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  entry.prepared = true;
   const bool timed = timeline().on();
   const TraceTime from = timed ? Timeline::now() : 0;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
@@ -173,16 +193,19 @@ void Engine::prepare(Entry& entry) {
     member.ready_event = tensor.ready_event;
     const auto location = entry.backends[i]->prepare(traits_of(entry.signature, tensor.dtype, entry.submission.device, set), member);
     entry.locations.push_back(tensor.present ? location : location | kAbsent);
+    entry.prepared.push_back(true);
     if (timed && member.copied) entry.copied = {from, Timeline::now()};
   }
 }
 
 void Engine::release(Entry& entry) noexcept {
-  if (!std::exchange(entry.prepared, false)) return;
   const auto& set = negotiator_.process_set(entry.key.process_set);
-  for (std::size_t i = 0; i < entry.locations.size(); ++i)
+  for (std::size_t i = 0; i < entry.prepared.size(); ++i) {
+    if (!entry.prepared[i]) continue;
+    entry.prepared[i] = false;
     entry.backends[i]->release(traits_of(entry.signature, entry.submission.tensors[i].dtype, entry.submission.device, set),
                                entry.locations[i] & ~kAbsent);
+  }
 }
 
 std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
@@ -195,13 +218,11 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     raise_if_over();
     if (stopping_) throw Shutdown("hvd::shutdown() has been called");
     const auto& joined = negotiator_.joined(fresh->key.process_set);
-    const bool excluded = fresh->key.kind != OpKind::Control && std::binary_search(joined.begin(), joined.end(), parts_.topology.rank);
-    if (excluded || ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr)
-      if (fresh->key.kind != OpKind::Join)
-        throw Joined(fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have",
-                                 name_of(fresh->key.kind), display_name(fresh->key.name), parts_.topology.rank, fresh->key.process_set));
+    const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
+                          ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
+    if (excluded && fresh->key.kind != OpKind::Join) throw Joined(joined_text(fresh->key, parts_.topology.rank));
     if (fresh->key.name.empty()) {
-      fresh->key.name = unnamed(fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+      fresh->key.name = unnamed(fresh->key.kind, joins_[fresh->key.process_set], unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
       numbered = true;
     }
     entry = &ledger_.admit(std::move(fresh));
@@ -215,15 +236,23 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     const auto failed = ledger_.remove(*entry);
     // The number is free again, unless another thread has drawn the next one meanwhile.
     auto& next = unnamed_[{failed->key.process_set, failed->key.kind}];
-    if (numbered && failed->key.name == unnamed(failed->key.kind, next - 1)) --next;
+    if (numbered && failed->key.name == unnamed(failed->key.kind, joins_[failed->key.process_set], next - 1)) --next;
     throw;
   }
   bool work = false;
   bool small_work = false;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     note_submission(*entry);
-    announce(*entry);
+    while (!announce(*entry)) {
+      lock.unlock();
+      nudge_readers();
+      if (try_take_wheel()) {
+        drive_once();
+        leave_wheel();
+      }
+      lock.lock();
+    }
     const auto is_small = [](const Prepared& batch) { return batch.cut.plan.bytes <= kSmallBatchBytes; };
     work = !to_launch_.empty();
     small_work = std::all_of(to_launch_.begin(), to_launch_.end(), is_small);
@@ -246,79 +275,157 @@ void Engine::note_submission(Entry& entry) {
                                      entry.since.time_since_epoch().count(), entry.copied);
 }
 
-void Engine::announce(Entry& entry) {
-  if (!over_.ok()) return finish_entry(entry, over_);
+bool Engine::announce(Entry& entry) {
+  const auto refuse = [&](Status::Code code, std::string text) {
+    finish_entry(entry, {code, std::move(text)});
+    return true;
+  };
+  if (!over_.ok()) return refuse(over_.code(), over_.text());
   // From its announcement on the entry is everybody's: reading the log may finish it.
   bool finished = false;
+  const int set = entry.key.process_set;
+  const int rank = parts_.topology.rank;
   try {
-    if (entry.key.kind == OpKind::Join) join(entry.key.process_set);
+    read_log();
+    const auto& joined = negotiator_.joined(set);
+    const bool has_joined = std::binary_search(joined.begin(), joined.end(), rank);
+    if (has_joined && entry.key.kind != OpKind::Join) return refuse(Status::Code::Joined, joined_text(entry.key, rank));
+    if (!has_joined && entry.key.kind == OpKind::Join && negotiator_.has_process_set(set)) join(set);
     while (true) {
-      introduce(entry);
+      if (!introduce(entry)) return false;
+      if (!negotiator_.has_process_set(set)) return refuse(Status::Code::InvalidArgument, removed_text(entry.key));
       const Unit& unit = negotiator_.unit(entry.unit);
       for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
       const auto id = unit.id;
-      const int set = unit.key.process_set;
       const std::uint32_t arrived = board_.arrive(id, unit.generation);
-      if (arrived == 0) {  // evicted between the two: introduce it again
-        read_log();
-        continue;
-      }
+      if (arrived == 0) continue;  // evicted between the two: introduce it again
       entry.announced = finished = true;
-      if (arrived == negotiator_.local_members(set)) return agree(id);
+      if (arrived == negotiator_.local_members(set)) {
+        agree(id);
+        return true;
+      }
       // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
-      // sees its record.
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      // sees its record: arrivals and the log's tail are sequentially consistent.
       read_log();
-      if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
+      if (!negotiator_.joined(set).empty() && is_complete(id)) {
+        agree(id);
+        return true;
+      }
       for (int other = 0; other < parts_.topology.size; ++other)
-        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) return;
-      return;
+        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) break;
+      return true;
     }
   } catch (...) {
     // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
     const Status status = status_of_current_exception();
     board_.set_failure(status);
     if (!finished) finish_entry(entry, board_.failure());
+    return true;
   }
 }
 
-void Engine::introduce(Entry& entry) {
+bool Engine::introduce(Entry& entry) {
   const int rank = parts_.topology.rank;
+  const auto slots = slots_for(entry.signature);
   read_log();
-  if (const Unit* unit = negotiator_.find(entry.key); unit != nullptr && negotiator_.introduced(*unit, rank, entry.signature)) {
-    ledger_.bind(entry, unit->id);
-    return;
+  if (!negotiator_.has_process_set(entry.key.process_set)) return true;
+  const Unit* unit = negotiator_.find(entry.key);
+  if (unit == nullptr || unit->slots < slots || !negotiator_.introduced(*unit, rank, entry.signature)) {
+    Room room = Room::Now;
+    with_log(introduction_bytes(entry.key, entry.signature), [&] {
+      if (!negotiator_.has_process_set(entry.key.process_set)) return;
+      room = make_room_for(entry.key, slots);
+      if (room != Room::Now) return;
+      commit(*negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+    });
+    if (room == Room::None)
+      throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+    if (room != Room::Now) return false;
+    unit = negotiator_.find(entry.key);
   }
-  const std::size_t bytes = 256 + entry.key.name.size() + entry.signature.tensors.size() * 128;
-  with_log(bytes, [&] {
-    make_room_for(static_cast<std::uint32_t>(entry.signature.tensors.size()));
-    const auto record =
-        negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); });
-    if (!record) throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
-    commit(*record);
-  });
-  if (const Unit* unit = negotiator_.find(entry.key)) ledger_.bind(entry, unit->id);
+  if (unit != nullptr) ledger_.bind(entry, unit->id);
+  return true;
+}
+
+void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& signature) {
+  if (is_here(rank)) return;
+  for (Room room = Room::AfterReading; room == Room::AfterReading;) {
+    with_log(introduction_bytes(key, signature), [&] {
+      room = Room::Now;
+      if (!negotiator_.has_process_set(key.process_set)) return;
+      const Unit* unit = negotiator_.find(key);
+      if (unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
+      // Without room it is told again when this domain needs it: when a rank here introduces it, or when it is agreed.
+      if (unit == nullptr) room = make_room(slots_for(signature));
+      if (room == Room::Now)
+        commit(*negotiator_.introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+    });
+    if (room == Room::AfterReading) nudge_readers();
+  }
+}
+
+void Engine::agree_by_root(const UnitKey& key, const Agreement& what) {
+  // All domains keep the same queue, also of what none of their ranks takes part in, and which they may have forgotten.
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    bool done = false;
+    with_log(64 + what.present.size() / 8 + what.absent.size() * sizeof(int), [&] {
+      const Unit* unit = negotiator_.find(key);
+      done = unit != nullptr || !negotiator_.has_process_set(key.process_set);
+      if (unit != nullptr) commit(Negotiator::agreement(unit->id, what));
+    });
+    if (done) return;
+    relay_->retell(key);
+  }
+  throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
 }
 
 bool Engine::evictable(std::uint32_t id) const {
   // Its slots may be given to another tensor once nobody has arrived, its last batch is cut, and every rank has read that record and
-  // with it the locations. A name that other domains may be ready for, and this one has no rank for, stays.
+  // with it the locations. What other domains have said of it the relay remembers.
   const Unit& unit = negotiator_.unit(id);
-  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() &&
-         negotiator_.local_members(unit.key.process_set) > 0;
+  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader();
 }
 
-void Engine::make_room_for(std::uint32_t slots) {
-  while (!negotiator_.has_free_slots(std::max(1U, slots))) {
-    const auto id = negotiator_.oldest([this](std::uint32_t candidate) { return evictable(candidate); });
-    if (!id || !board_.evict(*id)) return;
-    commit(Negotiator::eviction(*id));
+Engine::Room Engine::make_room_for(const UnitKey& key, std::uint32_t slots) {
+  const Unit* unit = negotiator_.find(key);
+  if (unit == nullptr) return make_room(slots);
+  // A name that comes back with more tensors moves. Where a rank has arrived with fewer, or its domain is ready, the ranks disagree, and
+  // that can be said without slots.
+  const bool settled = board_.arrivals(unit->id) == 0 && (!unit->undecided || unit->queued);
+  if (unit->slots >= slots || !settled) return Room::Now;
+  if (unit->queued) return Room::AfterCutting;
+  if (!evictable(unit->id)) return board_.arrivals(unit->id) > 0 ? Room::Now : Room::AfterReading;
+  if (!board_.evict(unit->id)) return Room::Now;
+  commit(Negotiator::eviction(unit->id));
+  return make_room(slots);
+}
+
+Engine::Room Engine::make_room(std::uint32_t slots) {
+  while (!negotiator_.has_free_slots(slots)) {
+    if (const auto id = negotiator_.oldest([this](std::uint32_t candidate) { return evictable(candidate); })) {
+      if (board_.evict(*id)) commit(Negotiator::eviction(*id));
+      continue;
+    }
+    const auto unread = [this](std::uint32_t id) { return !negotiator_.unit(id).undecided && board_.arrivals(id) == 0; };
+    const auto uncut = [this](std::uint32_t id) { return negotiator_.unit(id).queued && board_.arrivals(id) == 0; };
+    return negotiator_.oldest(unread) ? Room::AfterReading : negotiator_.oldest(uncut) ? Room::AfterCutting : Room::None;
   }
+  return Room::Now;
+}
+
+void Engine::nudge_readers() {
+  board_.ring_all_workers();
+  board_.ring_waiters();
+  if (const auto dead = board_.find_dead())
+    board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()",
+                                                              parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)])});
+  std::this_thread::sleep_for(50us);
 }
 
 std::vector<int> Engine::absent_from(const Unit& unit) const {
   std::vector<int> absent;
-  if (unit.key.kind == OpKind::Join || unit.key.kind == OpKind::Control) return absent;
+  if (unit.key.kind == OpKind::Join) return absent;
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : negotiator_.joined(unit.key.process_set)) {
     const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
@@ -335,11 +442,22 @@ bool Engine::is_complete(std::uint32_t id) const {
   return arrived > 0 && arrived + absent_from(unit).size() == negotiator_.local_members(unit.key.process_set);
 }
 
+bool Engine::have_read(const std::vector<int>& ranks, std::uint64_t position) const {
+  const auto& domain = parts_.topology.domain_ranks;
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    const auto place = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
+    return board_.read_position(static_cast<int>(place)) >= position;
+  });
+}
+
 void Engine::agree(std::uint32_t id) {
   bool said = false;
   bool world = false;
+  bool unread = true;
   const auto& all = negotiator_.process_set(negotiator_.unit(id).key.process_set).ranks;
-  with_log(negotiator_.unit(id).slots / 8 + 4 * all.size() + 128, [&] {
+  const std::size_t bytes = negotiator_.unit(id).slots / 8 + 4 * all.size() + 128;
+  const auto say = [&] {
+    unread = false;
     // Two may find a unit complete, where ranks have joined; the first to come says so.
     if (!is_complete(id)) return;
     const Unit& unit = negotiator_.unit(id);
@@ -347,6 +465,10 @@ void Engine::agree(std::uint32_t id) {
     Agreement what;
     what.present.assign(unit.slots, false);
     what.absent = absent_from(unit);
+    // One that has joined does not hold up a new round by arriving late. Before the slot's words are written anew it must have read the
+    // cut of the last round, in which it may have taken part.
+    unread = !have_read(what.absent, unit.cut_at);
+    if (unread) return;
     what.last = parts_.topology.rank;
     const auto& domain = parts_.topology.domain_ranks;
     for (std::size_t index = 0; index < domain.size(); ++index) {
@@ -361,14 +483,18 @@ void Engine::agree(std::uint32_t id) {
     board_.reset_arrivals(id, unit.slots);
     commit(world ? Negotiator::host_readiness(id, what) : Negotiator::agreement(id, what));
     if (!world) cut_if_idle();
-  });
+  };
+  while (unread) {
+    with_log(bytes, say);
+    if (unread) nudge_readers();
+    if (unread && board_.failed()) return;
+  }
   if (said && world) board_.ring_worker(0);  // the leader has something to pass on
 }
 
 void Engine::join(int process_set) {
   const int rank = parts_.topology.rank;
   with_log(64, [&] { commit(Negotiator::joining(process_set, rank)); });
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce()
   std::vector<std::uint32_t> complete;
   for (const Unit* unit : negotiator_.units_of(process_set))
     if (is_complete(unit->id)) complete.push_back(unit->id);
@@ -387,10 +513,7 @@ void Engine::with_log(std::size_t bytes, const std::function<void()>& append) {
       if (board_.has_room(bytes)) return append();
     }
     if (board_.failed()) throw BackendError("the world has failed");
-    // Somebody has not read for a long time: the log is some thousand records long.
-    board_.ring_all_workers();
-    board_.ring_waiters();
-    std::this_thread::sleep_for(50us);
+    nudge_readers();  // somebody has not read for a long time: the log is some thousand records long
   }
 }
 
@@ -399,6 +522,7 @@ void Engine::commit(const Bytes& record) {
   negotiator_.apply(record, board_.tail() + sizeof(std::uint32_t) + record.size(), outcomes);
   for (const auto& batch : outcomes.batches)
     if (negotiator_.local_participants(batch.plan) > 0) board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
+  for (const auto& dropped : outcomes.dropped) board_.void_slot(dropped.id, dropped.slots);
   board_.append(record);
   ring_after(outcomes);
   act(outcomes);
@@ -438,7 +562,7 @@ void Engine::ring_after(const Outcomes& outcomes) {
     const auto& set = negotiator_.process_set(cut.plan.process_set);
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
-    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits);
+    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits, cut.plan.bytes);
     if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || spare_cores_;
@@ -455,12 +579,27 @@ void Engine::act(Outcomes& outcomes) {
     for (const auto id : voided.ids)
       if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
         finish_entry(*entry, voided.status);
-  if (relay_) {
-    std::move(outcomes.introduced.begin(), outcomes.introduced.end(), std::back_inserter(relay_outcomes_.introduced));
-    std::move(outcomes.host_ready.begin(), outcomes.host_ready.end(), std::back_inserter(relay_outcomes_.host_ready));
-    std::move(outcomes.joined.begin(), outcomes.joined.end(), std::back_inserter(relay_outcomes_.joined));
-    std::move(outcomes.left.begin(), outcomes.left.end(), std::back_inserter(relay_outcomes_.left));
+  if (relay_) note_news(outcomes);
+}
+
+void Engine::note_news(const Outcomes& outcomes) {
+  // Spelled out now: by the time the relay passes it on, the id may stand for another tensor.
+  for (const auto& [id, rank] : outcomes.introduced) {
+    const Unit& unit = negotiator_.unit(id);
+    if (unit.scope != Scope::World || !is_here(rank)) continue;
+    const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    news_.push_back({News::Kind::Introduced, unit.key, rank, unit.signatures[place]});
   }
+  for (const auto& [id, what] : outcomes.host_ready) news_.push_back({News::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
+  for (const auto& [set, rank] : outcomes.joined)
+    if (is_here(rank)) news_.push_back({News::Kind::Joined, {set, OpKind::Join, {}}, rank});
+  for (const int rank : outcomes.left)
+    if (is_here(rank)) news_.push_back({News::Kind::Left, {}, rank});
+  for (const auto& agreed : outcomes.agreed)
+    if (const auto& key = negotiator_.unit(agreed.id).key;
+        key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
+      news_.push_back({News::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
 }
 
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
@@ -471,7 +610,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   Entry* entry = ledger_.find(agreed.id);
   if (entry == nullptr) throw BackendError(fmt::format("'{}' was agreed, but this rank has not submitted it", unit.key.name));
   parts_.stats->add(parts_.stats->negotiation_rounds, 1);
-  if (!agreed.verdict.ok()) return finish_entry(*entry, agreed.verdict);
+  if (!agreed.verdict.ok()) return finish_entry(*entry, with_names_of_members(agreed.verdict, entry->submission));
   entry->state = advance(entry->state, EntryEvent::Agree);
   entry->pending->present_anywhere = what.present;
   entry->pending->value = what.last;
@@ -479,13 +618,16 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   note_rows(*entry, unit);
   if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
+  if (unit.key.kind == OpKind::Join) {
+    ++joins_[unit.key.process_set];
+    std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == unit.key.process_set; });
+  }
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;
   for (Entry* other : ledger_.all())
     if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
-      finish_entry(*other, {Status::Code::InvalidArgument, fmt::format("{} '{}': process set {} was removed", name_of(other->key.kind),
-                                                                       display_name(other->key.name), what.last)});
+      finish_entry(*other, {Status::Code::InvalidArgument, removed_text(other->key)});
 }
 
 void Engine::note_rows(Entry& entry, const Unit& unit) {
@@ -634,8 +776,11 @@ void Engine::launch(Prepared prepared) {
   const PlannedBatch& plan = prepared.cut.plan;
   {
     const std::lock_guard lock(mutex_);
-    for (Entry* entry : prepared.entries)
-      if (entry->state == EntryState::Agreed) entry->state = advance(entry->state, EntryEvent::Launch);
+    for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
+      Entry& entry = *prepared.entries[i];
+      if (entry.state == EntryState::Agreed) entry.state = advance(entry.state, EntryEvent::Launch);
+      entry.prepared[plan.tensors[i].index] = false;  // the backend takes back what `prepare` gave
+    }
   }
   const Entry& first = *prepared.entries.front();
   Backend* backend = first.backends[plan.tensors.front().index];
@@ -670,10 +815,7 @@ void Engine::finish(Running& running) {
     }
     if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
       timeline().copying_out(entry->trace, since->time_since_epoch().count());
-    if (--entry->unfinished == 0) {
-      entry->prepared = false;  // the backend has taken back what `prepare` gave
-      finish_entry(*entry, {});
-    }
+    if (--entry->unfinished == 0) finish_entry(*entry, {});
   }
 }
 
@@ -698,33 +840,14 @@ void Engine::retire(const CutBatch& cut) {
 }
 
 void Engine::drive_relay(bool& progressed) {
-  Outcomes said;
   {
     const std::lock_guard lock(mutex_);
-    said = std::exchange(relay_outcomes_, {});
-    for (const auto& [id, rank] : said.introduced) {
-      if (!negotiator_.knows(id)) continue;
-      const Unit& unit = negotiator_.unit(id);
-      if (unit.scope != Scope::World || parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] != parts_.topology.domain) continue;
-      const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
-      const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-      relay_->introduced(UnitKey(unit.key), rank, Signature(*unit.signatures[place]));
-    }
-    // In the order in which it was said: what was ready without a rank that has joined, that it has, and that all here have.
-    const auto pass_on_readiness = [&](bool of_joining) {
-      for (const auto& [id, what] : said.host_ready)
-        if (negotiator_.knows(id))
-          if (const UnitKey key = negotiator_.unit(id).key; (key.kind == OpKind::Join) == of_joining) relay_->domain_ready(key, what);
-    };
-    pass_on_readiness(false);
-    for (const auto& [set, rank] : said.joined)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->joined(set, rank);
-    pass_on_readiness(true);
-    for (const int rank : said.left)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain) relay_->left(rank);
+    for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
     progressed = relay_->advance() || progressed;
     if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
-      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) { return !cut.here || board_.batch(cut.sequence).retired.load(); });
+      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
+        return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
+      });
       if (open_world_cuts_.empty()) {
         relay_->announce_cut();
         with_log(0, [&] {
@@ -833,7 +956,7 @@ void Engine::coordinate() {
 
 void Engine::finish_entry(Entry& entry, Status status) {
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
-  if (!status.ok()) release(entry);
+  release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
   if (entry.trace != 0) timeline().finished(entry.trace, status);
   const auto owned = ledger_.remove(entry);
   const auto pending = owned->pending;
@@ -1011,7 +1134,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    return negotiator_.all_left() && ledger_.empty() && relay_outcomes_.empty();
+    return negotiator_.all_left() && ledger_.empty() && news_.empty();
   };
   while (!try_take_wheel()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {

@@ -97,14 +97,24 @@ class Engine {
   void prepare(Entry& entry);
   void release(Entry& entry) noexcept;
   void note_submission(Entry& entry);
-  void announce(Entry& entry);
-  void introduce(Entry& entry);
-  void make_room_for(std::uint32_t slots);
+  /// False: there is no room in the table just now; to be called again when others have read the log.
+  bool announce(Entry& entry);
+  bool introduce(Entry& entry);
+  void introduce_remote(const UnitKey& key, int rank, const Signature& signature);
+  void agree_by_root(const UnitKey& key, const Agreement& what);
+  /// Whether a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some of what
+  /// is in flight is done.
+  enum class Room : std::uint8_t { Now, AfterReading, AfterCutting, None };
+  Room make_room_for(const UnitKey& key, std::uint32_t slots);
+  Room make_room(std::uint32_t slots);
+  /// Wakes whoever has not read the log for long, and waits a moment.
+  void nudge_readers();
   void agree(std::uint32_t id);
   void join(int process_set);
   /// Whether all ranks of this domain that have not joined have arrived.
   [[nodiscard]] bool is_complete(std::uint32_t id) const;
   [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
+  [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
   void raise_if_over() const;
 
   // ---- the log; under mutex_, appends also under the board's lock
@@ -114,6 +124,10 @@ class Engine {
   void read_log();
   void cut_if_idle();
   void act(Outcomes& outcomes);
+  void note_news(const Outcomes& outcomes);
+  [[nodiscard]] bool is_here(int rank) const {
+    return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == parts_.topology.domain;
+  }
   void act_on_agreement(const Outcomes::Agreed& agreed);
   void note_rows(Entry& entry, const Unit& unit);
   void enqueue(CutBatch batch);
@@ -157,11 +171,12 @@ class Engine {
   Ledger ledger_;
   Negotiator negotiator_;
   std::deque<Prepared> to_launch_;
-  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;
-  Status over_;  // why submissions are refused
+  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;  // the next number
+  std::map<int, std::uint64_t> joins_;                       // of a process set: how often all its ranks have joined
+  Status over_;                                              // why submissions are refused
   bool stopping_ = false;
   int waiters_ = 0;
-  Outcomes relay_outcomes_;  // what the relay has still to pass on
+  std::vector<News> news_;  // what the relay has still to pass on
 
   std::atomic<bool> wheel_taken_{false};
   std::deque<Running> running_;   // the driver's own

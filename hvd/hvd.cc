@@ -204,7 +204,12 @@ void on_init(std::function<void()> hook) {
 }
 
 void shutdown() {
-  const auto world = current();
+  std::shared_ptr<World> world;
+  {
+    const std::lock_guard lock(global().mutex);
+    world = global().world;
+  }
+  if (!world) return;
   const bool clean = world->engine->shutdown();
   {
     const std::lock_guard lock(global().mutex);

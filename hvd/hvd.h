@@ -27,7 +27,8 @@ class Engine;
 /// knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
 void init(const Config& config);
 void init();
-/// Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again.
+/// Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again. Does nothing
+/// where the library does not run.
 void shutdown();
 bool is_initialized();
 

@@ -28,6 +28,8 @@ Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
 }
 
 void Ledger::bind(Entry& entry, std::uint32_t unit) {
+  // It may have been bound before, to an id that was forgotten before this rank arrived.
+  if (const auto before = by_unit_.find(entry.unit); before != by_unit_.end() && before->second == &entry) by_unit_.erase(before);
   entry.unit = unit;
   by_unit_[unit] = &entry;
 }

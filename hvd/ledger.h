@@ -33,7 +33,7 @@ struct Entry {
   std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
   std::uint32_t unit = 0;
   bool announced = false;                         ///< this rank has arrived at the unit's slot
-  bool prepared = false;                          ///< `locations` are to be released unless the batch is launched
+  std::vector<bool> prepared;                     ///< per tensor: its location is to be released, unless its batch is launched
   std::size_t unfinished = 0;                     ///< tensors whose batch is not over
   std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one

@@ -36,7 +36,9 @@ std::size_t set_rank(const ProcessSetInfo& set, int rank) {
 
 }  // namespace
 
-std::string unnamed(OpKind kind, std::uint64_t number) { return fmt::format("{}.noname.{}\n", name_of(kind), number); }
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number) {
+  return joins == 0 ? fmt::format("{}.noname.{}\n", name_of(kind), number) : fmt::format("{}.noname.{}.{}\n", name_of(kind), joins, number);
+}
 bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
 std::string_view display_name(const std::string& name) {
   return std::string_view(name).substr(0, name.size() - (is_unnamed(name) ? 1 : 0));
@@ -213,6 +215,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       auto& joined = sets_[static_cast<std::size_t>(id)].joined;
       const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
       if (place == joined.end() || *place != rank) joined.insert(place, rank);
+      sets_[static_cast<std::size_t>(id)].last_joined = rank;
       return;
     }
     case RecordType::Conflict:
@@ -247,7 +250,8 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.erase(range);
     if (rest > 0) free_slots_[id + slots] = rest;
     usage_.push_back(id);
-    found = units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, std::prev(usage_.end()), false, 0}).first;
+    found =
+        units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, std::prev(usage_.end()), false, false, 0}).first;
     found->second.signatures.resize(set.ranks.size());
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
@@ -317,12 +321,17 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     what.present.resize(signature->tensors.size());
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
-      unit.undecided = true;
+      unit.undecided = unit.queued = true;
       queues_[static_cast<std::size_t>(unit.scope)].push_back(
           {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
     }
-    if (unit.key.kind == OpKind::Control) apply_control(unit, what);
-    if (unit.key.kind == OpKind::Join) sets_[static_cast<std::size_t>(unit.key.process_set)].joined.clear();
+    if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
+    if (unit.key.kind == OpKind::Join) {
+      auto& set = sets_[static_cast<std::size_t>(unit.key.process_set)];
+      // Within a domain the log says who came last; whose arrival completed the agreement may be another.
+      if (unit.scope == Scope::Domain) what.last = set.last_joined;
+      set.joined.clear();
+    }
   }
   outcomes.agreed.push_back({id, std::move(status), std::move(what)});
 }
@@ -355,14 +364,19 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   outcomes.voided.push_back(std::move(voided));
 }
 
-void Negotiator::apply_control(const Unit& unit, Agreement& what) {
+void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes) {
   const Signature& signature = *unit.signatures.front();
   if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
-    const std::lock_guard lock(sets_mutex_);
-    if (signature.root > 0 && static_cast<std::size_t>(signature.root) < sets_.size())
+    if (signature.root <= 0 || !has_process_set(signature.root)) return;
+    {
+      const std::lock_guard lock(sets_mutex_);
       sets_[static_cast<std::size_t>(signature.root)].removed = true;
+    }
+    for (const Unit* other : units_of(signature.root))
+      if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
+    for (const auto& dropped : outcomes.dropped) forget(dropped.id);
     return;
   }
   ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
@@ -387,7 +401,7 @@ void Negotiator::apply_cut(Scope scope, std::uint64_t position, Outcomes& outcom
   orders_[static_cast<std::size_t>(scope)] += batches.size();
   for (auto& batch : batches) {
     for (const auto& tensor : batch.plan.tensors) {
-      units_.at(tensor.unit).undecided = false;
+      units_.at(tensor.unit).undecided = units_.at(tensor.unit).queued = false;
       units_.at(tensor.unit).cut_at = position;
     }
     outcomes.batches.push_back(std::move(batch));

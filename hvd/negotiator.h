@@ -32,7 +32,8 @@ struct UnitKey {
 };
 
 /// A name that the library makes up for a submission without one. It is used once; the newline keeps it apart from users' names.
-std::string unnamed(OpKind kind, std::uint64_t number);
+/// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
 bool is_unnamed(const std::string& name);
 /// The name as messages show it.
 std::string_view display_name(const std::string& name);
@@ -54,6 +55,7 @@ struct Unit {
   std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
   std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
+  bool queued = false;                       ///< agreed and not yet cut
   std::uint64_t cut_at = 0;                  ///< the log's position when it was last cut
 };
 
@@ -107,6 +109,10 @@ struct Outcomes {
     std::vector<std::uint32_t> ids;  ///< forgotten already
     Status status;
   };
+  struct Dropped {
+    std::uint32_t id, slots;
+  };
+  std::vector<Dropped> dropped;  ///< forgotten with their process set; whoever has arrived at their slots has failed
   std::vector<Voided> voided;    ///< the ranks have submitted different operations under one name
   std::vector<JoinedUp> joined;  ///< what the domain was ready for without these ranks has been said
   std::vector<int> left;         ///< ranks that called shutdown()
@@ -188,7 +194,7 @@ class Negotiator {
   void apply_agreement(Reader& reader, Outcomes& outcomes);
   void apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes);
   void apply_conflict(Reader& reader, Outcomes& outcomes);
-  void apply_control(const Unit& unit, Agreement& what);
+  void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
   void add_process_set(ProcessSetInfo set);
   void forget(std::uint32_t id);
   [[nodiscard]] std::optional<std::uint32_t> free_range(std::uint32_t slots) const;
@@ -202,6 +208,7 @@ class Negotiator {
     ProcessSetInfo info;
     std::uint32_t local_members = 0;
     std::vector<int> joined;
+    int last_joined = -1;  ///< in the order of the log
     bool removed = false;
   };
   [[nodiscard]] const Set& set(int id) const;

@@ -34,9 +34,6 @@ void merge(Agreement& into, const Agreement& from) {
   into.last = from.last;
 }
 
-/// What nobody is excused from by having joined.
-constexpr bool needs_everyone(OpKind kind) { return kind == OpKind::Join || kind == OpKind::Control; }
-
 }  // namespace
 
 Relay::Relay(Transport& transport, RelayActions actions) : transport_(transport), actions_(std::move(actions)) {
@@ -64,11 +61,13 @@ void Relay::send_down(const Bytes& item) {
   for (const auto& child : children_) send(child.domain, item);
 }
 
-void Relay::introduced(const UnitKey& key, int rank, const Signature& signature) {
-  // This domain may have forgotten a name that the others still know: tell its log again what they said.
-  if (const auto known = ids_.find(key); known != ids_.end()) {
+void Relay::retell(const UnitKey& key) {
+  if (const auto known = ids_.find(key); known != ids_.end())
     for (const auto& [other, said] : known_.at(known->second).remote) actions_.introduce(key, other, *said);
-  }
+}
+
+void Relay::introduced(const UnitKey& key, int rank, const Signature& signature) {
+  retell(key);
   if (is_root()) {
     const auto [place, fresh] = ids_.try_emplace(key, next_id_);
     if (fresh) ++next_id_;
@@ -122,15 +121,45 @@ void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signatur
   known.key = key;
   known.remote[rank] = std::make_shared<const Signature>(signature);
   actions_.introduce(key, rank, signature);
-  if (const auto waiting = ready_without_id_.extract(key); !waiting.empty()) count_ready(id, transport_.domain(), waiting.mapped());
 }
 
-void Relay::domain_ready(const UnitKey& key, const Agreement& what) {
-  const auto known = ids_.find(key);
-  if (known == ids_.end()) {
-    merge(ready_without_id_[key], what);
-  } else {
-    count_ready(known->second, transport_.domain(), what);
+void Relay::tell(News news) {
+  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, *news.signature);
+  if (news.kind == News::Kind::Removed) return removed(news.key.process_set);
+  held_.push_back(std::move(news));
+  say_held();
+}
+
+/// Nobody waits any more for what was to happen in a process set that is gone.
+void Relay::removed(int process_set) {
+  std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
+  std::erase_if(held_, [&](const News& news) { return news.kind != News::Kind::Left && news.key.process_set == process_set; });
+  joined_.erase(process_set);
+}
+
+/// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
+/// everything it was ready for has been said: this passes nothing, and what is ready after it does not pass it.
+void Relay::say_held() {
+  bool barred = false;
+  for (std::size_t i = 0; i < held_.size();) {
+    const News& next = held_[i];
+    const auto known = ids_.find(next.key);
+    const bool ready = next.kind == News::Kind::Ready;
+    barred = barred || (!ready && i > 0);
+    if (barred || (ready && known == ids_.end())) {
+      ++i;
+      continue;
+    }
+    const News news = std::move(held_[i]);
+    const auto id = ready ? known->second : 0;
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (ready) {
+      count_ready(id, transport_.domain(), news.what);
+    } else if (news.kind == News::Kind::Joined) {
+      learn_joined(news.key.process_set, news.rank);
+    } else {
+      left(news.rank);
+    }
   }
 }
 
@@ -147,7 +176,7 @@ void Relay::pass_on_if_complete(std::uint32_t id) {
   std::vector<int> absent;
   if (count.subtrees.size() < subtrees_with(key.process_set).size()) {
     const auto joined = joined_.find(key.process_set);
-    if (needs_everyone(key.kind) || joined == joined_.end()) return;
+    if (key.kind == OpKind::Join || joined == joined_.end()) return;
     for (const int rank : actions_.ranks_of(key.process_set)) {
       const int subtree = subtree_of(actions_.domain_of(rank));
       if (subtree < 0 || count.subtrees.contains(subtree)) continue;
@@ -174,7 +203,7 @@ std::vector<int> Relay::awaited(const UnitKey& key) const {
   const auto joined = joined_.find(key.process_set);
   for (const int rank : actions_.ranks_of(key.process_set)) {
     const int subtree = subtree_of(actions_.domain_of(rank));
-    const bool excused = !needs_everyone(key.kind) && joined != joined_.end() && joined->second.contains(rank);
+    const bool excused = key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank);
     if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused) ranks.push_back(rank);
   }
   return ranks;
@@ -202,8 +231,6 @@ void Relay::decided(std::uint32_t id) {
   ids_.erase(key);
   known_.erase(known);
 }
-
-void Relay::joined(int process_set, int rank) { learn_joined(process_set, rank); }
 
 void Relay::learn_joined(int process_set, int rank) {
   joined_[process_set].insert(rank);
@@ -233,6 +260,7 @@ std::vector<Claim> get_claims(Reader& reader) {
 }  // namespace
 
 void Relay::stuck(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+  if (!held_.empty()) return;  // it must not pass what is said of before
   const std::uint64_t now = decisions_[{process_set, name}];
   const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
   if (!fresh && said->second == now) return;
@@ -278,7 +306,7 @@ void Relay::receive_conflict(Reader& reader, std::span<const std::byte> item) {
   const auto claims = get_claims(reader);
   for (const auto& claim : claims) {
     const UnitKey key{process_set, claim.kind, name.second};
-    ready_without_id_.erase(key);
+    std::erase_if(held_, [&](const News& news) { return news.kind == News::Kind::Ready && news.key == key; });
     if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
   }
   ++decisions_[name];
@@ -290,20 +318,14 @@ void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
 
 void Relay::announce_end() { send_down(Writer().put(Item::End).bytes()); }
 
-void Relay::left(int rank) { leaving_.push_back(rank); }
-
-/// The root takes a rank's leave for its last word, so what its domain is ready for goes first.
-void Relay::leave_when_told() {
-  if (!ready_without_id_.empty()) return;
-  for (const int rank : std::exchange(leaving_, {})) {
-    const Bytes item = Writer().put(Item::Leave).put(rank).take();
-    if (is_root()) {
-      ++left_;
-    } else {
-      send(parent_, item);
-    }
-    send_down(item);
+void Relay::left(int rank) {
+  const Bytes item = Writer().put(Item::Leave).put(rank).take();
+  if (is_root()) {
+    ++left_;
+  } else {
+    send(parent_, item);
   }
+  send_down(item);
 }
 
 void Relay::failed(const Status& status) {
@@ -390,13 +412,12 @@ bool Relay::flush() {
 }
 
 bool Relay::advance() {
-  leave_when_told();
   bool any = flush();
   while (auto message = transport_.receive()) {
     any = true;
     receive(*message);
+    say_held();
   }
-  leave_when_told();
   return flush() || any;
 }
 

@@ -36,18 +36,27 @@ struct RelayActions {
   std::function<int(int rank)> domain_of;
 };
 
+/// What a domain's log says that the other domains are to know, in the log's order.
+struct News {
+  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Removed };
+  Kind kind = Kind::Introduced;
+  UnitKey key = {};                ///< Introduced, Ready; of Joined and Removed the process set alone
+  int rank = -1;                   ///< Introduced, Joined, Left
+  SharedSignature signature = {};  ///< Introduced
+  Agreement what = {};             ///< Ready
+};
+
 class Relay {
  public:
   Relay(Transport& transport, RelayActions actions);
 
   // ---- what this domain has to say; the next `advance` sends it
-  void introduced(const UnitKey& key, int rank, const Signature& signature);
-  void domain_ready(const UnitKey& key, const Agreement& what);
-  void joined(int process_set, int rank);
-  void left(int rank);
+  void tell(News news);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
   void stuck(int process_set, const std::string& name, const std::vector<Claim>& claims);
   void failed(const Status& status);
+  /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
+  void retell(const UnitKey& key);
   /// Root: tells all other domains that a batch is cut here.
   void announce_cut();
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
@@ -61,7 +70,7 @@ class Relay {
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
   /// Some domain of this leader's subtree is ready for something that is not decided yet.
-  [[nodiscard]] bool is_waiting() const { return !counts_.empty(); }
+  [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty(); }
 
  private:
   struct Known {
@@ -74,6 +83,10 @@ class Relay {
     Agreement what;
   };
 
+  void introduced(const UnitKey& key, int rank, const Signature& signature);
+  void say_held();
+  void removed(int process_set);
+  void left(int rank);
   void receive(const Message& message);
   void receive_introduction(Reader& reader, bool from_parent);
   void spread_introduction(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
@@ -85,7 +98,6 @@ class Relay {
   void learn_joined(int process_set, int rank);
   [[nodiscard]] int subtree_of(int domain) const;
   const std::set<int>& subtrees_with(int process_set);
-  void leave_when_told();
   void receive_stuck(Reader& reader, std::span<const std::byte> item);
   void receive_conflict(Reader& reader, std::span<const std::byte> item);
   using Name = std::pair<int, std::string>;  ///< process set and name
@@ -103,15 +115,14 @@ class Relay {
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Known> known_;
   std::unordered_map<std::uint32_t, Count> counts_;
-  std::map<UnitKey, Agreement> ready_without_id_;  ///< ready here before the root's number for it came down
-  std::map<int, std::set<int>> joined_;            ///< of the subtree, by process set
-  std::map<int, std::set<int>> subtrees_;          ///< with ranks of a process set
-  std::vector<int> leaving_;                       ///< said when nothing is left to be ready for
-  std::map<Name, std::uint64_t> decisions_;        ///< made under a name: the same count everywhere, at the same place in the stream
-  std::map<Name, std::uint64_t> stuck_said_;       ///< this domain has said so, after so many decisions
-  std::map<Name, std::map<int, OpKind>> stuck_;    ///< root: by rank, for what
-  std::size_t left_ = 0;                           ///< root: ranks that have left
-  std::uint32_t next_id_ = 0;                      ///< root
+  std::vector<News> held_;                       ///< Ready before the root's number for it came down; what must not overtake that
+  std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
+  std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
+  std::size_t left_ = 0;                         ///< root: ranks that have left
+  std::uint32_t next_id_ = 0;                    ///< root
+  std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
+  std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
+  std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
   std::map<int, Writer> outgoing_;
   bool failed_ = false;
 };

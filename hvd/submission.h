@@ -22,6 +22,7 @@ struct TensorArgument {
   void* ready_event = nullptr;            ///< native device event after which `input` may be read; null: it already may
   bool present = true;                    ///< false: this rank has nothing to say, its input counts as the zeros that it holds
   std::vector<std::int64_t> splits = {};  ///< Alltoall: rows for each rank of the set, in the set's order
+  std::string name = {};                  ///< of a member of a group: what messages call it; not negotiated
 };
 
 /// One operation: a tensor, or a group that becomes ready together and fails together. Barrier and Join have no tensor; the tensor of

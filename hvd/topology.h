@@ -1,6 +1,7 @@
 #pragma once
 /// Room card: who is where. Made once at `init()`; a value.
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct Topology {
   int cross_rank = 0;
   int cross_size = 1;
   bool homogeneous = true;
+  /// The host that each rank is on, numbered from 0. Empty: every domain is a host.
+  std::vector<int> host_of_rank;
 
   /// Ranks that share memory with each other. A host is one domain, or, where shared memory is refused, as many as it has ranks.
   std::vector<int> domain_of_rank{0};
@@ -21,6 +24,11 @@ struct Topology {
   std::vector<int> domain_ranks{0};  ///< global ranks of this rank's domain, ascending
   int domain = 0;                    ///< number of this rank's domain
   int domain_index = 0;              ///< this rank's place in `domain_ranks`
+
+  [[nodiscard]] int host_of(int of) const {
+    const auto& numbers = host_of_rank.empty() ? domain_of_rank : host_of_rank;
+    return numbers[static_cast<std::size_t>(of)];
+  }
 
   /// One domain of `size` ranks, seen by `rank`.
   static Topology single_domain(int rank, int size) {

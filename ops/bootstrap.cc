@@ -157,6 +157,7 @@ Topology Bootstrap::find_hosts() const {
     ++sizes[static_cast<std::size_t>(number)];
     if (firsts[static_cast<std::size_t>(other)] == first) topology.domain_ranks.push_back(other);
   }
+  topology.host_of_rank = topology.domain_of_rank;
   topology.domains = topology.cross_size = next;
   topology.domain = topology.cross_rank = numbers.at(first);
   const auto place = std::find(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank());

@@ -22,12 +22,16 @@ int message_bytes(std::size_t bytes) {
 
 }  // namespace
 
-Exchange::Exchange(MpiComm comm) : comm_(std::move(comm)) {}
+Exchange::Exchange(MpiComm comm, std::vector<int> hosts) : comm_(std::move(comm)), hosts_(std::move(hosts)) {}
 
 Exchange::~Exchange() { abandon(); }
 
 void Exchange::abandon() noexcept {
   for (Requests* requests : under_way_) requests->abandon();
+}
+
+bool Exchange::is_elsewhere(int rank) const {
+  return hosts_[static_cast<std::size_t>(rank)] != hosts_[static_cast<std::size_t>(comm_.rank())];
 }
 
 Exchange::Buffer Exchange::take(std::size_t bytes) {
@@ -79,7 +83,7 @@ void Requests::send(std::span<const std::byte> bytes, int to, int tag, std::size
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Isend(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request);
   if (code != MPI_SUCCESS) comm.check(code, fmt::format("MPI_Isend to rank {}", to));
-  bytes_sent_ += bytes.size();
+  if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
   add(request, {&pending, to, -1});
 }
 
@@ -88,7 +92,7 @@ void Requests::send_synchronously(std::span<const std::byte> bytes, int to, int 
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Issend(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request);
   if (code != MPI_SUCCESS) comm.check(code, fmt::format("MPI_Issend to rank {}", to));
-  bytes_sent_ += bytes.size();
+  if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
   add(request, {&pending, to, -1});
 }
 

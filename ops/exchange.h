@@ -20,7 +20,8 @@ class Requests;
 
 class Exchange {
  public:
-  explicit Exchange(MpiComm comm);
+  /// `hosts[r]`: the host that rank r of `comm` is on.
+  Exchange(MpiComm comm, std::vector<int> hosts);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -35,10 +36,13 @@ class Exchange {
     std::unique_ptr<std::byte[]> memory;  // NOLINT(modernize-avoid-c-arrays): not initialized
     std::size_t bytes = 0;
   };
+  /// Whether this rank's messages to `rank` leave the host.
+  [[nodiscard]] bool is_elsewhere(int rank) const;
   Buffer take(std::size_t bytes);
   void give(Buffer buffer);
 
   MpiComm comm_;
+  const std::vector<int> hosts_;
   std::vector<Buffer> pool_;
   std::size_t pooled_bytes_ = 0;
   std::unordered_set<Requests*> under_way_;
@@ -63,7 +67,8 @@ class Requests {
   /// True if a message was done.
   bool poll();
   [[nodiscard]] bool idle() const { return requests_.empty(); }
-  [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
+  /// Bytes sent so far, to ranks on other hosts only.
+  [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
   /// Cancels and forgets what is under way. What MPI may still touch is never freed.
   void abandon() noexcept;
 
@@ -82,7 +87,7 @@ class Requests {
   std::vector<Message> messages_;
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
-  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_to_other_hosts_ = 0;
 };
 
 }  // namespace hvd

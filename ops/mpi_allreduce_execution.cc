@@ -1,6 +1,5 @@
 #include "ops/mpi_allreduce_execution.h"
 
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -20,54 +19,28 @@ std::size_t rounded_up(std::size_t value, std::size_t unit) { return (value + un
 
 }  // namespace
 
-AllreduceExecution::AllreduceExecution(MpiBackend& backend, Batch batch) : MpiExecution(backend, std::move(batch)), flat_(flatten(batch_)) {
+AllreduceExecution::AllreduceExecution(MpiBackend& backend, Batch batch)
+    : ReducingExecution(backend, std::move(batch)), all_(all_elements(batch_)), own_inputs_(arrays(who_.self_domain)) {
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-  const auto [fewest, most] = std::minmax_element(who_.domains.begin(), who_.domains.end(), by_size);
-  plan_reductions(most->size());
+  const auto fewest = std::min_element(who_.domains.begin(), who_.domains.end(), by_size);
   const std::size_t others = who_.domains.size() - 1;
-  small_ = others > 0 && flat_.size() * element_ * others * (raw_ ? most->size() : 1) <= kSmallBytes;
+  small_ = others > 0 && all_.flat.size() * element_ * others * (plan_.raw ? plan_.most_ranks : 1) <= kSmallBytes;
   owners_ = small_ ? 1 : fewest->size();
   owner_ = who_.self_place < owners_;
   if (!owner_) return;
-  slice_ = share({0, flat_.size()}, owners_, who_.self_place);
+  slice_ = share({0, all_.flat.size()}, owners_, who_.self_place);
   // Each begins with another one, so that not all send to the same.
   for (std::size_t i = 1; i <= others; ++i) {
     const std::size_t domain = (who_.self_domain + i) % who_.domains.size();
     const auto& ranks = who_.domains[domain];
-    peers_.push_back({domain, ranks[who_.self_place], raw_ ? ranks.size() : 1});
+    peers_.push_back({domain, ranks[who_.self_place], arrays(domain)});
   }
-  plan_rounds(most->size());
+  plan_rounds();
 }
 
-void AllreduceExecution::plan_reductions(std::size_t most_ranks) {
-  const BatchTraits& traits = batch_.traits;
-  const bool average = traits.op == ReduceOp::Average;
-  raw_ = most_ranks == 1 || who_.domains.size() == 1 || (average && is_integer(traits.dtype));
-  across_ = {
-      traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, average ? static_cast<int>(traits.set->ranks.size()) : 1,
-      traits.dtype};
-  if (raw_) {
-    own_inputs_ = ranks_here();
-    for (const int rank : traits.set->ranks)
-      for (std::size_t domain = 0; domain < who_.domains.size(); ++domain) {
-        const auto& ranks = who_.domains[domain];
-        const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-        if (found != ranks.end() && *found == rank) fold_.emplace_back(domain, static_cast<std::size_t>(found - ranks.begin()));
-      }
-    return;
-  }
-  here_ = {traits.dtype, average ? ReduceOp::Sum : traits.op, traits.prescale_factor, 1, 1, traits.dtype};
-  across_.prescale = 1;
-  if (traits.dtype == DataType::Float16 && (average || traits.op == ReduceOp::Sum)) {
-    const auto scale = static_cast<double>(std::bit_ceil(most_ranks));
-    here_.postscale = 1 / scale;
-    across_.prescale = scale;
-  }
-}
-
-void AllreduceExecution::plan_rounds(std::size_t most_ranks) {
+void AllreduceExecution::plan_rounds() {
   const std::size_t domains = who_.domains.size();
-  const std::size_t bytes = std::clamp(kRoundBytes / (domains * (raw_ ? most_ranks : 1)), kLeastPartBytes, kMostPartBytes);
+  const std::size_t bytes = std::clamp(kRoundBytes / (domains * (plan_.raw ? plan_.most_ranks : 1)), kLeastPartBytes, kMostPartBytes);
   // No more than the slice needs, so that buffers of small batches are small.
   part_elements_ =
       std::min(rounded_up(bytes / element_, kUnit), rounded_up(small_ ? slice_.size() : (slice_.size() + domains - 1) / domains, kUnit));
@@ -81,7 +54,7 @@ AllreduceExecution::Slot AllreduceExecution::make_slot() {
   if (peers_.empty()) return slot;
   const std::size_t contributions = small_ ? 1 : peers_.size();
   std::size_t total = contributions * own_inputs_ * bytes;
-  if (!raw_) total += bytes;
+  if (!plan_.raw) total += bytes;
   if (!small_) total += bytes + peers_.size() * bytes;
   for (const Peer& peer : peers_) total += peer.inputs * bytes;
   auto rest = requests_.buffer(total);
@@ -91,7 +64,7 @@ AllreduceExecution::Slot AllreduceExecution::make_slot() {
     return piece;
   };
   slot.outgoing = cut(contributions * own_inputs_ * bytes);
-  if (!raw_) slot.own = cut(bytes);
+  if (!plan_.raw) slot.own = cut(bytes);
   if (!small_) slot.result = cut(bytes);
   for (const Peer& peer : peers_) {
     slot.inputs.push_back(cut(peer.inputs * bytes));
@@ -108,30 +81,6 @@ Range AllreduceExecution::round(std::size_t number) const {
 
 Range AllreduceExecution::part(std::size_t number, std::size_t domain) const {
   return small_ ? round(number) : share(round(number), who_.domains.size(), domain);
-}
-
-const std::byte* AllreduceExecution::input(const BatchMember& member, std::size_t place) const {
-  return who_.alone() ? static_cast<const std::byte*>(member.input) : shared(member, place);
-}
-
-std::byte* AllreduceExecution::output(const BatchMember& member, std::size_t place) const {
-  return who_.alone() ? static_cast<std::byte*>(member.output) : shared(member, place);
-}
-
-/// Writes this domain's contribution to `range`: raw, its ranks' inputs one after the other; otherwise their reduction.
-void AllreduceExecution::contribute(Range range, std::byte* to) {
-  flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
-    const auto& member = batch_.members[index];
-    if (raw_) {
-      for (std::size_t place = 0; place < ranks_here(); ++place)
-        std::memcpy(to + (place * range.size() + before) * element_, input(member, place) + first * element_, count * element_);
-      return;
-    }
-    in_.clear();
-    for (std::size_t place = 0; place < ranks_here(); ++place) in_.push_back(input(member, place) + first * element_);
-    out_.assign(1, to + before * element_);
-    kernels::reduce(here_, in_, out_, count);
-  });
 }
 
 void AllreduceExecution::start(std::size_t number) {
@@ -153,38 +102,25 @@ void AllreduceExecution::start(std::size_t number) {
     const std::size_t bytes = own_inputs_ * theirs.size() * element_;
     if (small_) {
       // Nothing will come back that says it has arrived.
-      if (i == 0) contribute(theirs, slot.outgoing.data());
+      if (i == 0) contribute(all_, theirs, slot.outgoing.data());
       requests_.send_synchronously(slot.outgoing.first(bytes), peers_[i].rank, backend_.tag(batch_, kContribution), slot.sending);
     } else {
       const auto outgoing = slot.outgoing.subspan(i * own_inputs_ * part_elements_ * element_, bytes);
-      contribute(theirs, outgoing.data());
+      contribute(all_, theirs, outgoing.data());
       requests_.send(outgoing, peers_[i].rank, backend_.tag(batch_, kContribution), slot.sending);
     }
   }
-  if (!raw_) contribute(mine, slot.own.data());
+  if (!plan_.raw) contribute(all_, mine, slot.own.data());
 }
 
 void AllreduceExecution::combine(std::size_t number) {
   Slot& slot = slots_[number % kWindow];
   const Range mine = part(number, who_.self_domain);
-  const std::size_t domains = who_.domains.size();
-  // Peers begin after this domain.
-  const auto from_peer = [&](std::size_t domain) { return slot.inputs[(domain + domains - who_.self_domain - 1) % domains].data(); };
-  flat_.each(mine, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
-    const auto& member = batch_.members[index];
-    in_.clear();
-    if (raw_) {
-      for (const auto& [domain, place] : fold_)
-        in_.push_back(domain == who_.self_domain ? input(member, place) + first * element_
-                                                 : from_peer(domain) + (place * mine.size() + before) * element_);
-    } else {
-      for (std::size_t domain = 0; domain < domains; ++domain)
-        in_.push_back((domain == who_.self_domain ? slot.own.data() : from_peer(domain)) + before * element_);
-    }
-    out_.clear();
+  from_.assign(who_.domains.size(), slot.own.data());
+  for (std::size_t i = 0; i < peers_.size(); ++i) from_[peers_[i].domain] = slot.inputs[i].data();
+  ReducingExecution::combine(all_, mine, from_, [&](const BatchMember& member, std::size_t first, std::size_t before) {
     for (std::size_t place = 0; place < ranks_here(); ++place) out_.push_back(output(member, place) + first * element_);
     if (!slot.result.empty()) out_.push_back(slot.result.data() + before * element_);
-    kernels::reduce(across_, in_, out_, count);
   });
   if (small_ || mine.size() == 0) return;
   for (const Peer& peer : peers_)
@@ -195,7 +131,7 @@ void AllreduceExecution::scatter(std::size_t number) {
   if (small_) return;
   const Slot& slot = slots_[number % kWindow];
   for (std::size_t i = 0; i < peers_.size(); ++i)
-    flat_.each(part(number, peers_[i].domain), [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
+    all_.flat.each(part(number, peers_[i].domain), [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
       for (std::size_t place = 0; place < ranks_here(); ++place)
         std::memcpy(output(batch_.members[index], place) + first * element_, slot.parts[i].data() + before * element_, count * element_);
     });
@@ -221,7 +157,7 @@ bool AllreduceExecution::work() {
 
 void AllreduceExecution::finish_slice() {
   counted_ = true;
-  if (who_.alone()) return;
+  if (alone()) return;
   if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == owners_) state_.complete.store(true, std::memory_order_release);
 }
 
@@ -235,10 +171,10 @@ Progress AllreduceExecution::advance() {
     finish_slice();
     worked = true;
   }
-  const bool complete = who_.alone() ? counted_ : state_.complete.load(std::memory_order_acquire);
+  const bool complete = alone() ? counted_ : state_.complete.load(std::memory_order_acquire);
   if (!complete || !requests_.idle()) return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
-  if (!who_.alone())
+  if (!alone())
     for (const auto& member : batch_.members) backend_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
   return Progress::Done;
 }

@@ -8,17 +8,28 @@
 #include <utility>
 
 #include "hvd/errors.h"
-#include "ops/kernels/reduce.h"
+#include "ops/host_ops.h"
+#include "ops/mpi_adasum_execution.h"
 #include "ops/mpi_allreduce_execution.h"
+#include "ops/mpi_alltoall_execution.h"
 #include "ops/mpi_copy_execution.h"
+#include "ops/mpi_reducescatter_execution.h"
 
 namespace hvd {
 
 namespace {
+
+std::vector<int> hosts_of(const Topology& topology) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
+  return hosts;
+}
+
 // Batches of one process set that may be under way at once; a domain has no room for more (Board::kBatchRing).
 constexpr unsigned kMaxOrderBits = 12;
 constexpr unsigned kMinOrderBits = 8;
 constexpr unsigned kPhaseBits = 1;
+
 }  // namespace
 
 MpiBackend::MpiBackend(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
@@ -27,15 +38,13 @@ MpiBackend::MpiBackend(MpiComm comm, Topology topology, DomainMemory memory, std
       staging_(std::move(memory), std::move(arena), topology_.domain_index),
       board_(board),
       stats_(std::move(stats)),
-      exchange_(std::move(comm)) {
+      exchange_(std::move(comm), hosts_of(topology_)) {
   const unsigned bits = std::bit_width(static_cast<unsigned>(exchange_.comm().largest_tag()) + 1U) - 1U;
   order_bits_ = std::clamp((bits - kPhaseBits) / 2, kMinOrderBits, kMaxOrderBits);
   set_bits_ = bits - kPhaseBits - order_bits_;
 }
 
-Arrangement MpiBackend::arrange(const ProcessSetInfo& set) const {
-  return hvd::arrange(set.ranks, topology_.domain_of_rank, topology_.rank);
-}
+Arrangement MpiBackend::arrange(std::span<const int> ranks) const { return hvd::arrange(ranks, topology_.domain_of_rank, topology_.rank); }
 
 int MpiBackend::domain_index(int rank) const {
   const auto& ranks = topology_.domain_ranks;
@@ -50,17 +59,13 @@ int MpiBackend::tag(const Batch& batch, unsigned phase) const {
   return static_cast<int>(((set << order_bits_ | order) << kPhaseBits) | phase);
 }
 
-bool MpiBackend::supports(const BatchTraits& traits) const {
-  if (traits.device.kind != DeviceKind::Cpu) return false;
-  if (traits.kind == OpKind::Allreduce) return kernels::supported(traits.dtype, traits.op);
-  return traits.kind == OpKind::Broadcast || traits.kind == OpKind::Allgather;
-}
+bool MpiBackend::supports(const BatchTraits& traits) const { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
 
 std::uint64_t MpiBackend::prepare(const BatchTraits& traits, BatchMember& member) {
-  const Arrangement who = arrange(*traits.set);
+  const Arrangement who = arrange(traits.set->ranks);
   if (who.alone()) return 0;
   const std::size_t bytes = static_cast<std::size_t>(member.count) * element_bytes(traits.dtype);
-  if (traits.kind == OpKind::Allgather) {
+  if (is_pulled(traits.kind)) {
     if (const auto place = staging_.find(member.input)) {
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
@@ -90,7 +95,12 @@ std::unique_ptr<Execution> MpiBackend::launch(Batch batch) {
       return std::make_unique<AllgatherExecution>(*this, std::move(batch));
     case OpKind::Broadcast:
       return std::make_unique<BroadcastExecution>(*this, std::move(batch));
+    case OpKind::Alltoall:
+      return std::make_unique<AlltoallExecution>(*this, std::move(batch));
+    case OpKind::Reducescatter:
+      return std::make_unique<ReducescatterExecution>(*this, std::move(batch));
     default:
+      if (batch.traits.op == ReduceOp::Adasum) return std::make_unique<AdasumExecution>(*this, std::move(batch));
       return std::make_unique<AllreduceExecution>(*this, std::move(batch));
   }
 }

@@ -56,9 +56,9 @@ bool BroadcastExecution::begin_next() {
   } else {
     flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
       const auto& member = batch_.members[index];
-      const auto* from = (who_.alone() ? static_cast<const std::byte*>(member.input) : shared(member, leader_)) + first * element_;
+      const auto* from = input(member, leader_) + first * element_;
       if (!children_.empty()) copy_bytes(slot.buffer.data() + before * element_, from, count * element_);
-      if (who_.alone()) copy_bytes(static_cast<std::byte*>(member.output) + first * element_, from, count * element_);
+      if (alone()) copy_bytes(static_cast<std::byte*>(member.output) + first * element_, from, count * element_);
     });
   }
   ++begun_;
@@ -75,11 +75,11 @@ bool BroadcastExecution::hand_on_next() {
   if (!is_root())
     flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
       const auto& member = batch_.members[index];
-      auto* to = who_.alone() ? static_cast<std::byte*>(member.output) : shared(member, leader_);
+      auto* to = output(member, leader_);
       copy_bytes(to + first * element_, slot.buffer.data() + before * element_, count * element_);
     });
   ++held_;
-  if (!who_.alone()) state_.next_chunk.store(held_, std::memory_order_release);
+  if (!alone()) state_.next_chunk.store(held_, std::memory_order_release);
   return true;
 }
 
@@ -109,7 +109,7 @@ Progress BroadcastExecution::advance() {
   const bool others_have_it = state_.finished.load(std::memory_order_acquire) + 1 == ranks_here();
   if (held_ < chunks_ || !others_have_it || !requests_.idle()) return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
-  if (who_.alone()) return Progress::Done;
+  if (alone()) return Progress::Done;
   for (const auto& member : batch_.members) {
     if (is_root() && member.input == member.output) {
       backend_.staging().release(my_location(member));
@@ -123,7 +123,7 @@ Progress BroadcastExecution::advance() {
 // ----------------------------------------------------------------------------------------------------------------- allgather
 
 AllgatherExecution::AllgatherExecution(MpiBackend& backend, Batch batch) : MpiExecution(backend, std::move(batch)) {
-  const auto& ranks = batch_.traits.set->ranks;
+  const auto& ranks = batch_.ranks;
   chunk_elements_ = std::clamp(kGatherBytes / (ranks.size() * kWindow), kLeastChunkBytes, kMostChunkBytes) / element_;
   for (const auto& member : batch_.members) {
     auto& before = before_.emplace_back(1, 0);
@@ -142,7 +142,7 @@ AllgatherExecution::AllgatherExecution(MpiBackend& backend, Batch batch) : MpiEx
   }
   for (std::size_t i = 1; i < who_.domains.size(); ++i)
     receivers_.push_back(who_.domains[(who_.self_domain + i) % who_.domains.size()].front());
-  if (who_.alone() || !leads()) return;
+  if (alone() || !leads()) return;
   collected_ = backend_.staging().stage(nullptr, offset);
   state_.next_chunk.store(*collected_ + 1, std::memory_order_release);
 }
@@ -151,7 +151,7 @@ AllgatherExecution::Source AllgatherExecution::make_source(std::size_t number) c
   std::vector<std::size_t> counts;
   counts.reserve(batch_.members.size());
   for (const auto& member : batch_.members) counts.push_back(static_cast<std::size_t>(member.counts[number]));
-  return {number, batch_.traits.set->ranks[number], Flattened(counts), 0};
+  return {number, batch_.ranks[number], Flattened(counts), 0};
 }
 
 Range AllgatherExecution::chunk(const Flattened& flat, std::size_t number) const {
@@ -161,8 +161,8 @@ Range AllgatherExecution::chunk(const Flattened& flat, std::size_t number) const
 /// Puts a range of a rank's elements into the outputs.
 void AllgatherExecution::place(const Source& source, Range range, const std::byte* from) {
   source.flat.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
-    auto* output = static_cast<std::byte*>(batch_.members[index].output);
-    copy_bytes(output + (before_[index][source.number] + first) * element_, from + before * element_, count * element_);
+    auto* to = static_cast<std::byte*>(batch_.members[index].output);
+    copy_bytes(to + (before_[index][source.number] + first) * element_, from + before * element_, count * element_);
   });
 }
 
@@ -171,8 +171,8 @@ void AllgatherExecution::copy_here() {
     for (std::size_t index = 0; index < batch_.members.size(); ++index) {
       const auto& member = batch_.members[index];
       const auto number = here_[at].number;
-      copy_bytes(static_cast<std::byte*>(member.output) + before_[index][number] * element_,
-                 who_.alone() ? static_cast<const std::byte*>(member.input) : shared(member, at), bytes_of(member.counts[number]));
+      copy_bytes(static_cast<std::byte*>(member.output) + before_[index][number] * element_, input(member, at),
+                 bytes_of(member.counts[number]));
     }
   copied_here_ = true;
 }
@@ -197,7 +197,7 @@ bool AllgatherExecution::send_next() {
 /// Leader: takes the next chunk of one source, and awaits another.
 bool AllgatherExecution::receive_next(Source& source) {
   if (source.arrived < source.begun && source.slots[source.arrived % kWindow].awaited == 0) {
-    if (who_.alone()) place(source, chunk(source.flat, source.arrived), source.slots[source.arrived % kWindow].buffer.data());
+    if (alone()) place(source, chunk(source.flat, source.arrived), source.slots[source.arrived % kWindow].buffer.data());
     ++source.arrived;
     return true;
   }
@@ -205,7 +205,7 @@ bool AllgatherExecution::receive_next(Source& source) {
   ChunkSlot& slot = source.slots[source.begun % kWindow];
   const Range range = chunk(source.flat, source.begun);
   std::span<std::byte> to;
-  if (who_.alone()) {
+  if (alone()) {
     if (slot.buffer.empty()) slot.buffer = requests_.buffer(std::min(chunk_elements_, source.flat.size()) * element_);
     to = slot.buffer.first(range.size() * element_);
   } else {
@@ -226,7 +226,7 @@ bool AllgatherExecution::collect() {
   if (!copied_here_) return worked;
   const auto has_arrived = [this](const Source& source) { return source.arrived == chunks(source.flat); };
   if (has_all_ || (leads() && !std::all_of(elsewhere_.begin(), elsewhere_.end(), has_arrived))) return worked;
-  if (!who_.alone()) {
+  if (!alone()) {
     if (leads()) state_.complete.store(true, std::memory_order_release);
     if (!state_.complete.load(std::memory_order_acquire)) return worked;
     const std::uint64_t location = state_.next_chunk.load(std::memory_order_acquire) - 1;
@@ -250,7 +250,7 @@ Progress AllgatherExecution::advance() {
   const bool all_have_it = state_.finished.load(std::memory_order_acquire) == ranks_here();
   if (!has_all_ || !all_have_it || !requests_.idle()) return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
-  if (who_.alone()) return Progress::Done;
+  if (alone()) return Progress::Done;
   for (const auto& member : batch_.members) backend_.staging().release(my_location(member));
   if (collected_) backend_.staging().release(*collected_);
   return Progress::Done;

@@ -122,12 +122,21 @@ class ClaimedExecution final : public Execution {
       inputs_.push_back(at(index));
       outputs_.push_back(at(index));
     }
-    if (is_adasum_) return kernels::adasum(reduction_, inputs_, outputs_, piece.count);
+    if (is_adasum_) return adasum(piece.count);
     if (zeros_count_) {
       zeros_.resize(std::max(zeros_.size(), piece.count * element));
       inputs_.push_back(zeros_.data());
     }
     kernels::reduce(reduction_, inputs_, outputs_, piece.count);
+  }
+
+  /// Ranks that have joined keep their places among the pairs.
+  void adasum(std::size_t count) {
+    std::vector<const void*> all;
+    std::size_t next = 0;
+    for (const int rank : batch_.traits.set->ranks)
+      all.push_back(next < batch_.ranks.size() && batch_.ranks[next] == rank ? inputs_[next++] : nullptr);
+    kernels::adasum(reduction_, all, outputs_, count);
   }
 
   ShmBackend& backend_;
@@ -156,8 +165,10 @@ class PullExecution final : public Execution {
     const bool pulled_now = !std::exchange(pulled_, true);
     if (pulled_now) {
       for (const auto& member : batch_.members) batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
-      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size())
+      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
         state_.complete.store(true, std::memory_order_release);
+        backend_.board().ring_waiters();  // ranks that wait with memory of their own in use
+      }
     }
     // The others read from this rank's blocks until all have what they want. A staged block can wait for that without its owner.
     const auto in_place = [&](const BatchMember& member) { return !Staging::is_staged(my_location(member)); };
@@ -228,7 +239,9 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   const std::size_t bytes = bytes_of(traits, member.count);
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == topology_.rank;
   if (is_pulled(traits.kind)) {
-    if (const auto place = staging_.find(member.input)) {
+    // What is small is copied even out of the arena, so that this rank need not wait until the others have read it.
+    const auto place = static_cast<std::int64_t>(bytes) > kSmallBatchBytes ? staging_.find(member.input) : std::nullopt;
+    if (place) {
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
     }
@@ -241,6 +254,10 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
   member.copied = is_source && bytes > 0;
   return staging_.stage(is_source ? member.input : nullptr, bytes);
+}
+
+bool ShmBackend::any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const {
+  return !is_pulled(traits.kind) || bytes <= kSmallBatchBytes;
 }
 
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }

@@ -10,6 +10,7 @@
 #include "hvd/board.h"
 #include "hvd/stats.h"
 #include "hvd/topology.h"
+#include "ops/host_ops.h"
 #include "ops/staging.h"
 
 namespace hvd {
@@ -25,7 +26,7 @@ class ShmBackend final : public Backend {
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   bool rings() const override { return true; }
-  bool any_rank_finishes(const BatchTraits& traits) const override { return traits.kind != OpKind::Allgather; }
+  bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
   // ---- for the executions
   [[nodiscard]] Staging& staging() { return staging_; }

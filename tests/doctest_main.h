@@ -27,10 +27,10 @@ inline constexpr std::chrono::seconds kCaseLimit{120};
 inline std::string identity;  // NOLINT: set once by run(), before any test
 inline int cases_run = 0;     // NOLINT: one program, one listener
 
-class Watchdog : public doctest::IReporter {
+class CaseWatchdog : public doctest::IReporter {
  public:
-  explicit Watchdog(const doctest::ContextOptions& /*options*/) : thread_([this] { watch(); }) {}
-  ~Watchdog() override {
+  explicit CaseWatchdog(const doctest::ContextOptions& /*options*/) : thread_([this] { watch(); }) {}
+  ~CaseWatchdog() override {
     {
       const std::lock_guard lock(mutex_);
       ending_ = true;
@@ -38,8 +38,8 @@ class Watchdog : public doctest::IReporter {
     changed_.notify_all();
     thread_.join();
   }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
+  CaseWatchdog(const CaseWatchdog&) = delete;
+  CaseWatchdog& operator=(const CaseWatchdog&) = delete;
 
   void test_case_start(const doctest::TestCaseData& test) override {
     ++cases_run;
@@ -111,6 +111,6 @@ inline int run(int argc, char** argv, int rank = 0, int size = 1) {
   return failed;
 }
 
-REGISTER_LISTENER("watchdog", 1, Watchdog);
+REGISTER_LISTENER("watchdog", 1, CaseWatchdog);
 
 }  // namespace hvd::test

@@ -417,8 +417,10 @@ Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOp
 }
 
 namespace detail {
-Handle<Tensors> grouped_broadcast_async_(Tensors tensors, const BroadcastOptions& options) {
-  return start(broadcasting(tensors, options, Form::InPlace), After::Return);
+Handle<Tensors> grouped_broadcast_async_(Tensors tensors, std::vector<std::string> names, const BroadcastOptions& options) {
+  const auto operation = broadcasting(tensors, options, Form::InPlace);
+  for (std::size_t i = 0; i < names.size(); ++i) operation->submission.tensors.at(i).name = std::move(names[i]);
+  return start(operation, After::Return);
 }
 }  // namespace detail
 

@@ -69,8 +69,9 @@ at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& op
 Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
 
 namespace detail {
-/// In place on many tensors as one group, whatever their types.
-Handle<std::vector<at::Tensor>> grouped_broadcast_async_(std::vector<at::Tensor> tensors, const BroadcastOptions& options);
+/// In place on many tensors as one group, whatever their types. `names`: what messages call them.
+Handle<std::vector<at::Tensor>> grouped_broadcast_async_(std::vector<at::Tensor> tensors, std::vector<std::string> names,
+                                                         const BroadcastOptions& options);
 }  // namespace detail
 
 }  // namespace hvd

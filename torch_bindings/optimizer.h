@@ -29,7 +29,7 @@ struct DistributedOptimizerOptions {
   /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
   std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
   ProcessSet process_set;
-  /// Make sparse gradients dense before they are reduced; otherwise one is an error.
+  /// Make sparse gradients dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
   bool sparse_as_dense = false;
 };
 

@@ -13,13 +13,21 @@ namespace hvd {
 
 void broadcast_parameters(const NamedTensors& tensors, int root_rank, const ProcessSet& process_set) {
   // One group per device: all or nothing, and one message of what differs if the models do.
-  std::map<std::string, std::vector<at::Tensor>> by_device;
-  for (const auto& [name, tensor] : tensors)
-    if (tensor.defined()) by_device[tensor.device().str()].push_back(tensor);
+  struct Group {
+    std::vector<at::Tensor> tensors;
+    std::vector<std::string> names;
+  };
+  std::map<std::string, Group> by_device;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.defined()) continue;
+    Group& group = by_device[tensor.device().str()];
+    group.tensors.push_back(tensor);
+    group.names.push_back(name);
+  }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [device, group] : by_device)
     handles.push_back(detail::grouped_broadcast_async_(
-        std::move(group),
+        std::move(group.tensors), std::move(group.names),
         {.name = "broadcast_parameters." + device.substr(0, device.find(':')), .root_rank = root_rank, .process_set = process_set}));
   for (const auto& handle : handles) handle.wait();
 }

@@ -186,17 +186,20 @@ void GradientReducer::on_gradient(std::size_t index) {
 void GradientReducer::take_in(Slot& slot) {
   at::Tensor& gradient = slot.named.parameter.mutable_grad();
   if (gradient.is_sparse()) {
-    if (!options_.sparse_as_dense)
-      throw InvalidArgument(fmt::format("gradient of '{}' is sparse: set DistributedOptimizerOptions::sparse_as_dense", slot.named.name));
+    if (!options_.sparse_as_dense) {
+      slot.sparse = true;
+      return;
+    }
     gradient = gradient.to_dense();
   }
+  if (slot.sparse) return;
   if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
   slot.home.copy_(gradient);  // the gradient has just been written: this reads it from the cache
   gradient = slot.home;
 }
 
 void GradientReducer::pack(Slot& slot) {
-  if (slot.home.defined()) return;
+  if (slot.home.defined() || slot.sparse) return;
   at::Tensor& gradient = slot.named.parameter.mutable_grad();
   if (slot.named.parameter.is_cpu()) {
     slot.wire.copy_(gradient);
@@ -223,7 +226,9 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   for (const auto index : bucket.slots) {
     const Slot& slot = slots_[index];
     TensorArgument argument = detail::argument(slot.wire, slot.wire, slot.named.name);
-    argument.present = slot.present;
+    argument.present = slot.present && !slot.sparse;
+    if (slot.sparse) argument.shape = {0};  // says so to the others
+    argument.name = slot.named.name;
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slot.wire));
   }
@@ -249,6 +254,8 @@ void GradientReducer::synchronize() {
       if (slot.present) {
         take_in(slot);
         pack(slot);
+      } else if (slot.sparse && slot.wire.defined()) {
+        continue;
       } else if (slot.named.parameter.is_cpu()) {
         slot.wire.zero_();
       } else {
@@ -261,15 +268,79 @@ void GradientReducer::synchronize() {
   std::exception_ptr first;
   for (auto& bucket : buckets_) {
     try {
-      running->wait(*bucket.pending);
+      wait_for(bucket);
       give_back(bucket);
     } catch (...) {
       if (!first) first = std::current_exception();
     }
   }
+  try {
+    if (!first) reduce_sparse();
+  } catch (...) {
+    first = std::current_exception();
+  }
   forget();
   synchronized_ = !first;
   if (first) std::rethrow_exception(first);
+}
+
+void GradientReducer::wait_for(Bucket& bucket) {
+  const auto running = engine();
+  try {
+    running->wait(*bucket.pending);
+  } catch (const Mismatch&) {
+    // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
+    if (options_.sparse_as_dense || !learn_sparse(bucket)) throw;
+    submit(bucket, true);
+    running->wait(*bucket.pending);
+  }
+}
+
+/// Whether that brought anything new to any rank. All ranks of the set must call it.
+bool GradientReducer::learn_sparse(Bucket& bucket) {
+  at::Tensor known = at::zeros({static_cast<std::int64_t>(bucket.slots.size())}, at::kInt);
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i)
+    if (slots_[bucket.slots[i]].sparse) known[static_cast<std::int64_t>(i)] = 1;
+  const AllreduceOptions most{.name = bucket.name + "/sparse", .op = ReduceOp::Max, .process_set = options_.process_set};
+  const AllreduceOptions least{.name = bucket.name + "/not sparse", .op = ReduceOp::Min, .process_set = options_.process_set};
+  at::Tensor anywhere;
+  at::Tensor everywhere;
+  try {
+    anywhere = allreduce(known, most);
+    everywhere = allreduce(known, least);
+  } catch (const Mismatch&) {
+    return false;  // not even as many parameters
+  }
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i)
+    if (anywhere[static_cast<std::int64_t>(i)].item<int>() != 0) slots_[bucket.slots[i]].sparse = true;
+  return !anywhere.equal(everywhere);
+}
+
+void GradientReducer::reduce_sparse() {
+  std::vector<std::pair<Slot*, Handle<at::Tensor>>> under_way;
+  for (auto& slot : slots_) {
+    if (!slot.sparse) continue;
+    const at::Tensor& parameter = slot.named.parameter;
+    const at::Tensor& gradient = parameter.grad();
+    const at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
+                            : gradient.is_sparse() ? gradient
+                                                   : gradient.to_sparse(1);
+    AllreduceOptions options{.name = fmt::format("optimizer.{}/sparse gradient of {}", number_, slot.named.name),
+                             .op = options_.op,
+                             .process_set = options_.process_set,
+                             .compression = options_.compression};
+    if (options_.gradient_predivide_factor != 1) {
+      options.op = ReduceOp::Sum;
+      options.prescale_factor = 1 / options_.gradient_predivide_factor;
+      options.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+    }
+    under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
+  }
+  for (auto& [slot, handle] : under_way) {
+    const at::Tensor sum = handle.wait();
+    at::Tensor& gradient = slot->named.parameter.mutable_grad();
+    if (gradient.defined() || sum._nnz() > 0) gradient = sum;
+  }
 }
 
 void GradientReducer::give_back(Bucket& bucket) {

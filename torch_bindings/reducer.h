@@ -47,6 +47,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;
     bool present = false;  ///< this rank has a gradient
+    bool sparse = false;   ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
   };
   struct Bucket {
     std::string name;
@@ -65,6 +66,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void pack(Slot& slot);
   void submit(Bucket& bucket, bool wait_follows);
   void give_back(Bucket& bucket);
+  void wait_for(Bucket& bucket);
+  bool learn_sparse(Bucket& bucket);
+  void reduce_sparse();
   void forget();
   [[nodiscard]] DataType wire_type(const Slot& slot) const;
   [[nodiscard]] bool travels_compressed(const Slot& slot) const;

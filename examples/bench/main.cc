@@ -88,7 +88,7 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
 std::vector<std::vector<std::size_t>> workloads(const Options& options) {
   if (!options.model.empty()) return {gradients_of(options.model)};
   std::vector<std::vector<std::size_t>> list;
-  const std::size_t ranks = static_cast<std::size_t>(options.collective == Collective::Allgather ? hvd::size() : 1);
+  const std::size_t ranks = static_cast<std::size_t>(is_shared_out(options.collective) ? hvd::size() : 1);
   for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor) {
     const std::size_t count = std::max<std::size_t>(1, bytes / hvd::element_bytes(options.dtype) / ranks) * ranks;
     if (list.empty() || list.back().front() != count) list.push_back({count});

@@ -16,8 +16,9 @@ namespace {
 template <class T>
 using Choices = std::map<std::string, T>;
 
-const Choices<Collective> kCollectives{
-    {"allreduce", Collective::Allreduce}, {"broadcast", Collective::Broadcast}, {"allgather", Collective::Allgather}};
+const Choices<Collective> kCollectives{{"allreduce", Collective::Allreduce},         {"broadcast", Collective::Broadcast},
+                                       {"allgather", Collective::Allgather},         {"alltoall", Collective::Alltoall},
+                                       {"reducescatter", Collective::Reducescatter}, {"barrier", Collective::Barrier}};
 const Choices<Backend> kBackends{{"auto", Backend::Auto}, {"shm", Backend::Shm}, {"mpi", Backend::Mpi}};
 const Choices<hvd::ReduceOp> kOps{{"sum", hvd::ReduceOp::Sum},
                                   {"average", hvd::ReduceOp::Average},
@@ -79,6 +80,9 @@ void check(const Options& options) {
     throw WrongOptions(fmt::format("--max-bytes {} is below --min-bytes {}", options.max_bytes, options.min_bytes));
   if (!options.model.empty() && options.collective != Collective::Allreduce)
     throw WrongOptions("--model goes with --collective allreduce only: gradients are reduced");
+  const bool scatters = options.collective == Collective::Reducescatter;
+  if (scatters && options.op != hvd::ReduceOp::Sum && options.op != hvd::ReduceOp::Average)
+    throw WrongOptions("--op: reducescatter knows sum and average only");
   if (options.versus_mpi && !mpi_type(options.dtype))
     throw WrongOptions(fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
 }
@@ -100,7 +104,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", model;
   std::vector<std::string> memory{"ordinary"}, place{"in"}, versus;
   bool in_arena = false, out_of_place = false;
-  app.add_option("--collective", collective, "allreduce, broadcast or allgather");
+  app.add_option("--collective", collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
   app.add_option("-b,--min-bytes", min_bytes, "Smallest size; suffixes K, M, G (default 4)");
   app.add_option("-e,--max-bytes", max_bytes, "Largest size (default 64M)");
   app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")->check(CLI::Range(2, 1 << 30));
@@ -149,7 +153,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   // What these have no choice in.
   if (options.collective == Collective::Broadcast) options.in_place = {true};
-  if (options.collective == Collective::Allgather) options.in_place = {false};
+  if (is_shared_out(options.collective) || options.collective == Collective::Barrier) options.in_place = {false};
+  if (options.collective == Collective::Barrier) options.max_bytes = options.min_bytes;
   check(options);
   return line;
 }

@@ -14,7 +14,11 @@ struct WrongOptions : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-enum class Collective : std::uint8_t { Allreduce, Broadcast, Allgather };
+enum class Collective : std::uint8_t { Allreduce, Broadcast, Allgather, Alltoall, Reducescatter, Barrier };
+/// Whether a rank's input or output is its share of the size that is named.
+constexpr bool is_shared_out(Collective collective) {
+  return collective == Collective::Allgather || collective == Collective::Alltoall || collective == Collective::Reducescatter;
+}
 enum class Backend : std::uint8_t { Auto, Shm, Mpi };
 
 struct Options {

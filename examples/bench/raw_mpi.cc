@@ -62,6 +62,21 @@ void run_raw(Collective collective, const void* input, void* output, std::size_t
     MPI_Allgather(input, share, type, output, share, type, MPI_COMM_WORLD);
     return;
   }
+  if (collective == Collective::Alltoall || collective == Collective::Reducescatter) {
+    int ranks = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    const int share = static_cast<int>(count) / ranks;
+    if (collective == Collective::Alltoall) {
+      MPI_Alltoall(input, share, type, output, share, type, MPI_COMM_WORLD);
+    } else {
+      MPI_Reduce_scatter_block(input, output, share, type, mpi_op(op), MPI_COMM_WORLD);
+    }
+    return;
+  }
+  if (collective == Collective::Barrier) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    return;
+  }
   for (std::size_t begin = 0; begin < count; begin += kMostPerCall) {
     const int part = static_cast<int>(std::min(kMostPerCall, count - begin));
     const auto* from = static_cast<const std::byte*>(input) + begin * element;

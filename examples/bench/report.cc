@@ -13,12 +13,16 @@ namespace bench {
 
 namespace {
 
+bool reduces(Collective collective) { return collective == Collective::Allreduce || collective == Collective::Reducescatter; }
+
 double bus_factor(Collective collective, int ranks) {
   const double n = ranks;
   switch (collective) {
     case Collective::Allreduce:
       return 2 * (n - 1) / n;
     case Collective::Allgather:
+    case Collective::Alltoall:
+    case Collective::Reducescatter:
       return (n - 1) / n;
     default:
       return 1;
@@ -43,8 +47,7 @@ Report::Report(const Options& options, int ranks) : options_(options), ranks_(ra
 }
 
 void Report::begin(const std::string& description) {
-  const bool reduces = options_.collective == Collective::Allreduce;
-  const std::string op = reduces ? std::string(hvd::name_of(options_.op)) : "none";
+  const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   json_ = {{"program", "hvd_bench"},
            {"ranks", ranks_},
            {"cores", std::thread::hardware_concurrency()},
@@ -79,7 +82,7 @@ void Report::begin(const std::string& description) {
 void Report::add(const Row& row) {
   const double algbw = gigabytes_per_second(row.bytes, row.time.median);
   const double busbw = algbw * bus_factor(options_.collective, ranks_);
-  const std::string op = options_.collective == Collective::Allreduce ? std::string(hvd::name_of(options_.op)) : "none";
+  const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   std::string line = fmt::format(" {:>11} {:>12} {:>8} {:>7} {:>8} {:>5} {:>10.1f} {:>7.2f} {:>7.2f} {:>6} {:>9.1f} {:>9.1f}", row.bytes,
                                  row.elements, hvd::name_of(options_.dtype), op, row.memory, row.place, row.time.median, algbw, busbw,
                                  row.wrong ? std::to_string(*row.wrong) : "N/A", row.time.p50, row.time.p99);

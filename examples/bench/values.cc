@@ -144,12 +144,12 @@ void fill(const Question& question, int rank, std::size_t tensor, std::span<std:
   });
 }
 
-std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got) {
-  return count_wrong(question, got, [&](std::size_t place) { return reduced(question, tensor, place); });
+std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
+  return count_wrong(question, got, [&](std::size_t place) { return reduced(question, tensor, first + place); });
 }
 
-std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got) {
-  return count_wrong(question, got, [&](std::size_t place) { return input(question, rank, tensor, place); });
+std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
+  return count_wrong(question, got, [&](std::size_t place) { return input(question, rank, tensor, first + place); });
 }
 
 }  // namespace bench

@@ -21,8 +21,10 @@ struct Question {
 void fill(const Question& question, int rank, std::size_t tensor, std::span<std::byte> to);
 
 /// How many elements are not what the reduction of all ranks' inputs gives.
-std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got);
+/// `first`: where in the tensor `got` begins, in elements.
+std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got, std::size_t first = 0);
 /// How many elements are not `rank`'s input.
-std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got);
+std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got,
+                               std::size_t first = 0);
 
 }  // namespace bench

@@ -62,6 +62,8 @@ Subject::Subject(const Options& options, const std::vector<std::size_t>& counts,
     reduce_options_.push_back({.name = name, .op = options.op});
     broadcast_options_ = {.name = name};
     gather_options_ = {.name = name};
+    exchange_options_ = {.name = name};
+    scatter_options_ = {.name = name, .op = options.op};
   }
   handles_.reserve(counts.size());
 }
@@ -81,6 +83,17 @@ void Subject::run() {
       return options_.async ? hvd::broadcast_async(inputs_[0], broadcast_options_).wait() : hvd::broadcast(inputs_[0], broadcast_options_);
     case Collective::Allgather:
       gathered_ = options_.async ? hvd::allgather_async(inputs_[0], gather_options_).wait() : hvd::allgather(inputs_[0], gather_options_);
+      return;
+    case Collective::Alltoall:
+      exchanged_ =
+          options_.async ? hvd::alltoall_async(inputs_[0], exchange_options_).wait() : hvd::alltoall(inputs_[0], exchange_options_);
+      return;
+    case Collective::Reducescatter:
+      gathered_ =
+          options_.async ? hvd::reducescatter_async(inputs_[0], scatter_options_).wait() : hvd::reducescatter(inputs_[0], scatter_options_);
+      return;
+    case Collective::Barrier:
+      return hvd::barrier();
   }
 }
 
@@ -91,19 +104,35 @@ std::size_t Subject::count_wrong() {
   if (output_) output_->zero();
   run();
   std::size_t wrong = 0;
-  if (options_.collective == Collective::Allgather) {
-    const std::size_t share = input_[0].size();
-    if (gathered_.data.size() != share * static_cast<std::size_t>(hvd::size()))
-      return input_.count(0) * static_cast<std::size_t>(hvd::size());
-    for (int rank = 0; rank < hvd::size(); ++rank)
-      wrong += count_wrong_copied(question(), rank, 0, std::span(gathered_.data).subspan(static_cast<std::size_t>(rank) * share, share));
-    return wrong;
-  }
+  if (options_.collective == Collective::Barrier) return 0;
+  if (is_shared_out(options_.collective)) return count_wrong_shares();
   for (std::size_t i = 0; i < input_.size(); ++i) {
     wrong += options_.collective == Collective::Broadcast ? count_wrong_copied(question(), 0, i, input_[i])
                                                           : count_wrong_reduced(question(), i, output()[i]);
     if (output_) wrong += count_wrong_copied(question(), hvd::rank(), i, input_[i]);  // out of place leaves the input alone
   }
+  return wrong;
+}
+
+/// Of a collective whose output is put together of shares, or is one.
+std::size_t Subject::count_wrong_shares() const {
+  const auto ranks = static_cast<std::size_t>(hvd::size());
+  const auto self = static_cast<std::size_t>(hvd::rank());
+  const std::size_t whole = input_.count(0);
+  const std::size_t element = hvd::element_bytes(options_.dtype);
+  if (options_.collective == Collective::Reducescatter) {
+    const std::size_t share = whole / ranks;
+    if (gathered_.data.size() != share * element) return whole;
+    return count_wrong_reduced(question(), 0, gathered_.data, self * share);
+  }
+  const bool gathers = options_.collective == Collective::Allgather;
+  const auto& got = gathers ? gathered_.data : exchanged_.data;
+  const std::size_t share = gathers ? whole : whole / ranks;
+  if (got.size() != share * ranks * element) return whole * ranks;
+  std::size_t wrong = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    wrong += count_wrong_copied(question(), static_cast<int>(rank), 0, std::span(got).subspan(rank * share * element, share * element),
+                                gathers ? 0 : self * share);
   return wrong;
 }
 

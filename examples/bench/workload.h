@@ -55,6 +55,7 @@ class Subject {
   [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
   void run_allreduce();
   [[nodiscard]] Question question() const;
+  [[nodiscard]] std::size_t count_wrong_shares() const;
 
   const Options& options_;
   bool in_arena_, in_place_;
@@ -64,8 +65,11 @@ class Subject {
   std::vector<hvd::AllreduceOptions> reduce_options_;
   hvd::BroadcastOptions broadcast_options_;
   hvd::AllgatherOptions gather_options_;
+  hvd::AlltoallBufferOptions exchange_options_;
+  hvd::ReducescatterOptions scatter_options_;
   std::vector<hvd::Handle<void>> handles_;
   hvd::Gathered gathered_;
+  hvd::Exchanged exchanged_;
 };
 
 /// --versus: plain calls on ordinary memory of the same size.

@@ -43,6 +43,7 @@ class Blocks {
   [[nodiscard]] std::size_t size() const { return (count_ + kBlock - 1) / kBlock; }
   [[nodiscard]] std::size_t count(std::size_t block) const { return std::min(kBlock, count_ - block * kBlock); }
   void load(std::size_t block, const void* from, std::span<double> to) const {
+    if (from == nullptr) return std::fill(to.begin(), to.end(), 0.0);
     const auto* bytes = static_cast<const std::byte*>(from) + block * kBlock * element_bytes(reduction_.dtype);
     convert(to.data(), DataType::Float64, bytes, reduction_.dtype, count(block), reduction_.prescale);
   }

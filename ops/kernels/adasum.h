@@ -23,9 +23,9 @@ bool adasum_supported(DataType dtype);
 /// but rounding errors, has no direction: it adds nothing and takes nothing away.
 std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n);
 
-/// Writes the Adasum of all `in` into every `out`; `reduction` gives dtype and scales, its operation is not looked at. Scalar products
-/// are summed in double, of values scaled by a power of two so that they neither overflow nor vanish; 16-bit types are rounded once.
-/// Aliasing as in `reduce`. Throws std::invalid_argument for another dtype.
+/// Writes the Adasum of all `in` into every `out`; a null input counts as zeros, in its place; `reduction` gives dtype and scales, its
+/// operation is not looked at. Scalar products are summed in double, of values scaled by a power of two so that they neither overflow nor
+/// vanish; 16-bit types are rounded once. Aliasing as in `reduce`. Throws std::invalid_argument for another dtype.
 void adasum(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out, std::size_t count);
 
 }  // namespace hvd::kernels

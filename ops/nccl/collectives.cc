@@ -1,61 +1,13 @@
 #include "ops/nccl/collectives.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
-#include <vector>
+
+#include "ops/nccl/pieces.h"
 
 namespace hvd::nccl {
 
 namespace {
-
-/// Pieces of the fusion buffer start where 16-byte accesses and NCCL are fastest.
-constexpr std::size_t kAlignment = 16;
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
-
-/// The pieces that have elements, and where each lies in the fusion buffer.
-struct Layout {
-  std::vector<const Piece*> pieces;
-  std::vector<std::size_t> offsets;
-  std::size_t bytes = 0;  ///< a multiple of kAlignment; the gaps travel too, and nobody reads them
-};
-
-Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
-  Layout layout;
-  for (const Piece& piece : pieces) {
-    if (piece.count == 0) continue;
-    layout.pieces.push_back(&piece);
-    layout.offsets.push_back(layout.bytes);
-    layout.bytes += aligned(bytes_of(piece.count, element));
-  }
-  return layout;
-}
-
-void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
-  if (items.empty()) return;
-  const CopyJob job{.items = items, .from = from, .to = to, .factor = scaling.factor, .divisor = scaling.divisor};
-  check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
-}
-
-void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling) {
-  std::vector<CopyItem> items;
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
-    items.push_back({layout.pieces[i]->input, buffer + layout.offsets[i], layout.pieces[i]->count * lanes});
-  }
-  copy(lane, items, from, wire, scaling);
-}
-
-void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
-            const Scaling& scaling) {
-  std::vector<CopyItem> items;
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
-    items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
-  }
-  copy(lane, items, wire, to, scaling);
-}
 
 void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
   const NcclCode code =
@@ -83,12 +35,6 @@ void reduce_fused(const Lane& lane, const ReductionPlan& plan, std::span<const P
   unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
 }
 
-/// One NCCL call that moves bytes.
-void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {
-  if (!group) return lane.communicator->settle(lane.site, code, call);
-  if (code != NcclCode::InProgress) check(lane.site, code, call, lane.communicator->get());  // settled at the group's end
-}
-
 void broadcast(const Lane& lane, const void* send, void* receive, std::size_t bytes, int root, const std::optional<Group>& group) {
   const auto& table = *lane.site.table;
   move(lane, "ncclBroadcast", table.broadcast(send, receive, bytes, NcclType::Uint8, root, lane.communicator->get(), lane.stream.get()),
@@ -98,7 +44,7 @@ void broadcast(const Lane& lane, const void* send, void* receive, std::size_t by
 void gather(const Lane& lane, const Piece& piece, std::size_t element, const std::optional<Group>& group) {
   const auto& table = *lane.site.table;
   const auto& counts = piece.counts;
-  if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) {
+  if (equal_counts(piece)) {
     const std::size_t bytes = bytes_of(piece.count, element);
     return move(lane, "ncclAllGather",
                 table.all_gather(piece.input, piece.output, bytes, NcclType::Uint8, lane.communicator->get(), lane.stream.get()), group);
@@ -109,10 +55,6 @@ void gather(const Lane& lane, const Piece& piece, std::size_t element, const std
     if (bytes != 0) broadcast(lane, piece.input, place, bytes, static_cast<int>(rank), group);  // only the root's `send` is read
     place += bytes;
   }
-}
-
-bool gathers_anything(const Piece& piece) {
-  return std::any_of(piece.counts.begin(), piece.counts.end(), [](std::int64_t count) { return count != 0; });
 }
 
 }  // namespace
@@ -149,11 +91,11 @@ void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<con
 }
 
 void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces) {
-  if (std::none_of(pieces.begin(), pieces.end(), gathers_anything)) return;
+  if (std::none_of(pieces.begin(), pieces.end(), moves_anything)) return;
   std::optional<Group> group;
   group.emplace(lane.site);
   for (const Piece& piece : pieces) {
-    if (gathers_anything(piece)) gather(lane, piece, element_bytes(dtype), group);
+    if (moves_anything(piece)) gather(lane, piece, element_bytes(dtype), group);
   }
   lane.communicator->settle(lane.site, group->end(), "ncclGroupEnd");
 }

@@ -30,7 +30,8 @@ struct Piece {
   const void* input = nullptr;
   void* output = nullptr;  ///< may equal `input`
   std::int64_t count = 0;
-  std::span<const std::int64_t> counts;  ///< allgather: of each rank
+  std::span<const std::int64_t> counts;  ///< allgather, alltoall: what comes from each rank; reducescatter: what each keeps
+  std::span<const std::int64_t> sends;   ///< alltoall: what goes to each rank, one after the other
 };
 
 /// By the types, operations and factors of `plan_reduction`.
@@ -39,5 +40,12 @@ void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<c
 void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces);
 /// Equal counts by ncclAllGather, others by one ncclBroadcast per rank; all pieces in one NCCL group, none through the fusion buffer.
 void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces);
+/// One ncclSend and one ncclRecv per piece and other rank where there is something to send, all in one NCCL group; a rank's own part is
+/// copied. Nothing goes through the fusion buffer.
+void enqueue_alltoall(const Lane& lane, DataType dtype, std::span<const Piece> pieces);
+/// Through the fusion buffer, sorted by the rank that keeps them, and one ncclReduceScatter, for which all ranks' parts are made as long
+/// as the longest (what fills them up nobody reads). Where that would add more than a quarter, as for fewer rows than ranks: one
+/// ncclReduce per rank, in one group.
+void enqueue_reducescatter(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces);
 
 }  // namespace hvd::nccl

@@ -102,8 +102,11 @@ bool NcclBackend::supports(const BatchTraits& traits) const {
   switch (traits.kind) {
     case OpKind::Allreduce:
       return reducible(traits.dtype, traits.op);
+    case OpKind::Reducescatter:
+      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && reducible(traits.dtype, traits.op);
     case OpKind::Broadcast:
     case OpKind::Allgather:
+    case OpKind::Alltoall:
       return true;
     default:
       return false;
@@ -137,12 +140,18 @@ void NcclBackend::enqueue(const Site& site, const Batch& batch, const std::share
     check(site, table_.stream_wait_event(stream_.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
   }
   std::vector<Piece> pieces;
-  for (const BatchMember& member : batch.members) pieces.push_back({member.input, member.output, member.count, member.counts});
+  for (const BatchMember& member : batch.members)
+    pieces.push_back({member.input, member.output, member.count, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
   const Lane lane{site, stream_, fusion_, communicator, static_cast<int>(traits.set->ranks.size()), traits.set->rank};
+  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor};
   switch (traits.kind) {
     case OpKind::Allreduce:
-      return enqueue_allreduce(lane, {traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor}, pieces);
+      return enqueue_allreduce(lane, reduction, pieces);
+    case OpKind::Reducescatter:
+      return enqueue_reducescatter(lane, reduction, pieces);
+    case OpKind::Alltoall:
+      return enqueue_alltoall(lane, traits.dtype, pieces);
     case OpKind::Broadcast:
       return enqueue_broadcast(lane, traits.dtype, local_root(traits), pieces);
     case OpKind::Allgather:

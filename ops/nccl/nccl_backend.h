@@ -1,9 +1,9 @@
 #pragma once
-/// Room card: the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast and allgather by NCCL on a stream of
-/// its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at first use: a process that never
-/// sends a GPU tensor never touches its GPU.
-/// It fails with BackendError naming call, rank, tensors and NCCL's words; by then it has aborted all its communicators, and every later
-/// launch fails too. Destroy it after the ranks have agreed to end (see communicator.h) or after `abort`; its executions before or after.
+/// Room card: the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
+/// reducescatter by NCCL on a stream of its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at
+/// first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming call, rank, tensors and
+/// NCCL's words; by then it has aborted all its communicators, and every later launch fails too. Destroy it after the ranks have agreed to
+/// end (see communicator.h) or after `abort`; its executions before or after.
 ///
 /// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
 /// follow in stream order, and so does the next batch, which is what lets batches in flight share one fusion buffer. (The price: the pack
@@ -46,7 +46,7 @@ class NcclBackend : public Backend {
   ~NcclBackend() override;
 
   std::string_view name() const override { return "nccl"; }
-  /// Allreduce as `reducible` says, broadcast and allgather of every type, on Cuda devices.
+  /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.

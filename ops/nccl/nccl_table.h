@@ -70,6 +70,16 @@ struct NcclTable {
       broadcast;
   /// ncclAllGather; `count` is one rank's
   std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream)> all_gather;
+  /// ncclReduce; only the root's `receive` is written
+  std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
+                         CudaStream* stream)>
+      reduce;
+  /// ncclReduceScatter; `count` is one rank's
+  std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream)>
+      reduce_scatter;
+  /// ncclSend, ncclRecv; those between two ranks pair up in their order
+  std::function<NcclCode(const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream)> send;
+  std::function<NcclCode(void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream)> receive;
   /// ncclGetErrorString and, where it has one, ncclGetLastError. `comm` may be null.
   std::function<std::string(NcclCode code, NcclComm* comm)> nccl_error;
 };

@@ -127,6 +127,20 @@ NcclTable make_table() {
   table.all_gather = [](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
     return code_of(ncclAllGather(send, receive, count, native(type), native(comm), native(stream)));
   };
+  table.reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
+                    CudaStream* stream) {
+    return code_of(ncclReduce(send, receive, count, native(type), native(op), root, native(comm), native(stream)));
+  };
+  table.reduce_scatter = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                            CudaStream* stream) {
+    return code_of(ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), native(stream)));
+  };
+  table.send = [](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclSend(send, count, native(type), to, native(comm), native(stream)));
+  };
+  table.receive = [](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclRecv(receive, count, native(type), from, native(comm), native(stream)));
+  };
   table.nccl_error = describe;
   return table;
 }

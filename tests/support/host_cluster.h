@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -25,9 +26,10 @@ struct Contribution {
   void* receive = nullptr;
   std::size_t count = 0;
   NcclType type = NcclType::Uint8;
-  int extra = 0;  ///< the operation or the root
+  int extra = 0;  ///< the operation; of a broadcast the root
+  int root = 0;   ///< of a reduction to one
   bool agrees_with(const Contribution& other) const {
-    return call == other.call && count == other.count && type == other.type && extra == other.extra;
+    return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root;
   }
 };
 
@@ -71,11 +73,15 @@ T reduced_on_host(T a, T b, NcclOp op) {
   }
 }
 
-inline void all_reduce_on_host(const std::vector<Contribution>& ranks) {
+/// Allreduce, reduce and reducescatter.
+inline void reduce_on_host(const std::vector<Contribution>& ranks) {
+  const std::string& call = ranks[0].call;
+  const std::size_t own = ranks[0].count;
+  const std::size_t count = call == "ncclReduceScatter" ? own * ranks.size() : own;
   with_host_type(host_type(ranks[0].type), [&](auto tag) {
     using T = typename decltype(tag)::Native;
     const auto op = static_cast<NcclOp>(ranks[0].extra);
-    for (std::size_t i = 0; i < ranks[0].count; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
       const auto input = [&](const Contribution& rank) {
         const T value = static_cast<const T*>(rank.send)[i];
         if constexpr (!kInteger<T>) {  // premultiplied, in the type
@@ -85,7 +91,14 @@ inline void all_reduce_on_host(const std::vector<Contribution>& ranks) {
       };
       T result = input(ranks[0]);
       for (std::size_t r = 1; r < ranks.size(); ++r) result = reduced_on_host(result, input(ranks[r]), op);
-      for (const Contribution& rank : ranks) static_cast<T*>(rank.receive)[i] = result;
+      const auto write = [&](const Contribution& rank, std::size_t place) { static_cast<T*>(rank.receive)[place] = result; };
+      if (call == "ncclReduce") {
+        write(ranks[static_cast<std::size_t>(ranks[0].root)], i);
+      } else if (call == "ncclReduceScatter") {
+        write(ranks[i / own], i % own);
+      } else {
+        for (const Contribution& rank : ranks) write(rank, i);
+      }
     }
   });
 }
@@ -114,6 +127,13 @@ class HostCluster {
       bool done = false;
     };
     std::map<std::uint64_t, Meeting> meetings;
+    /// A message between two ranks: the first of the two brings half of it.
+    struct Transfer {
+      std::map<bool, Contribution> halves;  ///< true: the sender's
+      bool done = false;
+    };
+    using Way = std::tuple<int, int, std::uint64_t>;  ///< from, to, number
+    std::map<Way, Transfer> transfers;
   };
 
   NcclUniqueId new_id() {
@@ -152,10 +172,25 @@ class HostCluster {
       for (const auto& arrived : ranks) {
         if (!arrived.agrees_with(ranks[0])) note_locked("ranks disagree in collective " + arrived.call);
       }
-      contribution.call == "ncclAllReduce" ? all_reduce_on_host(ranks) : move_on_host(ranks);
+      contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks) : move_on_host(ranks);
       meeting.done = true;
     }
     return meeting.done;
+  }
+
+  /// Brings (once) one side of a message; true when both sides are there and it is delivered.
+  bool transfer(Clique& clique, const Clique::Way& way, bool sends, const Contribution& contribution) {
+    const std::lock_guard lock(mutex_);
+    auto& transfer = clique.transfers[way];
+    transfer.halves.emplace(sends, contribution);
+    if (transfer.halves.size() == 2 && !transfer.done) {
+      const Contribution& from = transfer.halves[true];
+      const Contribution& to = transfer.halves[false];
+      if (from.count != to.count || from.type != to.type) note_locked("sender and receiver disagree");
+      std::memmove(to.receive, from.send, std::min(from.count, to.count) * element_bytes(host_type(from.type)));
+      transfer.done = true;
+    }
+    return transfer.done;
   }
 
   /// What `rank` has brought and nobody has used yet goes with it.
@@ -163,6 +198,11 @@ class HostCluster {
     const std::lock_guard lock(mutex_);
     for (auto& [number, meeting] : clique.meetings) {
       if (!meeting.done) meeting.arrived.erase(rank);
+    }
+    for (auto& [way, transfer] : clique.transfers) {
+      if (transfer.done) continue;
+      if (std::get<0>(way) == rank) transfer.halves.erase(true);
+      if (std::get<1>(way) == rank) transfer.halves.erase(false);
     }
   }
 

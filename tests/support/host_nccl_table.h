@@ -108,7 +108,10 @@ class HostDevice {
     bool blocking = true, initialised = false, aborted = false;
     int busy_polls = 0;
     std::uint64_t next = 0;
-    std::vector<std::pair<Stream*, Operation>> issued;  ///< not on their streams before the communicator has settled
+    std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
+    std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
+    /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
+    std::vector<std::pair<Stream*, std::function<bool()>>> messages;
   };
   struct UserEvent {
     Event* event;
@@ -181,18 +184,46 @@ class HostDevice {
       return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution);
     };
     comm->issued.push_back({known(stream_handle), {0, run}});
-    if (group_depth_ > 0) {
-      grouped_.insert(comm);
-      return NcclCode::Success;
-    }
-    return issue(comm);
+    return issue_or_group(comm);
+  }
+
+  /// One side of a message.
+  NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle) {
+    Comm* comm = known(handle, contribution.call.c_str());
+    const NcclCode code = enter<NcclCode>(contribution.call);
+    if (code != NcclCode::Success) return code;
+    enqueued.push_back(contribution.call);
+    const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
+    const HostCluster::Clique::Way way{ends.first, ends.second, comm->next_messages[ends]++};
+    comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
+      return comm->aborted || cluster_.transfer(*comm->clique, way, sends, contribution);
+    });
+    return issue_or_group(comm);
+  }
+
+  NcclCode issue_or_group(Comm* comm) {
+    if (group_depth_ == 0) return issue(comm);
+    grouped_.insert(comm);
+    return NcclCode::Success;
   }
 
   NcclCode issue(Comm* comm) {
     comm->busy_polls = comm->blocking ? 0 : settle_polls;
     if (comm->busy_polls > 0) return NcclCode::InProgress;
-    for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
+    enqueue_issued(comm);
     return NcclCode::Success;
+  }
+
+  void enqueue_issued(Comm* comm) {
+    for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
+    std::map<Stream*, std::vector<std::function<bool()>>> by_stream;
+    for (auto& [stream, run] : std::exchange(comm->messages, {})) by_stream[stream].push_back(std::move(run));
+    for (auto& [stream, runs] : by_stream) {
+      enqueue(stream, [runs]() mutable {
+        std::erase_if(runs, [](const auto& run) { return run(); });
+        return runs.empty();
+      });
+    }
   }
 
   NcclCode end_group() {
@@ -222,7 +253,7 @@ class HostDevice {
       if (--comm->busy_polls > 0) {
         *state = NcclCode::InProgress;
       } else {
-        for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
+        enqueue_issued(comm);
       }
     }
     return code;
@@ -404,6 +435,20 @@ class HostDevice {
     };
     table_.all_gather = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
       return collective({"ncclAllGather", send, receive, count, type, 0}, comm, stream);
+    };
+    table_.reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
+                           CudaStream* stream) {
+      return collective({"ncclReduce", send, receive, count, type, static_cast<int>(op), root}, comm, stream);
+    };
+    table_.reduce_scatter = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                                   CudaStream* stream) {
+      return collective({"ncclReduceScatter", send, receive, count, type, static_cast<int>(op)}, comm, stream);
+    };
+    table_.send = [this](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
+      return message({"ncclSend", send, nullptr, count, type}, true, to, comm, stream);
+    };
+    table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
+      return message({"ncclRecv", nullptr, receive, count, type}, false, from, comm, stream);
     };
     table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
   }

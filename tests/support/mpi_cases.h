@@ -59,7 +59,9 @@ struct Reducing {
 };
 
 /// What the ranks' inputs become: in rank order where every rank is its domain's only one, or the domains' partial results in their order.
-inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks, const std::vector<Bytes>& inputs, const Reducing& how) {
+/// `absent`: so many more ranks of the set have joined, and count as zeros.
+inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks, const std::vector<Bytes>& inputs, const Reducing& how,
+                     std::size_t absent = 0) {
   const std::size_t count = inputs.front().size() / element_bytes(how.dtype);
   const bool average = how.op == ReduceOp::Average;
   std::vector<std::pair<int, std::vector<const void*>>> domains;
@@ -71,11 +73,14 @@ inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks, co
   }
   Bytes result(inputs.front().size());
   std::vector<void*> out{result.data()};
-  kernels::Reduction whole{how.dtype, how.op, how.prescale, how.postscale, average ? static_cast<int>(ranks.size()) : 1, how.dtype};
+  kernels::Reduction whole{how.dtype, how.op, how.prescale, how.postscale, average ? static_cast<int>(ranks.size() + absent) : 1,
+                           how.dtype};
+  const std::vector<Bytes> zeros(absent, Bytes(inputs.front().size()));
   const auto is_single = [](const auto& domain) { return domain.second.size() == 1; };
   if (domains.size() == 1 || std::all_of(domains.begin(), domains.end(), is_single) || (average && is_integer(how.dtype))) {
     std::vector<const void*> all;
     for (const auto& input : inputs) all.push_back(input.data());
+    for (const auto& zero : zeros) all.push_back(zero.data());
     kernels::reduce_scalar(whole, all, out, count);
     return result;
   }
@@ -91,6 +96,7 @@ inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks, co
                            count);
     partials.push_back(partial[d].data());
   }
+  for (const auto& zero : zeros) partials.push_back(zero.data());
   whole.prescale = scale;
   kernels::reduce_scalar(whole, partials, out, count);
   return result;

@@ -40,6 +40,7 @@ struct MpiWorldOptions {
   Dealing domain_of = [](int rank) { return rank; };
   Config config;
   bool shm = true;  ///< sets within a domain are ShmBackend's
+  Dealing host_of;  ///< where it is not the domain
 };
 
 class MpiWorld {
@@ -54,6 +55,8 @@ class MpiWorld {
     topology.size = size;
     topology.domain_of_rank.clear();
     for (int r = 0; r < size; ++r) topology.domain_of_rank.push_back(options.domain_of(r));
+    if (options.host_of)
+      for (int r = 0; r < size; ++r) topology.host_of_rank.push_back(options.host_of(r));
     topology.domain = options.domain_of(rank);
     topology.domains = 1 + *std::max_element(topology.domain_of_rank.begin(), topology.domain_of_rank.end());
     topology.domain_ranks.clear();

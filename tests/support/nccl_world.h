@@ -63,7 +63,8 @@ struct Tensor {
   std::vector<std::byte> output;
   bool in_place = false;
   void* ready_event = nullptr;
-  std::vector<std::int64_t> counts;  ///< Allgather
+  std::vector<std::int64_t> counts;  ///< as in BatchMember
+  std::vector<std::int64_t> sends;
 
   const std::vector<std::byte>& result() const { return in_place ? input : output; }
 };
@@ -90,6 +91,7 @@ struct Rank {
   static Batch batch(const BatchTraits& traits, std::vector<Tensor>& tensors) {
     Batch made;
     made.traits = traits;
+    made.ranks = traits.set->ranks;
     for (Tensor& tensor : tensors) {
       BatchMember member;
       member.name = tensor.name;
@@ -97,6 +99,7 @@ struct Rank {
       member.input = tensor.input.data();
       member.output = tensor.in_place ? tensor.input.data() : tensor.output.data();
       member.counts = tensor.counts;
+      member.sends = tensor.sends;
       member.ready_event = tensor.ready_event;
       made.members.push_back(std::move(member));
     }

@@ -204,6 +204,7 @@ struct WorldOptions {
   Config config;
   unsigned cores = 2;
   std::chrono::seconds limit{60};
+  std::function<void(int rank, EngineParts& parts)> dress;  ///< has the last word on what a rank's engine is made of
 };
 
 class ThreadWorld {
@@ -246,6 +247,7 @@ class ThreadWorld {
         parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
         parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
         if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
+        if (options_.dress) options_.dress(rank, parts);
         engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));
       }
     }

@@ -449,17 +449,17 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       for (int d = domains - 1; d >= 0; --d) {
         auto& relay = *leaders[static_cast<std::size_t>(d)].relay;
         const UnitKey key{0, OpKind::Allreduce, "t"};
-        if (round == 0) relay.introduced(key, d, signature);
-        relay.domain_ready(key, {{d == 1}, {}, -1});
+        if (round == 0) relay.tell({News::Kind::Introduced, key, d, std::make_shared<const Signature>(signature)});
+        relay.tell({News::Kind::Ready, key, -1, nullptr, {{d == 1}, {}, -1}});
         settle();
         CHECK(leaders[0].agreed.size() == static_cast<std::size_t>(d == 0 ? round + 1 : round));
       }
     // One rank joins: it is waited for no more, whether it does so before the others are ready or after.
     const UnitKey key{0, OpKind::Allreduce, "t"};
     for (const bool before : {true, false}) {
-      if (before) leaders[1].relay->joined(0, 1);
+      if (before) leaders[1].relay->tell({News::Kind::Joined, {0, OpKind::Join, {}}, 1});
       for (int d = 0; d < domains; ++d)
-        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->domain_ready(key, {{true}, {}, -1});
+        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->tell({News::Kind::Ready, key, -1, nullptr, {{true}, {}, -1}});
       settle();
       CHECK(leaders[0].agreed.size() == (before ? 3 : 4));
       CHECK(leaders[0].absent == std::vector<int>{1});
@@ -476,7 +476,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
     leaders[0].relay->announce_cut();
     for (int d = 0; d < domains; ++d) {
       CHECK_FALSE(leaders[0].relay->all_left());
-      leaders[static_cast<std::size_t>(d)].relay->left(d);
+      leaders[static_cast<std::size_t>(d)].relay->tell({News::Kind::Left, {}, d});
       settle();
     }
     CHECK(leaders[0].relay->all_left());

@@ -305,6 +305,110 @@ TEST_CASE("nccl: allgather with equal and with different counts") {
   }
 }
 
+TEST_CASE("nccl: alltoall, uneven, with zeros and rows that are not sent") {
+  for (const int ranks : {1, 2, 4}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, 2, 1);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        const auto rows = [](int from, int to, int t) -> std::int64_t { return t == 2 ? 0 : t == 1 ? 5 : (from * 2 + to) % 4; };
+        const auto input_of = [&](int rank, int t) {
+          std::int64_t all = 3;  // not sent
+          for (int to = 0; to < ranks; ++to) all += rows(rank, to, t);
+          return encoded(dtype, numbers(dtype, rank, t, all));
+        };
+        std::vector<Tensor> tensors(3);
+        std::vector<std::vector<std::byte>> wanted(3);
+        for (int t = 0; t < 3; ++t) {
+          auto& tensor = tensors[static_cast<std::size_t>(t)];
+          auto& all = wanted[static_cast<std::size_t>(t)];
+          tensor.name = "t" + std::to_string(t);
+          tensor.input = input_of(self.rank, t);
+          for (int other = 0; other < ranks; ++other) {
+            tensor.sends.push_back(rows(self.rank, other, t));
+            tensor.counts.push_back(rows(other, self.rank, t));
+            std::int64_t before = 0;
+            for (int to = 0; to < self.rank; ++to) before += rows(other, to, t);
+            const auto element = static_cast<std::int64_t>(element_bytes(dtype));
+            const auto theirs = input_of(other, t);
+            const auto begin = theirs.begin() + before * element;
+            all.insert(all.end(), begin, begin + tensor.counts.back() * element);
+          }
+          tensor.output.resize(all.size());
+        }
+        self.device.enqueued.clear();
+        self.run(self.traits(OpKind::Alltoall, dtype), tensors);
+        for (std::size_t t = 0; t < 3; ++t) expect(tensors[t].output == wanted[t], "every rank's part in order of " + tensors[t].name);
+        expect(count(self.device.enqueued, "launch_batched_copy") == 1, "one copy of what the rank keeps itself");
+      }
+      expect(self.device.calls("ncclGroupStart") == static_cast<int>(kTypes.size()), "one group per batch");
+    });
+  }
+}
+
+TEST_CASE("nccl: reducescatter of every type, even and uneven, fused and alone") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, ranks % 2, ranks == 3 ? 2 : 0);
+    world.run([&](Rank& self) {
+      // What remains of a tensor of so many rows.
+      const auto scattered = [&](DataType dtype, std::vector<std::int64_t> rows) {
+        auto tensors = tensors_of(dtype, self.rank, rows);
+        for (std::size_t t = 0; t < rows.size(); ++t) {
+          for (int r = 0; r < ranks; ++r) tensors[t].counts.push_back(rows[t] / ranks + (r < rows[t] % ranks ? 1 : 0));
+          tensors[t].output.assign(static_cast<std::size_t>(tensors[t].counts[static_cast<std::size_t>(self.rank)]) * element_bytes(dtype),
+                                   std::byte{0x77});
+        }
+        return tensors;
+      };
+      const auto expect_parts = [&](const BatchTraits& traits, const std::vector<Tensor>& tensors) {
+        for (std::size_t t = 0; t < tensors.size(); ++t) {
+          std::int64_t before = 0;
+          for (int r = 0; r < self.rank; ++r) before += tensors[t].counts[static_cast<std::size_t>(r)] * lanes_of(traits.dtype);
+          const auto got = decoded(traits.dtype, tensors[t].output);
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            const double wanted = expected(traits, static_cast<int>(t), before + static_cast<std::int64_t>(i));
+            if (std::fabs(got[i] - wanted) <= tolerance(traits.dtype) * std::max(1.0, std::fabs(wanted))) continue;
+            expect(false, std::string(name_of(traits.dtype)) + " " + tensors[t].name + "[" + std::to_string(i) +
+                              "] = " + std::to_string(wanted) + ", got " + std::to_string(got[i]));
+          }
+        }
+      };
+      for (const DataType dtype : kTypes) {
+        for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+          auto traits = self.traits(OpKind::Reducescatter, dtype, op);
+          if (!self.backend->supports(traits)) continue;
+          for (const bool scaled : {false, true}) {
+            traits.prescale_factor = scaled ? 0.5 : 1;
+            traits.postscale_factor = scaled ? 2 : 1;
+            for (const auto& rows : std::vector<std::vector<std::int64_t>>{{48}, {1}, {7, 0, 1025}, {1, 1, 1}, {0}, {12, 24}}) {
+              auto tensors = scattered(dtype, rows);
+              const auto inputs = tensors;
+              self.run(traits, tensors);
+              expect_parts(traits, tensors);
+              for (std::size_t t = 0; t < rows.size(); ++t) expect(tensors[t].input == inputs[t].input, "the input as it was");
+            }
+          }
+        }
+      }
+      const auto traits = self.traits(OpKind::Reducescatter, DataType::Float32);
+      const auto calls_for = [&](std::vector<std::int64_t> rows) {
+        auto tensors = scattered(DataType::Float32, std::move(rows));
+        self.device.enqueued.clear();
+        self.run(traits, tensors);
+        return self.device.enqueued;
+      };
+      using Calls = std::vector<std::string>;
+      expect(calls_for({48}) == Calls{"ncclReduceScatter", "cudaEventRecord"}, "no copies for an even tensor alone");
+      expect(calls_for({4001, 17}) == Calls{"launch_batched_copy", "ncclReduceScatter", "launch_batched_copy", "cudaEventRecord"},
+             "uneven parts filled up");
+      if (ranks > 1) expect(count(calls_for({1}), "ncclReduce") == 1, "a reduction to the one rank that keeps something");
+    });
+  }
+}
+
 TEST_CASE("nccl: process sets have communicators of their own") {
   World world(4);
   world.run([](Rank& self) {
@@ -446,6 +550,18 @@ TEST_CASE("nccl: what is supported") {
   traits.kind = OpKind::Allgather;
   CHECK(backend.supports(traits));
   traits.kind = OpKind::Alltoall;
+  CHECK(backend.supports(traits));
+  traits.kind = OpKind::Reducescatter;
+  const auto reducescatter = [&](DataType dtype, ReduceOp op) {
+    traits.dtype = dtype;
+    traits.op = op;
+    return backend.supports(traits);
+  };
+  CHECK(reducescatter(DataType::Int16, ReduceOp::Average));
+  CHECK(reducescatter(DataType::Complex128, ReduceOp::Sum));
+  CHECK_FALSE(reducescatter(DataType::Float32, ReduceOp::Max));
+  CHECK_FALSE(reducescatter(DataType::Bool, ReduceOp::Sum));
+  traits.kind = OpKind::Barrier;
   CHECK_FALSE(backend.supports(traits));
   traits.kind = OpKind::Broadcast;
   traits.device.kind = DeviceKind::Cpu;

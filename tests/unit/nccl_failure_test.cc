@@ -22,7 +22,7 @@ std::vector<Tensor> tensors_of(std::size_t tensors, std::size_t floats) {
   return made;
 }
 
-/// One fused allreduce, one allgather: between them they make every call.
+/// A fused allreduce, an allgather and the rest: between them they make every call.
 void use_everything(Rank& self, std::vector<Tensor>& tensors, std::vector<Tensor>& gathered) {
   for (auto& tensor : tensors) tensor.ready_event = self.device.user_event(1, {});
   self.run(self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average), tensors);
@@ -33,6 +33,19 @@ void use_everything(Rank& self, std::vector<Tensor>& tensors, std::vector<Tensor
   self.run(self.traits(OpKind::Allgather, DataType::Float32), gathered);
   auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
   self.run(traits, tensors);
+  const auto ranks = static_cast<std::int64_t>(self.set.ranks.size());
+  for (auto& tensor : gathered) {
+    tensor.input.resize(static_cast<std::size_t>(4 * ranks));
+    tensor.counts.assign(self.set.ranks.size(), 1);
+    tensor.sends = tensor.counts;
+  }
+  self.run(self.traits(OpKind::Alltoall, DataType::Float32), gathered);
+  self.run(self.traits(OpKind::Reducescatter, DataType::Float32), gathered);
+  for (auto& tensor : gathered) {  // all for the first rank
+    tensor.counts.assign(self.set.ranks.size(), 0);
+    tensor.counts[0] = ranks;
+  }
+  self.run(self.traits(OpKind::Reducescatter, DataType::Float32), gathered);
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -60,6 +73,7 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
   struct Case {
     std::string call;
     int nth;
+    bool of_several_ranks = false;
   };
   const std::vector<Case> cases{{"cudaGetDevice", 1},
                                 {"cudaSetDevice", 1},
@@ -81,9 +95,14 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclGroupStart", 1},
                                 {"ncclAllGather", 2},
                                 {"ncclGroupEnd", 1},
-                                {"ncclBroadcast", 1}};
+                                {"ncclBroadcast", 1},
+                                {"ncclSend", 2, true},
+                                {"ncclRecv", 1, true},
+                                {"ncclReduceScatter", 1},
+                                {"ncclReduce", 1, true}};
   for (const int ranks : {1, 3}) {
-    for (const auto& [call, nth] : cases) {
+    for (const auto& [call, nth, of_several_ranks] : cases) {
+      if (of_several_ranks && ranks == 1) continue;
       CAPTURE(ranks);
       CAPTURE(call);
       CAPTURE(nth);
@@ -255,9 +274,9 @@ TEST_CASE("nccl: a root outside the process set and an operation that is not sup
   World other(1);
   other.run([](Rank& self) {
     auto tensors = tensors_of(1, 5);
-    expect(contains(failure_of(self, [&] { self.run(self.traits(OpKind::Alltoall, DataType::Float32), tensors); }),
-                    "alltoall is not supported"),
-           "a refused operation");
+    expect(
+        contains(failure_of(self, [&] { self.run(self.traits(OpKind::Barrier, DataType::Float32), tensors); }), "barrier is not supported"),
+        "a refused operation");
   });
 }
 

@@ -1,0 +1,70 @@
+#include "ops/nccl/pieces.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace hvd::nccl {
+
+namespace {
+
+/// Pieces of the fusion buffer start where 16-byte accesses and NCCL are fastest.
+constexpr std::size_t kAlignment = 16;
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
+
+Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
+  Layout layout;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    layout.pieces.push_back(&piece);
+    layout.offsets.push_back(layout.bytes);
+    layout.bytes += aligned(bytes_of(piece.count, element));
+  }
+  return layout;
+}
+
+void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
+  if (items.empty()) return;
+  const CopyJob job{.items = items, .from = from, .to = to, .factor = scaling.factor, .divisor = scaling.divisor};
+  check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
+}
+
+void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer) {
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({layout.pieces[i]->input, buffer + layout.offsets[i], layout.pieces[i]->count * lanes});
+  }
+}
+
+void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  append_packing(items, layout, lanes, buffer);
+  copy(lane, items, from, wire, scaling);
+}
+
+void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
+            const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
+  }
+  copy(lane, items, wire, to, scaling);
+}
+
+void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {
+  if (!group) return lane.communicator->settle(lane.site, code, call);
+  if (code != NcclCode::InProgress) check(lane.site, code, call, lane.communicator->get());  // settled at the group's end
+}
+
+bool equal_counts(const Piece& piece) {
+  return std::adjacent_find(piece.counts.begin(), piece.counts.end(), std::not_equal_to<>()) == piece.counts.end();
+}
+
+bool moves_anything(const Piece& piece) {
+  return std::any_of(piece.counts.begin(), piece.counts.end(), [](std::int64_t count) { return count != 0; });
+}
+
+}  // namespace hvd::nccl

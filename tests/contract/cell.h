@@ -1,0 +1,85 @@
+#pragma once
+/// Room card: a cell is one thing that the contract promises, checked by all ranks of a world together; the context is what a rank's
+/// cell works with. Every rank runs the same cells in the same order, each in a thread of its own or in its process.
+/// A wrong result is noted and the cell goes on, so that the ranks stay together; what is thrown ends the cell on that rank.
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/contract/door.h"
+#include "tests/contract/oracle.h"
+
+namespace hvd::contract {
+
+/// What is true of a world, the same on all its ranks.
+struct Setting {
+  std::string name;  ///< "shm, 4 threads"
+  int size = 1;
+  Device device;
+  bool any_order = false;   ///< sums are the transport's own: in its order, with roundings between
+  bool front_door = false;  ///< hvd/hvd.h, which checks a little more than the engine
+  bool arena = true;        ///< ranks share memory
+  bool one_domain = true;   ///< all ranks share one board
+  bool fuses = true;        ///< the threshold is not 0: this is the first of the instance's two worlds
+};
+
+/// Thrown by a cell that cannot run here, before it has called anything: on all ranks alike.
+struct Skip {
+  std::string reason;
+};
+
+/// The sets of ranks in every world. Global: all. Early: from init() on, the even ranks. Late: made by add_process_set, all but rank 0.
+enum class SetKind : std::uint8_t { Global, Early, Late };
+std::vector<int> ranks_of(SetKind set, int size);
+
+struct Context {
+  Door& door;
+  const Setting& setting;
+  const int rank = 0;
+  const int size = 1;
+  std::map<std::string, Block>& notebook;  ///< of this rank; goes from the first world to the second
+  int late_set = 0;
+  std::vector<std::string> failures = {};  ///< of the cell under way
+
+  void fail(const std::string& text) { failures.push_back(text); }
+  bool expect(bool condition, const std::string& text) {
+    if (!condition) fail(text);
+    return condition;
+  }
+  void equal(std::int64_t got, std::int64_t want, const std::string& what) {
+    expect(got == want, what + " is " + std::to_string(got) + ", not " + std::to_string(want));
+  }
+  [[nodiscard]] std::vector<int> ranks_of(SetKind set) const { return contract::ranks_of(set, size); }
+  [[nodiscard]] int id_of(SetKind set) const { return set == SetKind::Global ? 0 : set == SetKind::Early ? 1 : late_set; }
+  [[nodiscard]] bool is_in(SetKind set) const;
+  /// Skips the cell where no backend does it.
+  void need(OpKind kind, DataType dtype = DataType::Float32, ReduceOp op = ReduceOp::Sum) const;
+};
+
+struct Cell {
+  std::string name;
+  std::function<void(Context&)> body;
+  bool of_a_product = false;  ///< one of very many alike: a sanitizer build may leave some out
+};
+using Cells = std::vector<Cell>;
+
+// The chapters of the suite.
+void add_allreduce_cells(Cells& cells, const Setting& setting);
+void add_grouped_allreduce_cells(Cells& cells, const Setting& setting);
+void add_fusion_cells(Cells& cells, const Setting& setting);
+void add_gather_cells(Cells& cells, const Setting& setting);
+void add_broadcast_cells(Cells& cells, const Setting& setting);
+void add_alltoall_cells(Cells& cells, const Setting& setting);
+void add_reducescatter_cells(Cells& cells, const Setting& setting);
+void add_set_cells(Cells& cells, const Setting& setting);
+void add_join_cells(Cells& cells, const Setting& setting);
+void add_mismatch_cells(Cells& cells, const Setting& setting);
+void add_local_error_cells(Cells& cells, const Setting& setting);
+/// All that a world of this setting runs; less where its threshold is 0.
+Cells all_cells(const Setting& setting);
+/// A submission that is pending at shutdown() fails once. Shuts the world down; its last cell.
+void run_shutdown_cell(Context& context);
+
+}  // namespace hvd::contract

@@ -1,0 +1,76 @@
+#pragma once
+/// Room card: the way by which a cell reaches the library: an engine of a world of threads, or the front door of hvd/hvd.h. A door
+/// belongs to one rank; its calls throw what the library throws.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/engine.h"
+#include "hvd/types.h"
+
+namespace hvd::contract {
+
+/// Memory of the caller's. `output` is only looked at by allreduce and broadcast.
+struct Tensor {
+  DataType dtype = DataType::Float32;
+  Shape shape;
+  void* input = nullptr;
+  void* output = nullptr;
+};
+
+/// What one rank calls.
+struct Call {
+  OpKind kind = OpKind::Allreduce;
+  std::string name;
+  int set = 0;
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1;
+  double postscale = 1;
+  int root = 0;
+  Device device;
+  std::vector<Tensor> tensors;
+  std::vector<std::int64_t> splits;
+};
+
+/// What an operation that makes its own output returns for a tensor.
+struct Made {
+  std::vector<std::byte> data;
+  Shape shape;
+  std::vector<std::int64_t> received;  ///< Alltoall
+};
+using Results = std::vector<Made>;
+/// Blocks until the operation is done.
+using Wait = std::function<Results()>;
+
+class Door {
+ public:
+  virtual ~Door() = default;
+  /// The asynchronous form, and the one that waits at once.
+  virtual Wait start(const Call& call) = 0;
+  virtual Results run(const Call& call) = 0;
+  virtual int add_set(const std::vector<int>& ranks) = 0;
+  virtual void remove_set(int set) = 0;
+  virtual int join(int set) = 0;
+  virtual void barrier(int set) = 0;
+  /// Null where ranks do not share memory.
+  virtual std::shared_ptr<void> allocate_shared(std::size_t bytes) = 0;
+  virtual void shutdown() = 0;
+  /// Of this rank; for statistics, and for what no function of the front door does.
+  virtual Engine& engine() = 0;
+
+  Stats stats() { return engine().stats(); }
+  /// Whether some backend of this rank does it, as the engine asks.
+  bool supports(OpKind kind, DataType dtype, ReduceOp op, Device device);
+};
+
+/// A submission that waits for nothing: Join while the caller goes on.
+std::function<int()> start_join(Engine& engine, int set);
+
+std::unique_ptr<Door> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate);
+/// Of the world that hvd::init() has made.
+std::unique_ptr<Door> make_front_door();
+
+}  // namespace hvd::contract

@@ -1,0 +1,112 @@
+// The front door: each call by the function of hvd/hvd.h that a user would call, grouped where there are several tensors.
+
+#include "hvd/hvd.h"
+
+#include <utility>
+
+#include "tests/contract/door.h"
+
+namespace hvd::contract {
+
+namespace {
+
+std::vector<Buffer> buffers(const Call& call, bool outputs) {
+  std::vector<Buffer> list;
+  for (const Tensor& tensor : call.tensors)
+    list.push_back({outputs ? tensor.output : tensor.input, tensor.dtype, tensor.shape, call.device});
+  return list;
+}
+
+Made made(Gathered gathered) { return {std::move(gathered.data), std::move(gathered.shape), {}}; }
+Made made(Exchanged exchanged) { return {std::move(exchanged.data), std::move(exchanged.shape), std::move(exchanged.received_splits)}; }
+template <class T>
+Results results(std::vector<T> list) {
+  Results all;
+  for (auto& one : list) all.push_back(made(std::move(one)));
+  return all;
+}
+
+AllreduceOptions allreduce_options(const Call& call) {
+  return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set), Compression::none()};
+}
+ReducescatterOptions scatter_options(const Call& call) { return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set)}; }
+AllgatherOptions gather_options(const Call& call) { return {call.name, ProcessSet(call.set)}; }
+AlltoallBufferOptions exchange_options(const Call& call) { return {call.name, call.splits, ProcessSet(call.set)}; }
+BroadcastOptions broadcast_options(const Call& call) { return {call.name, call.root, ProcessSet(call.set)}; }
+
+template <class T>
+Wait one(Handle<T> handle) {
+  return [handle = std::move(handle)] { return Results{made(handle.wait())}; };
+}
+template <class T>
+Wait several(Handle<std::vector<T>> handle) {
+  return [handle = std::move(handle)] { return results(handle.wait()); };
+}
+Wait nothing(Handle<void> handle) {
+  return [handle = std::move(handle)] {
+    handle.wait();
+    return Results{};
+  };
+}
+
+class FrontDoor final : public Door {
+ public:
+  Wait start(const Call& call) override {
+    const auto inputs = buffers(call, false);
+    const bool single = inputs.size() == 1;
+    switch (call.kind) {
+      case OpKind::Allreduce: {
+        const auto outputs = buffers(call, true);
+        return nothing(single ? allreduce_async(inputs[0], outputs[0], allreduce_options(call))
+                              : grouped_allreduce_async(inputs, outputs, allreduce_options(call)));
+      }
+      case OpKind::Broadcast:
+        return nothing(broadcast_async(inputs[0], broadcast_options(call)));
+      case OpKind::Allgather:
+        return single ? one(allgather_async(inputs[0], gather_options(call)))
+                      : several(grouped_allgather_async(inputs, gather_options(call)));
+      case OpKind::Reducescatter:
+        return single ? one(reducescatter_async(inputs[0], scatter_options(call)))
+                      : several(grouped_reducescatter_async(inputs, scatter_options(call)));
+      default:
+        return one(alltoall_async(inputs[0], exchange_options(call)));
+    }
+  }
+
+  Results run(const Call& call) override {
+    const auto inputs = buffers(call, false);
+    const bool single = inputs.size() == 1;
+    switch (call.kind) {
+      case OpKind::Allreduce: {
+        const auto outputs = buffers(call, true);
+        single ? allreduce(inputs[0], outputs[0], allreduce_options(call)) : grouped_allreduce(inputs, outputs, allreduce_options(call));
+        return {};
+      }
+      case OpKind::Broadcast:
+        broadcast(inputs[0], broadcast_options(call));
+        return {};
+      case OpKind::Allgather:
+        return single ? Results{made(allgather(inputs[0], gather_options(call)))}
+                      : results(grouped_allgather(inputs, gather_options(call)));
+      case OpKind::Reducescatter:
+        return single ? Results{made(reducescatter(inputs[0], scatter_options(call)))}
+                      : results(grouped_reducescatter(inputs, scatter_options(call)));
+      default:
+        return {made(alltoall(inputs[0], exchange_options(call)))};
+    }
+  }
+
+  int add_set(const std::vector<int>& ranks) override { return add_process_set(ranks).id(); }
+  void remove_set(int set) override { remove_process_set(ProcessSet(set)); }
+  int join(int set) override { return hvd::join(ProcessSet(set)); }
+  void barrier(int set) override { hvd::barrier(ProcessSet(set)); }
+  std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return hvd::allocate_shared(bytes); }
+  void shutdown() override { hvd::shutdown(); }
+  Engine& engine() override { return *hvd::engine(); }
+};
+
+}  // namespace
+
+std::unique_ptr<Door> make_front_door() { return std::make_unique<FrontDoor>(); }
+
+}  // namespace hvd::contract

@@ -1,0 +1,86 @@
+// Instances whose ranks are processes: the library as users start it.
+
+#include <mpi.h>
+
+#include "hvd/hvd.h"
+#include "tests/contract/instances.h"
+
+namespace hvd::contract {
+
+namespace {
+
+/// Reports travel as text: a cell and what is wrong with it, line by line.
+std::string text_of(const Report& report) {
+  std::string text;
+  for (const auto& [cell, failures] : report.failed)
+    for (const auto& failure : failures) text += cell + '\n' + failure + '\n';
+  return text;
+}
+
+Report report_of(const std::string& text) {
+  Report report;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t first = text.find('\n', at);
+    const std::size_t second = text.find('\n', first + 1);
+    report.failed[text.substr(at, first - at)].push_back(text.substr(first + 1, second - first - 1));
+    at = second + 1;
+  }
+  return report;
+}
+
+/// To rank 0. hvd::init() has started MPI, and finalizes it when the process ends.
+void collect(Report& report, int rank, int size) {
+  int started = 0;
+  MPI_Initialized(&started);
+  if (started == 0 || size == 1) return;
+  constexpr int kTag = 1;
+  if (rank != 0) {
+    const std::string text = text_of(report);
+    MPI_Send(text.data(), static_cast<int>(text.size()), MPI_CHAR, 0, kTag, MPI_COMM_WORLD);
+    return;
+  }
+  for (int other = 1; other < size; ++other) {
+    MPI_Status status;
+    int count = 0;
+    MPI_Probe(other, kTag, MPI_COMM_WORLD, &status);
+    MPI_Get_count(&status, MPI_CHAR, &count);
+    std::string text(static_cast<std::size_t>(count), ' ');
+    MPI_Recv(text.data(), count, MPI_CHAR, other, kTag, MPI_COMM_WORLD, &status);
+    report.merge_rank(report_of(text));
+  }
+}
+
+}  // namespace
+
+Report run_processes(const Choice& choice, bool& is_first) {
+  Report report;
+  std::map<std::string, Block> notebook;
+  int own_rank = 0;
+  int ranks = 1;
+  for (const bool fuses : {true, false}) {
+    Config config = Config::from_environment();
+    config.fusion_threshold_bytes = fuses ? kThreshold : 0;
+    if (const auto hints = launcher_hints(); hints.size) ranks = *hints.size;
+    config.process_sets = {ranks_of(SetKind::Early, ranks)};
+    init(config);
+    own_rank = rank();
+    ranks = size();
+    const bool one_domain = engine()->topology().domains == 1;
+    const Setting setting{.name = (one_domain ? "shm, " : "mpi, ") + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
+                          .size = ranks,
+                          .device = {},
+                          .any_order = false,
+                          .front_door = true,
+                          .arena = allocate_shared(64) != nullptr,
+                          .one_domain = one_domain,
+                          .fuses = fuses};
+    const auto door = make_front_door();
+    Watch watch(setting.name, own_rank, 1);
+    report.add(run_rank(*door, setting, own_rank, notebook, choice, watch));
+  }
+  is_first = own_rank == 0;
+  collect(report, own_rank, ranks);
+  return report;
+}
+
+}  // namespace hvd::contract

@@ -1,0 +1,67 @@
+// Instances whose ranks are threads.
+
+#include "tests/contract/instances.h"
+#include "tests/contract/locked_table.h"
+#include "tests/support/nccl_world.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::contract {
+
+namespace {
+
+using Dress = std::function<void(int rank, EngineParts& parts)>;
+
+/// Runs the suite in both worlds of an instance. `dress` adds to what a rank's engine is made of.
+Report run_threads(Setting setting, const Choice& choice, const std::function<Dress()>& make_dress) {
+  Report report;
+  std::vector<std::map<std::string, Block>> notebooks(static_cast<std::size_t>(setting.size));
+  for (const bool fuses : {true, false}) {
+    setting.fuses = fuses;
+    const std::string where = setting.name + (fuses ? "" : ", threshold 0");
+    const Setting own{where, setting.size, setting.device, setting.any_order, false, setting.arena, true, fuses};
+    test::WorldOptions options;
+    options.size = setting.size;
+    options.limit = std::chrono::hours(1);  // the Watch knows more
+    options.config.fusion_threshold_bytes = fuses ? kThreshold : 0;
+    options.config.process_sets = {ranks_of(SetKind::Early, setting.size)};
+    if (make_dress) options.dress = make_dress();
+    test::ThreadWorld world(options);
+    Watch watch(where, 0, setting.size);
+    std::vector<Report> reports(static_cast<std::size_t>(setting.size));
+    world.run(
+        [&](int rank, Engine& engine) {
+          Arena& arena = world.arena(rank);
+          const auto door = make_engine_door(engine, [&arena](std::size_t bytes) {
+            return std::shared_ptr<void>(arena.allocate(bytes), [&arena](void* block) { arena.free(block); });
+          });
+          const auto at = static_cast<std::size_t>(rank);
+          reports[at] = run_rank(*door, own, rank, notebooks[at], choice, watch);
+        },
+        false);
+    for (std::size_t rank = 1; rank < reports.size(); ++rank) reports[0].merge_rank(reports[rank]);
+    report.add(reports[0]);
+  }
+  return report;
+}
+
+std::string title(const char* backend, int ranks) {
+  return std::string(backend) + ", " + std::to_string(ranks) + " thread" + (ranks == 1 ? "" : "s");
+}
+
+}  // namespace
+
+Report run_shm_threads(int ranks, const Choice& choice) {
+  return run_threads({.name = title("shm", ranks), .size = ranks, .device = {}}, choice, {});
+}
+
+Report run_nccl_threads(int ranks, const Choice& choice) {
+  const Setting setting{.name = title("nccl", ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = true};
+  return run_threads(setting, choice, [ranks]() -> Dress {
+    return [devices = std::make_shared<LockedDevices>(ranks)](int rank, EngineParts& parts) {
+      parts.backends.insert(parts.backends.begin(), devices->make_backend(rank));
+      parts.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(devices, parts.memory);
+    };
+  });
+}
+
+}  // namespace hvd::contract

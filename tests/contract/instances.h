@@ -1,0 +1,20 @@
+#pragma once
+/// Room card: the instances of the suite: one backend each, with threads or processes as ranks.
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/contract/runner.h"
+
+namespace hvd::contract {
+
+/// Ranks are threads; host memory through the shared-memory backend, or device memory (a host's, pretended) through the NCCL backend.
+Report run_shm_threads(int ranks, const Choice& choice);
+Report run_nccl_threads(int ranks, const Choice& choice);
+/// This process is a rank; hvd::init() finds the others. The report of all ranks on rank 0, empty on the others.
+Report run_processes(const Choice& choice, bool& is_first);
+
+/// Both worlds of an instance start with this threshold and with 0.
+inline constexpr std::uint64_t kThreshold = std::uint64_t{128} << 20;
+
+}  // namespace hvd::contract

@@ -1,0 +1,83 @@
+// The contract suite: contract_tests [--threads N[,N...] | --mpi] [--backend shm|nccl] [--filter text]
+//   --threads  worlds of so many threads, of the backend shm (the default) or nccl
+//   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI)
+// The last line is "contract: R cells run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
+
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "tests/contract/instances.h"
+
+namespace {
+
+using namespace hvd::contract;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kEvery = 12;
+#else
+constexpr int kEvery = 1;
+#endif
+
+struct Arguments {
+  std::vector<int> threads;
+  bool mpi = false;
+  std::string backend = "shm";
+  Choice choice;
+};
+
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments arguments;
+  arguments.choice.every = kEvery;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--mpi") {
+      arguments.mpi = true;
+      continue;
+    }
+    if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " is unknown, or needs a value");
+    const std::string& value = words[i + 1];
+    if (words[i] == "--threads") {
+      std::istringstream list(value);
+      for (std::string number; std::getline(list, number, ',');) arguments.threads.push_back(std::stoi(number));
+    } else if (words[i] == "--backend" && (value == "shm" || value == "nccl")) {
+      arguments.backend = value;
+    } else if (words[i] == "--filter") {
+      arguments.choice.filter = value;
+    } else {
+      throw std::invalid_argument(words[i] + " " + value + " is unknown");
+    }
+    ++i;
+  }
+  if (arguments.mpi == !arguments.threads.empty()) throw std::invalid_argument("either --threads N[,N...] or --mpi");
+  return arguments;
+}
+
+int run(const Arguments& arguments) {
+  const Choice& choice = arguments.choice;
+  if (choice.every > 1) std::printf("sanitizer build: every %dth cell of the large products\n", choice.every);
+  Report report;
+  if (arguments.mpi) {
+    bool is_first = true;
+    report = run_processes(choice, is_first);
+    if (!is_first) return report.failed.empty() ? 0 : 1;
+  }
+  for (const int ranks : arguments.threads)
+    report.add(arguments.backend == "nccl" ? run_nccl_threads(ranks, choice) : run_shm_threads(ranks, choice));
+  return conclude(report);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(parse({argv + 1, argv + argc}));
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi] [--backend shm|nccl] [--filter text]\n",
+                 error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "contract_tests: %s\n", error.what());
+    return 1;
+  }
+}
