@@ -171,6 +171,8 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     entry->backends.push_back(backend->get());
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
+  if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
+    throw InvalidArgument(fmt::format("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
     throw InvalidArgument(fmt::format("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                       name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
@@ -469,7 +471,8 @@ void Engine::agree(std::uint32_t id) {
     // cut of the last round, in which it may have taken part.
     unread = !have_read(what.absent, unit.cut_at);
     if (unread) return;
-    what.last = parts_.topology.rank;
+    // Not the rank that says so: it may have been overtaken between its joining and its arriving here.
+    what.last = unit.key.kind == OpKind::Join ? negotiator_.last_joined(unit.key.process_set) : parts_.topology.rank;
     const auto& domain = parts_.topology.domain_ranks;
     for (std::size_t index = 0; index < domain.size(); ++index) {
       if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
@@ -617,11 +620,11 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   note_rows(*entry, unit);
-  if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
   if (unit.key.kind == OpKind::Join) {
     ++joins_[unit.key.process_set];
     std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == unit.key.process_set; });
   }
+  if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;

@@ -72,10 +72,13 @@ void Negotiator::add_process_set(ProcessSetInfo set) {
   const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
                                   [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
   const std::lock_guard lock(sets_mutex_);
-  sets_.push_back({std::move(set), static_cast<std::uint32_t>(here), {}, false});
+  sets_.push_back({std::move(set), static_cast<std::uint32_t>(here), {}, -1, false});
 }
 
-const Negotiator::Set& Negotiator::set(int id) const { return sets_.at(static_cast<std::size_t>(id)); }
+const Negotiator::Set& Negotiator::set(int id) const {
+  if (id < 0 || static_cast<std::size_t>(id) >= sets_.size()) throw WireError("unknown process set");
+  return sets_[static_cast<std::size_t>(id)];
+}
 bool Negotiator::has_process_set(int id) const {
   const std::shared_lock lock(sets_mutex_);
   return id >= 0 && static_cast<std::size_t>(id) < sets_.size() && !sets_[static_cast<std::size_t>(id)].removed;
@@ -86,6 +89,7 @@ const ProcessSetInfo& Negotiator::process_set(int id) const {
 }
 std::uint32_t Negotiator::local_members(int process_set) const { return set(process_set).local_members; }
 const std::vector<int>& Negotiator::joined(int process_set) const { return set(process_set).joined; }
+int Negotiator::last_joined(int process_set) const { return set(process_set).last_joined; }
 Scope Negotiator::scope_of(int process_set) const {
   return local_members(process_set) == this->process_set(process_set).ranks.size() ? Scope::Domain : Scope::World;
 }
@@ -194,7 +198,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return;
     }
     case RecordType::Cut:
-      return apply_cut(reader.get<Scope>(), position, outcomes);
+      return apply_cut(reader.get<std::uint8_t>() == 0 ? Scope::Domain : Scope::World, position, outcomes);
     case RecordType::Evict:
       return forget(reader.get<std::uint32_t>());
     case RecordType::Leave: {
@@ -210,11 +214,11 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
     case RecordType::Joining: {
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
-      if (!has_process_set(id)) throw WireError("unknown process set");
-      set_rank(process_set(id), rank);
+      known_set(id, rank);
       auto& joined = sets_[static_cast<std::size_t>(id)].joined;
       const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
-      if (place == joined.end() || *place != rank) joined.insert(place, rank);
+      if (place != joined.end() && *place == rank) return;
+      joined.insert(place, rank);
       sets_[static_cast<std::size_t>(id)].last_joined = rank;
       return;
     }
@@ -222,11 +226,20 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return apply_conflict(reader, outcomes);
     case RecordType::JoinedUp: {
       const int id = reader.get<int>();
-      outcomes.joined.push_back({id, reader.get<int>()});
+      const int rank = reader.get<int>();
+      known_set(id, rank);
+      outcomes.joined.push_back({id, rank});
       return;
     }
   }
   throw WireError("unknown kind of record");
+}
+
+const ProcessSetInfo& Negotiator::known_set(int id, int rank) const {
+  if (!has_process_set(id)) throw WireError("unknown process set");
+  const auto& set = process_set(id);
+  set_rank(set, rank);
+  return set;
 }
 
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
@@ -238,8 +251,10 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   key.kind = reader.get<OpKind>();
   key.name = reader.get_string();
   auto signature = std::make_shared<const Signature>(decode_signature(reader));
-  if (!has_process_set(key.process_set)) throw WireError("unknown process set");
-  const auto& set = process_set(key.process_set);
+  const auto& set = known_set(key.process_set, rank);
+  if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size())) throw WireError("an introduction that makes no sense");
+  const auto known = ids_.find(key);
+  if (known != ids_.end() ? known->second != id : units_.contains(id)) throw WireError("an introduction under the wrong id");
 
   auto found = units_.find(id);
   if (found == units_.end()) {
@@ -310,6 +325,11 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
   Agreement what = decode_agreement(reader);
   Unit& unit = known_unit(id);
   usage_.splice(usage_.end(), usage_, unit.usage);
+  if (unit.queued || !has_process_set(unit.key.process_set)) throw WireError("an agreement out of turn");
+  for (std::size_t i = 0; i < what.absent.size(); ++i) {
+    set_rank(process_set(unit.key.process_set), what.absent[i]);
+    if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
+  }
   Status status = judge(unit, what.absent);
   unit.undecided = false;
   if (status.ok()) {
@@ -346,6 +366,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
     const int rank = reader.get<int>();
     const auto kind = reader.get<OpKind>();
+    if (kind > OpKind::Control) throw WireError("a claim to an unknown kind of operation");
     const Unit* unit = find({process_set, kind, name});
     const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
     if (!signature) continue;  // forgotten here meanwhile
@@ -358,6 +379,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
     voided.status = {Status::Code::Mismatch, fmt::format("'{}': the ranks want different operations", display_name(name))};
   for (const auto& signature : signatures) {
     const std::uint32_t id = find({process_set, signature->kind, name})->id;
+    if (units_.at(id).queued) throw WireError("a conflict about what is agreed");
     if (std::find(voided.ids.begin(), voided.ids.end(), id) == voided.ids.end()) voided.ids.push_back(id);
   }
   for (const auto id : voided.ids) forget(id);
@@ -382,10 +404,12 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
   ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
   for (const auto rank : signature.tensors.front().shape) {
     if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
+    if (!info.ranks.empty() && rank <= info.ranks.back()) throw WireError("a process set whose ranks are not ascending");
     if (rank == topology_.rank) info.rank = static_cast<int>(info.ranks.size());
     info.ranks.push_back(static_cast<int>(rank));
   }
   what.last = info.id;
+  if (info.ranks.empty()) throw WireError("a process set without ranks");
   add_process_set(std::move(info));
 }
 
@@ -410,7 +434,7 @@ void Negotiator::apply_cut(Scope scope, std::uint64_t position, Outcomes& outcom
 
 void Negotiator::forget(std::uint32_t id) {
   auto found = units_.find(id);
-  if (found == units_.end()) throw WireError("eviction of an unknown id");
+  if (found == units_.end() || found->second.queued) throw WireError("eviction of an unknown id, or of what is not cut");
   const std::uint32_t slots = found->second.slots;
   const UnitKey key = found->second.key;
   usage_.erase(found->second.usage);

@@ -181,6 +181,8 @@ class Negotiator {
 
   /// Ranks of the set that have joined, ascending.
   [[nodiscard]] const std::vector<int>& joined(int process_set) const;
+  /// Of this domain's ranks, the one that joined last.
+  [[nodiscard]] int last_joined(int process_set) const;
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
@@ -190,6 +192,7 @@ class Negotiator {
   [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 
  private:
+  const ProcessSetInfo& known_set(int id, int rank) const;
   void apply_introduction(Reader& reader, Outcomes& outcomes);
   void apply_agreement(Reader& reader, Outcomes& outcomes);
   void apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes);
@@ -208,7 +211,7 @@ class Negotiator {
     ProcessSetInfo info;
     std::uint32_t local_members = 0;
     std::vector<int> joined;
-    int last_joined = -1;  ///< in the order of the log
+    int last_joined = -1;  ///< of this domain's ranks
     bool removed = false;
   };
   [[nodiscard]] const Set& set(int id) const;

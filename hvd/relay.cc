@@ -16,7 +16,9 @@ void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).p
 UnitKey get_key(Reader& reader) {
   UnitKey key;
   key.process_set = reader.get<int>();
-  key.kind = reader.get<OpKind>();
+  const auto kind = reader.get<std::uint8_t>();
+  if (kind > static_cast<std::uint8_t>(OpKind::Control)) throw WireError("unknown kind of operation");
+  key.kind = static_cast<OpKind>(kind);
   key.name = reader.get_string();
   return key;
 }
@@ -26,12 +28,11 @@ void merge(std::vector<bool>& into, const std::vector<bool>& from) {
   for (std::size_t i = 0; i < from.size(); ++i) into[i] = into[i] || from[i];
 }
 
-/// Of two parts of the ranks; the part that comes later has the last word.
 void merge(Agreement& into, const Agreement& from) {
   merge(into.present, from.present);
   into.absent.insert(into.absent.end(), from.absent.begin(), from.absent.end());
   std::sort(into.absent.begin(), into.absent.end());
-  into.last = from.last;
+  into.last = from.last;  // the part that comes later has the last word
 }
 
 }  // namespace
@@ -96,7 +97,9 @@ void Relay::receive_introduction(Reader& reader, bool from_parent) {
   const auto id = from_parent ? reader.get<std::uint32_t>() : 0;
   const UnitKey key = get_key(reader);
   const int rank = reader.get<int>();
+  expect_rank(key.process_set, rank);
   const Signature signature = decode_signature(reader);
+  if (signature.kind != key.kind) throw WireError("an introduction that makes no sense");
   if (from_parent) {
     spread_introduction(id, key, rank, signature);
     return learn(id, key, rank, signature);
@@ -116,9 +119,11 @@ void Relay::receive_introduction(Reader& reader, bool from_parent) {
 }
 
 void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature) {
-  ids_[key] = id;
-  Known& known = known_[id];
-  known.key = key;
+  if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
+  const auto [place, fresh] = known_.try_emplace(id);
+  Known& known = place->second;
+  if (fresh) known.key = key;
+  if (known.key != key) throw WireError("two tensors with one number");
   known.remote[rank] = std::make_shared<const Signature>(signature);
   actions_.introduce(key, rank, signature);
 }
@@ -135,6 +140,7 @@ void Relay::removed(int process_set) {
   std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
   std::erase_if(held_, [&](const News& news) { return news.kind != News::Kind::Left && news.key.process_set == process_set; });
   joined_.erase(process_set);
+  join_order_.erase(process_set);
 }
 
 /// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
@@ -188,7 +194,16 @@ void Relay::pass_on_if_complete(std::uint32_t id) {
   counts_.erase(id);
   all.absent.insert(all.absent.end(), absent.begin(), absent.end());
   std::sort(all.absent.begin(), all.absent.end());
-  if (is_root()) return decide(id, all);
+  if (is_root()) {
+    // A rank that joins last has seen everything decided that it was needed for, and so has this: the others' joins came before.
+    for (const int rank : all.absent) note_join(key.process_set, rank);
+    if (key.kind == OpKind::Join) {
+      const auto order = join_order_.find(key.process_set);
+      if (order == join_order_.end()) throw WireError("a join of nobody");
+      all.last = order->second.back();
+    }
+    return decide(id, all);
+  }
   Writer item;
   item.put(Item::Ready).put(id);
   encode(item, all);
@@ -222,7 +237,10 @@ void Relay::decided(std::uint32_t id) {
   const auto known = known_.find(id);
   if (known == known_.end()) return;
   const UnitKey key = known->second.key;
-  if (key.kind == OpKind::Join) joined_.erase(key.process_set);
+  if (key.kind == OpKind::Join) {
+    joined_.erase(key.process_set);
+    join_order_.erase(key.process_set);
+  }
   if (!is_unnamed(key.name)) {
     ++decisions_[{key.process_set, key.name}];
     stuck_.erase({key.process_set, key.name});
@@ -232,13 +250,20 @@ void Relay::decided(std::uint32_t id) {
   known_.erase(known);
 }
 
+void Relay::note_join(int process_set, int rank) {
+  auto& order = join_order_[process_set];
+  if (std::find(order.begin(), order.end(), rank) == order.end()) order.push_back(rank);
+}
+
 void Relay::learn_joined(int process_set, int rank) {
+  note_join(process_set, rank);
   joined_[process_set].insert(rank);
   std::vector<std::uint32_t> waiting;
   for (const auto& [id, count] : counts_)
     if (known_.at(id).key.process_set == process_set) waiting.push_back(id);
   std::sort(waiting.begin(), waiting.end());
-  for (const auto id : waiting) pass_on_if_complete(id);
+  for (const auto id : waiting)
+    if (counts_.contains(id)) pass_on_if_complete(id);
   if (!is_root()) send(parent_, Writer().put(Item::Joined).put(process_set).put(rank).bytes());
 }
 
@@ -336,29 +361,44 @@ void Relay::failed(const Status& status) {
   send_down(item.bytes());
 }
 
+void Relay::expect_rank(int process_set, int rank) {
+  const auto& ranks = actions_.ranks_of(process_set);
+  if (!std::binary_search(ranks.begin(), ranks.end(), rank)) throw WireError("a rank outside its process set");
+}
+
 void Relay::receive(const Message& message) {
   const bool from_parent = message.from == parent_;
+  const auto downwards = [&](bool expected) {
+    if (from_parent != expected) throw WireError("a message from the wrong side");
+  };
   Reader items(message.bytes);
   while (!items.at_end()) {
     const Bytes bytes = items.get_list<std::byte>();
     Reader reader(bytes);
-    switch (static_cast<Item>(reader.get<std::uint8_t>())) {
+    const auto item = static_cast<Item>(reader.get<std::uint8_t>());
+    switch (item) {
       case Item::IntroduceUp:
       case Item::IntroduceDown:
+        downwards(item == Item::IntroduceDown);
         receive_introduction(reader, from_parent);
         break;
       case Item::Ready: {
+        downwards(false);
         const auto id = reader.get<std::uint32_t>();
         if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
         count_ready(id, subtree_of(message.from), decode_agreement(reader));
         break;
       }
       case Item::Joined: {
+        downwards(false);
         const auto process_set = reader.get<int>();
-        learn_joined(process_set, reader.get<int>());
+        const int rank = reader.get<int>();
+        expect_rank(process_set, rank);
+        learn_joined(process_set, rank);
         break;
       }
       case Item::Agree: {
+        downwards(true);
         const auto id = reader.get<std::uint32_t>();
         const auto known = known_.find(id);
         if (known == known_.end()) throw WireError("agreement on an unknown tensor");
@@ -368,29 +408,36 @@ void Relay::receive(const Message& message) {
         break;
       }
       case Item::Cut:
+        downwards(true);
         send_down(bytes);
         actions_.cut();
         break;
       case Item::Leave: {
+        const int rank = reader.get<int>();
+        expect_rank(0, rank);
         if (!from_parent && !is_root()) send(parent_, bytes);
         if (is_root()) ++left_;
         for (const auto& child : children_)
           if (child.domain != message.from) send(child.domain, bytes);
-        actions_.leave(reader.get<int>());
+        actions_.leave(rank);
         break;
       }
       case Item::Stuck:
+        downwards(false);
         receive_stuck(reader, bytes);
         break;
       case Item::Conflict:
+        downwards(true);
         receive_conflict(reader, bytes);
         break;
       case Item::End:
+        downwards(true);
         send_down(bytes);
         actions_.end();
         break;
       case Item::Fail: {
-        const auto code = reader.get<Status::Code>();
+        const auto code =
+            static_cast<Status::Code>(std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument)));
         const Status status(code, reader.get_string());
         if (!from_parent && !is_root()) send(parent_, bytes);
         for (const auto& child : children_)

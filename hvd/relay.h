@@ -88,6 +88,7 @@ class Relay {
   void removed(int process_set);
   void left(int rank);
   void receive(const Message& message);
+  void expect_rank(int process_set, int rank);
   void receive_introduction(Reader& reader, bool from_parent);
   void spread_introduction(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
   void learn(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
@@ -95,6 +96,7 @@ class Relay {
   void pass_on_if_complete(std::uint32_t id);
   void decide(std::uint32_t id, const Agreement& what);
   void decided(std::uint32_t id);
+  void note_join(int process_set, int rank);
   void learn_joined(int process_set, int rank);
   [[nodiscard]] int subtree_of(int domain) const;
   const std::set<int>& subtrees_with(int process_set);
@@ -117,6 +119,7 @@ class Relay {
   std::unordered_map<std::uint32_t, Count> counts_;
   std::vector<News> held_;                       ///< Ready before the root's number for it came down; what must not overtake that
   std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
+  std::map<int, std::vector<int>> join_order_;   ///< by process set: ranks that are known to have joined, as that became known
   std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
   std::size_t left_ = 0;                         ///< root: ranks that have left
   std::uint32_t next_id_ = 0;                    ///< root

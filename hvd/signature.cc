@@ -136,6 +136,29 @@ Signature decode_signature(Reader& reader) {
   return signature;
 }
 
+bool is_plausible(const Signature& signature, std::size_t ranks) {
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+  const OpKind kind = signature.kind;
+  const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
+  for (const auto& tensor : signature.tensors) {
+    if (kind == OpKind::Control) continue;  // its shape is a list of ranks
+    std::int64_t elements = 1;
+    for (const auto size : tensor.shape) {
+      if (size < 0 || size > kMostElements / std::max<std::int64_t>(1, elements)) return false;
+      elements *= std::max<std::int64_t>(1, size);
+    }
+    if (by_rows && tensor.shape.empty()) return false;
+    if (kind != OpKind::Alltoall) continue;
+    if (tensor.splits.size() != ranks) return false;
+    std::int64_t left = tensor.shape.front();
+    for (const auto rows : tensor.splits) {
+      if (rows < 0 || rows > left) return false;
+      left -= rows;
+    }
+  }
+  return true;
+}
+
 std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place) {
   const auto ranks = static_cast<std::int64_t>(size);
   return rows / ranks + (static_cast<std::int64_t>(place) < rows % ranks ? 1 : 0);

@@ -40,6 +40,9 @@ Signature decode_signature(Reader& reader);
 
 using SharedSignature = std::shared_ptr<const Signature>;
 
+/// Whether sizes, and for Alltoall splits among `ranks`, can be those of a tensor that a rank has submitted.
+bool is_plausible(const Signature& signature, std::size_t ranks);
+
 /// Rows of a first dimension of `rows` that rank `place` of `size` keeps after a reducescatter: the first `rows % size` get one more.
 std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place);
 

@@ -159,11 +159,12 @@ class RendezvousExecution final : public Execution {
     const auto count = static_cast<std::size_t>(batch_.members[m].count);
     Bytes result(bytes(batch_.members[m].count));
     std::vector<const void*> inputs;
-    for (const int rank : batch_.ranks) inputs.push_back(member(rank, m).input);
     const Bytes zeros(result.size());
     const bool adasum = t.op == ReduceOp::Adasum;
-    if (!adasum)
-      for (std::size_t i = batch_.ranks.size(); i < t.set->ranks.size(); ++i) inputs.push_back(zeros.data());
+    for (const int rank : t.set->ranks) {
+      const bool takes_part = std::binary_search(batch_.ranks.begin(), batch_.ranks.end(), rank);
+      inputs.push_back(takes_part ? member(rank, m).input : zeros.data());
+    }
     std::vector<void*> outputs{result.data()};
     adasum ? kernels::adasum(reduction_of(t), inputs, outputs, count) : kernels::reduce(reduction_of(t), inputs, outputs, count);
     for (const int rank : batch_.ranks) {

@@ -1,0 +1,86 @@
+// Negotiator::apply: several records one after the other, on a small table of a domain with three of five ranks.
+#include <numeric>
+#include <optional>
+
+#include "tests/fuzz/fuzz_examples.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace hvd::fuzz {
+
+namespace {
+
+Negotiator table() {
+  Topology topology;
+  topology.size = 5;
+  topology.local_size = 3;
+  topology.domains = 2;
+  topology.domain_of_rank = {0, 0, 0, 1, 1};
+  topology.domain_ranks = {0, 1, 2};
+  return Negotiator(topology, {{0, {0, 1, 2, 3, 4}, 0}, {1, {0, 2}, 0}, {2, {1, 3, 4}, -1}}, 4096, 16);
+}
+
+}  // namespace
+
+Bytes example(test::Dice& dice) {
+  Negotiator scratch = table();
+  std::uint64_t position = 0;
+  Writer writer;
+  const auto commit = [&](const Bytes& record) {
+    Outcomes outcomes;
+    position += record.size();
+    scratch.apply(record, position, outcomes);
+    writer.put_bytes(record);
+  };
+  try {
+    for (int i = dice.between(1, 6); i > 0; --i) {
+      const UnitKey wanted = key(dice, 3);
+      if (!scratch.has_process_set(wanted.process_set)) continue;
+      const auto ranks = scratch.process_set(wanted.process_set).ranks;
+      Signature said = signature(dice, wanted.kind, ranks.size());
+      if (wanted.name == kRemoveProcessSet) said.root = dice.between(1, 2);
+      for (const int rank : ranks) {
+        if (dice.one_in(8)) said.op = ReduceOp::Min;
+        if (const auto record = scratch.introduction(wanted, rank, said, [](std::uint32_t) { return 0U; })) commit(*record);
+      }
+      const Unit* unit = scratch.find(wanted);
+      if (unit == nullptr) continue;
+      Agreement what;
+      what.present.assign(said.tensors.size(), true);
+      if (dice.one_in(4)) commit(Negotiator::joining(wanted.process_set, ranks[0]));
+      if (dice.one_in(4)) what.absent.push_back(ranks[0]);
+      if (dice.one_in(3)) commit(Negotiator::host_readiness(unit->id, what));
+      commit(Negotiator::agreement(unit->id, what));
+      if (dice.one_in(2)) commit(Negotiator::cut_record(scratch.scope_of(wanted.process_set)));
+      if (dice.one_in(4)) commit(Negotiator::eviction(unit->id));
+      if (dice.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
+      if (dice.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
+      if (dice.one_in(8)) commit(Negotiator::leaving(ranks[0]));
+    }
+  } catch (const WireError&) {  // as good an example as any
+  }
+  return writer.take();
+}
+
+void take(Reader& input) {
+  Negotiator negotiator = table();
+  std::uint64_t position = 0;
+  for (int records = 0; !input.at_end() && records < 200; ++records) {
+    const Bytes record = input.get_list<std::byte>();
+    position += record.size() + 4;
+    Outcomes outcomes;
+    try {
+      negotiator.apply(record, position, outcomes);
+    } catch (const WireError&) {
+      return;  // the world ends
+    }
+    for (const auto& agreed : outcomes.agreed)
+      if (!negotiator.knows(agreed.id)) std::abort();
+    for (const auto& ready : outcomes.host_ready)
+      if (!negotiator.knows(ready.id)) std::abort();
+    for (const auto& batch : outcomes.batches)
+      if (batch.plan.tensors.empty() || negotiator.local_participants(batch.plan) > 3) std::abort();
+    if (negotiator.has_agreed(Scope::World)) static_cast<void>(negotiator.takes_part_next(Scope::World));
+  }
+}
+
+}  // namespace hvd::fuzz

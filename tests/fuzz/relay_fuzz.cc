@@ -1,0 +1,112 @@
+// Relay: messages from neighbours, at the root and at a leader that has both a parent and a child.
+#include <deque>
+#include <numeric>
+
+#include "hvd/relay.h"
+#include "tests/fuzz/fuzz_examples.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace hvd::fuzz {
+
+namespace {
+
+constexpr int kDomains = 4;  // 0 has the children 1 and 2, and 2 has 3
+
+class Line final : public Transport {
+ public:
+  explicit Line(int domain) : domain_(domain) {}
+  int domain() const override { return domain_; }
+  int domains() const override { return kDomains; }
+  void send(int to, std::span<const std::byte> bytes) override { sent.push_back({to, Bytes(bytes.begin(), bytes.end())}); }
+  std::optional<Message> receive() override {
+    if (coming.empty()) return std::nullopt;
+    Message message = std::move(coming.front());
+    coming.pop_front();
+    return message;
+  }
+  std::deque<Message> coming;
+  std::vector<Message> sent;  // `from` is where it goes
+
+ private:
+  int domain_;
+};
+
+struct Leader {
+  explicit Leader(int domain) : line(domain) {
+    RelayActions actions;
+    actions.introduce = [](const UnitKey&, int, const Signature&) {};
+    actions.agree = [](const UnitKey&, const Agreement&) {};
+    actions.cut = actions.end = [] {};
+    actions.leave = [](int) {};
+    actions.fail = [](const Status&) {};
+    actions.ranks_of = [this](int set) -> const std::vector<int>& {
+      if (set < 0 || set > 1) throw WireError("unknown process set");
+      return set == 0 ? everyone : some;
+    };
+    actions.domain_of = [](int rank) { return rank; };
+    relay = std::make_unique<Relay>(line, std::move(actions));
+  }
+  std::vector<int> everyone{0, 1, 2, 3}, some{1, 3};
+  Line line;
+  std::unique_ptr<Relay> relay;
+};
+
+void talk(test::Dice& dice, Relay& relay, int domain, const UnitKey& key) {
+  const auto said = std::make_shared<const Signature>(signature(dice, key.kind, 4));
+  relay.tell({News::Kind::Introduced, key, domain, said});
+  if (key.kind == OpKind::Join || dice.one_in(4)) relay.tell({News::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
+  if (!dice.one_in(4)) relay.tell({News::Kind::Ready, key, -1, nullptr, agreement(dice)});
+  if (dice.one_in(4)) relay.tell({News::Kind::Left, {}, domain});
+  if (dice.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
+}
+
+}  // namespace
+
+/// What one of the leaders hears while all of them talk.
+Bytes example(test::Dice& dice) {
+  std::vector<std::unique_ptr<Leader>> leaders;
+  for (int d = 0; d < kDomains; ++d) leaders.push_back(std::make_unique<Leader>(d));
+  const int listener = dice.one_in(2) ? 0 : 2;
+  Writer writer;
+  writer.put(static_cast<std::uint8_t>(listener == 0 ? 0 : 1));
+  const auto deliver = [&] {
+    for (auto& leader : leaders) {
+      leader->relay->advance();
+      for (auto& message : std::exchange(leader->line.sent, {})) {
+        if (message.from == listener) writer.put(static_cast<std::uint8_t>(leader->line.domain())).put_bytes(message.bytes);
+        leaders[static_cast<std::size_t>(message.from)]->line.coming.push_back({leader->line.domain(), message.bytes});
+      }
+    }
+  };
+  try {
+    for (int i = dice.between(1, 3); i > 0; --i) {
+      const UnitKey about = key(dice, 1);
+      for (int d = 0; d < kDomains; ++d) talk(dice, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
+      if (dice.one_in(3)) leaders[0]->relay->announce_cut();
+      for (int round = 0; round < 5; ++round) deliver();
+    }
+  } catch (const WireError&) {  // as good an example as any
+  }
+  return writer.take();
+}
+
+void take(Reader& input) {
+  const int domain = input.get<std::uint8_t>() % 2 == 0 ? 0 : 2;
+  Leader leader(domain);
+  const std::vector<int> neighbours = domain == 0 ? std::vector<int>{1, 2} : std::vector<int>{0, 3};
+  test::Dice dice(1);
+  for (int messages = 0; !input.at_end() && messages < 200; ++messages) {
+    const auto from = static_cast<int>(input.get<std::uint8_t>());
+    if (std::find(neighbours.begin(), neighbours.end(), from) == neighbours.end()) {  // this domain has something to say itself
+      talk(dice, *leader.relay, domain, key(dice, 1));
+      leader.relay->advance();
+      continue;
+    }
+    leader.line.coming.push_back({from, input.get_list<std::byte>()});
+    leader.relay->advance();
+    leader.line.sent.clear();
+    if (leader.relay->is_root()) static_cast<void>(leader.relay->all_left());
+  }
+}
+
+}  // namespace hvd::fuzz

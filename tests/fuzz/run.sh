@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Builds one fuzz target with clang++ and libFuzzer and runs it.
+#   bash tests/fuzz/run.sh <folder for what is built> <name> [seconds, default 5]
+# <name> is that of tests/fuzz/<name>_fuzz.cc. An input that fails is left in the folder; to repeat it: <folder>/<name>_fuzz <input>
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+folder=$1 name=$2 seconds=${3:-5}
+
+skip() {
+  echo "SKIP: $*"
+  exit 77
+}
+for clang in clang++-14 clang++ ''; do
+  if [ -n "$clang" ] && command -v "$clang" >/dev/null; then break; fi
+done
+[ -n "$clang" ] || skip "clang++ is not installed (Debian and Ubuntu: apt-get install clang-14 libclang-rt-14-dev)"
+mkdir -p "$folder"
+flags=(-std=c++20 -O1 -g -DFMT_HEADER_ONLY=1 "-I$root" -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
+echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$folder/$name.probe.cc"
+"$clang" "${flags[@]}" -o "$folder/$name.probe" "$folder/$name.probe.cc" >/dev/null 2>&1 ||
+  skip "$clang has no libFuzzer (Debian and Ubuntu: apt-get install libclang-rt-14-dev)"
+
+target=$folder/${name}_fuzz
+core=("$root"/hvd/{errors,types,signature,planner,negotiator,relay}.cc)
+newest=$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/dice.h" -newer "$target" -print -quit 2>/dev/null || echo all)
+if [ ! -x "$target" ] || [ -n "$newest" ]; then
+  "$clang" "${flags[@]}" -o "$target" "$root/tests/fuzz/${name}_fuzz.cc" "${core[@]}"
+fi
+cd "$folder"
+"$target" -max_total_time="$seconds" -max_len=4096 -malloc_limit_mb=64 -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=1 2>"$name.log" || {
+  tail -n 60 "$name.log"
+  exit 1
+}
+tail -n 3 "$name.log"

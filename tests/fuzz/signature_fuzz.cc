@@ -1,0 +1,23 @@
+// decode_signature: what is read is what was written, and what cannot be read throws WireError.
+#include "tests/fuzz/fuzz_examples.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace hvd::fuzz {
+
+Bytes example(test::Dice& dice) {
+  Writer writer;
+  encode(writer, signature(dice, static_cast<OpKind>(dice.below(8)), 3));
+  return writer.take();
+}
+
+void take(Reader& input) {
+  const Signature read = decode_signature(input);
+  if (read.prescale_factor != read.prescale_factor || read.postscale_factor != read.postscale_factor) return;  // NaN equals nothing
+  Writer writer;
+  encode(writer, read);
+  Reader again(writer.bytes());
+  if (!(decode_signature(again) == read)) std::abort();
+  is_plausible(read, 3);
+}
+
+}  // namespace hvd::fuzz

@@ -1,0 +1,45 @@
+/// Programs drawn from seeds, run with threads as ranks, against an oracle. To repeat a failure or to run more:
+///   HVD_TEST_SEED=<first seed> HVD_TEST_PROGRAMS=<how many> tests/unit_tests -tc="*random*"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/program_runner.h"
+#include "tests/support/random_program.h"
+
+#ifndef __has_feature
+#define __has_feature(feature) 0
+#endif
+
+namespace hvd::test {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+constexpr unsigned long kPrograms = 40;
+#else
+constexpr unsigned long kPrograms = 300;
+#endif
+
+unsigned long number_from(const char* variable, unsigned long otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoul(text, nullptr, 10);
+}
+
+}  // namespace
+
+TEST_CASE("random programs give what the oracle says" * doctest::timeout(36000)) {
+  const unsigned long first = number_from("HVD_TEST_SEED", 1);
+  const unsigned long programs = number_from("HVD_TEST_PROGRAMS", kPrograms);
+  for (unsigned long seed = first; seed < first + programs; ++seed) {
+    const Program program = draw_program(seed);
+    const auto failures = run_program(program);
+    if (failures.empty()) continue;
+    std::string text = describe(program);
+    for (const auto& failure : failures) text += "\n  " + failure;
+    FAIL_CHECK(text << "\nto repeat: HVD_TEST_SEED=" << seed << " HVD_TEST_PROGRAMS=1 unit_tests -tc=\"*random*\"");
+  }
+}
+
+}  // namespace hvd::test
