@@ -2,7 +2,7 @@
 # The timeline of real processes: all ranks in one file, which is valid also when a rank is killed in the middle; a file that cannot be
 # written, or a limit that is reached, is told.
 # Usage: timeline.sh BUILD_FOLDER
-# timeout: 300
+# timeout: 600
 set -uo pipefail
 
 build=$(cd "$1" && pwd)
@@ -19,7 +19,7 @@ ulimit -c 0
 
 job() { # job COMMAND...: sets status
   rm -f "$file"
-  timeout --kill-after=5 60 "$@" >"$work/out" 2>&1 </dev/null
+  timeout --kill-after=5 150 "$@" >"$work/out" 2>&1 </dev/null
   status=$?
 }
 expect() { # expect CONDITION_RESULT WORDS: remembers the first thing that is wrong
