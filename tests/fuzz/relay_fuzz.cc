@@ -37,6 +37,7 @@ struct Leader {
     actions.introduce = [](const UnitKey&, int, const Signature&) {};
     actions.agree = [](const UnitKey&, const Agreement&) {};
     actions.cut = actions.end = [] {};
+    actions.conflict = [](int, const std::string&, const std::vector<Claim>&) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
     actions.ranks_of = [this](int set) -> const std::vector<int>& {
