@@ -879,7 +879,7 @@ bool Engine::must_poll() const {
 void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
   if (must_poll()) {
     if (idle_rounds < kYields && static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores) return std::this_thread::yield();
-    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 16, 5U)), 500us);
+    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
     if (idle_rounds > 4) std::this_thread::sleep_for(pause);
     return;
   }
