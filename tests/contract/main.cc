@@ -9,16 +9,13 @@
 #include <string>
 
 #include "tests/contract/instances.h"
+#include "tests/support/sanitized.h"
 
 namespace {
 
 using namespace hvd::contract;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kEvery = 12;
-#else
-constexpr int kEvery = 1;
-#endif
+constexpr int kEvery = hvd::test::kThreadSanitizer ? 37 : hvd::test::kSanitized ? 12 : 1;
 
 struct Arguments {
   std::vector<int> threads;

@@ -8,19 +8,12 @@
 
 #include "tests/support/program_runner.h"
 #include "tests/support/random_program.h"
-
-#ifndef __has_feature
-#define __has_feature(feature) 0
-#endif
+#include "tests/support/sanitized.h"
 
 namespace hvd::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-constexpr unsigned long kPrograms = 40;
-#else
-constexpr unsigned long kPrograms = 300;
-#endif
+constexpr unsigned long kPrograms = kSanitized ? 40 : 300;
 
 unsigned long number_from(const char* variable, unsigned long otherwise) {
   const char* const text = std::getenv(variable);
