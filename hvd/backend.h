@@ -104,6 +104,22 @@ class Backend {
 
   virtual std::unique_ptr<Execution> launch(Batch batch) = 0;
 
+  // ---- small operations that one rank does for all of the domain (hvd/lanes.h); any thread, one at a time
+  /// A block of this rank's own that all ranks of the domain see and that `prepare` would have returned; it stays until `drop`. None where
+  /// the backend cannot do such an operation so.
+  virtual std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return std::nullopt; }
+  virtual void drop(std::uint64_t /*location*/) noexcept {}
+  /// Whether the block may be filled: not while others read from it what it held for a batch.
+  virtual bool is_free(std::uint64_t /*location*/) { return true; }
+  /// Where this rank's own block is.
+  virtual std::byte* kept(std::uint64_t /*location*/) { return nullptr; }
+  /// `locations`: of each rank of the set, in its order, a location. False, and nothing has happened, unless all are kept blocks.
+  /// Otherwise the blocks, which hold inputs of `count` elements, then hold results: Allgather all inputs one after the other, all others
+  /// (Reducescatter too) `count` elements.
+  virtual bool run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::uint64_t> /*locations*/) {
+    return false;
+  }
+
   /// True when idle executions learn of progress through the board's bell; false when they must be polled.
   virtual bool rings() const { return false; }
   /// True when no rank of the domain needs the others' help to finish such a batch of so many bytes, once it is agreed; false when

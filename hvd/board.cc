@@ -71,6 +71,7 @@ struct Board::SlotRank {
   std::array<std::atomic<std::uint64_t>, 2> locations{};  // by the round's parity
   std::atomic<std::uint64_t> arrived_round{0};            // round + 1 of the last arrival
   std::atomic<std::uint64_t> stuck_round{0};              // the same of the last that has waited for long
+  std::atomic<std::uint64_t> result_round{0};             // the same of the one that has ended without a record; 0 once taken
 };
 
 std::size_t Board::bytes_needed(int ranks, std::uint32_t slots) {
@@ -241,6 +242,22 @@ void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
   std::uint64_t now = word.load(std::memory_order_acquire);
   while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) {
   }
+}
+
+void Board::give_results(std::uint32_t slot, std::span<const int> indices) {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);  // one more than the one that has ended
+  for (const int index : indices) slot_rank(slot, index).result_round.store(round, std::memory_order_release);
+}
+bool Board::has_result(std::uint32_t slot) const {
+  const SlotRank& mine = slot_rank(slot, self_);
+  const std::uint64_t round = mine.result_round.load(std::memory_order_acquire);
+  return round != 0 && round == mine.arrived_round.load(std::memory_order_relaxed);
+}
+void Board::take_result(std::uint32_t slot) { slot_rank(slot, self_).result_round.store(0, std::memory_order_release); }
+bool Board::are_results_taken(std::uint32_t slot) const {
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (slot_rank(slot, rank).result_round.load(std::memory_order_acquire) != 0) return false;
+  return true;
 }
 
 BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchRing]; }

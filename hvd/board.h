@@ -97,6 +97,14 @@ class Board {
   /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
 
+  // ---- rounds that end without a record: one rank has done the work for all (see hvd/lanes.h)
+  /// Tells the ranks with these indices that their results are where their locations said. Needs the lock; after `reset_arrivals`.
+  void give_results(std::uint32_t slot, std::span<const int> indices);
+  /// Whether the round in which this rank arrived last has ended so, and the result is still to be taken.
+  [[nodiscard]] bool has_result(std::uint32_t slot) const;
+  void take_result(std::uint32_t slot);
+  [[nodiscard]] bool are_results_taken(std::uint32_t slot) const;
+
   // ---- batches
   BatchState& batch(std::uint64_t sequence) const;
   /// Whether the ring has room for `count` batches from `sequence` on.

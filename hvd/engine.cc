@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -17,12 +19,16 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;  // of a location: this rank has nothing to say
+constexpr std::uint64_t kByLane = std::uint64_t{1} << 60;  // of a Barrier's, which has no block: the rank has a lane for it
 constexpr std::uint32_t kMaxOpenBatches = 1;               // more would start batches that could have been fused
 constexpr auto kLookInterval = 100ms;                      // how often the living are counted
 constexpr auto kSleep = 100ms;
 constexpr auto kGraceForDecisions = 2s;
 constexpr auto kConflictTime = 1s;
-constexpr unsigned kYields = 400;  // the same for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296
+constexpr std::uint64_t kUnnamedNames = 256;  // per operation and process set; beyond as many in flight, submissions wait their turn
+constexpr unsigned kYields = 400;             // the same for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296
+constexpr int kLaneYields = 20;               // 4 ranks on 2 cores, 4 B: 8 us instead of 22 with sleeping at once
+constexpr auto kLaneYieldTime = 50us;         // a yield that takes longer gave the core to somebody else's work
 constexpr int kSpins = 300;  // before sleeping, where every rank has a core: about 10 us. 2000 cost 17 to 67 us at the median where the
                              // partner had lost its core
 
@@ -102,6 +108,10 @@ Engine::Engine(EngineParts parts)
     actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
     relay_ = std::make_unique<Relay>(*parts_.transport, std::move(actions));
   }
+  const auto ranks = static_cast<std::size_t>(board_.ranks());
+  in_lanes_.reserve(kUnnamedNames);
+  lane_ranks_.reserve(ranks);
+  lane_locations_.reserve(ranks);
   coordination_ = std::thread([this] { coordinate(); });
 }
 
@@ -214,9 +224,20 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
   auto fresh = make_entry(std::move(submission));
   Entry* entry = nullptr;
   bool numbered = false;
+  std::array<char, kUnnamedText> text{};
   std::shared_ptr<Pending> pending = fresh->pending;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    // What was submitted before a join takes part.
+    while (fresh->key.kind == OpKind::Join && has_later(fresh->key.process_set) && over_.ok() && !board_.failed()) {
+      lock.unlock();
+      if (try_take_wheel()) {
+        drive_once();
+        leave_wheel();
+      }
+      std::this_thread::sleep_for(50us);
+      lock.lock();
+    }
     raise_if_over();
     if (stopping_) throw Shutdown("hvd::shutdown() has been called");
     const auto& joined = negotiator_.joined(fresh->key.process_set);
@@ -224,8 +245,22 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
                           ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
     if (excluded && fresh->key.kind != OpKind::Join) throw Joined(joined_text(fresh->key, parts_.topology.rank));
     if (fresh->key.name.empty()) {
-      fresh->key.name = unnamed(fresh->key.kind, joins_[fresh->key.process_set], unnamed_[{fresh->key.process_set, fresh->key.kind}]++);
+      fresh->key.name = made_up_name(fresh->key.process_set, fresh->key.kind, unnamed_[{fresh->key.process_set, fresh->key.kind}]++, text);
       numbered = true;
+    }
+    fresh->repeats = after == After::Wait;
+    if (numbered && (ledger_.find(fresh->key) != nullptr || later_.contains(fresh->key))) {
+      try {
+        prepare(*fresh);  // under the mutex, which keeps the numbers' order
+      } catch (...) {
+        release(*fresh);
+        --unnamed_[{fresh->key.process_set, fresh->key.kind}];
+        throw;
+      }
+      parts_.stats->add(parts_.stats->tensors_submitted, fresh->backends.size());
+      const UnitKey key = fresh->key;
+      later_[key].push_back(std::move(fresh));
+      return pending;
     }
     entry = &ledger_.admit(std::move(fresh));
   }
@@ -238,7 +273,7 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     const auto failed = ledger_.remove(*entry);
     // The number is free again, unless another thread has drawn the next one meanwhile.
     auto& next = unnamed_[{failed->key.process_set, failed->key.kind}];
-    if (numbered && failed->key.name == unnamed(failed->key.kind, joins_[failed->key.process_set], next - 1)) --next;
+    if (numbered && failed->key.name == made_up_name(failed->key.process_set, failed->key.kind, next - 1, text)) --next;
     throw;
   }
   bool work = false;
@@ -269,6 +304,41 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     board_.ring_worker(board_.self());
   }
   return pending;
+}
+
+std::string_view Engine::made_up_name(int process_set, OpKind kind, std::uint64_t before, std::span<char> text) {
+  const auto names = std::clamp<std::uint64_t>(board_.slots() / 4, 1, kUnnamedNames);
+  return unnamed(kind, joins_[process_set], before % names, text);
+}
+
+bool Engine::has_later(int process_set) const {
+  return std::any_of(later_.begin(), later_.end(), [&](const auto& waiting) { return waiting.first.process_set == process_set; });
+}
+
+bool Engine::can_announce_later() {
+  return std::any_of(later_.begin(), later_.end(), [&](const auto& waiting) { return ledger_.find(waiting.first) == nullptr; });
+}
+
+bool Engine::announce_later() {
+  bool announced = false;
+  for (auto place = later_.begin(); place != later_.end();) {
+    if (ledger_.find(place->first) != nullptr) {
+      ++place;
+      continue;
+    }
+    auto& waiting = place->second;
+    Entry& entry = ledger_.admit(std::move(waiting.front()));
+    waiting.pop_front();
+    if (entry.trace == 0) note_submission(entry);
+    if (!announce(entry)) {  // no room just now
+      waiting.push_front(ledger_.remove(entry));
+      board_.ring_all_workers();
+      return announced;
+    }
+    announced = true;
+    place = waiting.empty() ? later_.erase(place) : std::next(place);
+  }
+  return announced;
 }
 
 void Engine::note_submission(Entry& entry) {
@@ -302,19 +372,7 @@ bool Engine::announce(Entry& entry) {
       const std::uint32_t arrived = board_.arrive(id, unit.generation);
       if (arrived == 0) continue;  // evicted between the two: introduce it again
       entry.announced = finished = true;
-      if (arrived == negotiator_.local_members(set)) {
-        agree(id);
-        return true;
-      }
-      // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
-      // sees its record: arrivals and the log's tail are sequentially consistent.
-      read_log();
-      if (!negotiator_.joined(set).empty() && is_complete(id)) {
-        agree(id);
-        return true;
-      }
-      for (int other = 0; other < parts_.topology.size; ++other)
-        if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) break;
+      after_arriving(entry, arrived);
       return true;
     }
   } catch (...) {
@@ -324,6 +382,19 @@ bool Engine::announce(Entry& entry) {
     if (!finished) finish_entry(entry, board_.failure());
     return true;
   }
+}
+
+void Engine::after_arriving(Entry& entry, std::uint32_t arrived) {
+  const int set = entry.key.process_set;
+  const auto id = entry.unit;
+  if (arrived == negotiator_.local_members(set)) return agree(id);
+  // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
+  // sees its record: arrivals and the log's tail are sequentially consistent.
+  read_log();
+  if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
+  if (!negotiator_.any_left()) return;
+  for (int other = 0; other < parts_.topology.size; ++other)
+    if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) return;
 }
 
 bool Engine::introduce(Entry& entry) {
@@ -344,6 +415,7 @@ bool Engine::introduce(Entry& entry) {
       throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
     if (room != Room::Now) return false;
     unit = negotiator_.find(entry.key);
+    entry.repeats = false;
   }
   if (unit != nullptr) ledger_.bind(entry, unit->id);
   return true;
@@ -386,7 +458,7 @@ bool Engine::evictable(std::uint32_t id) const {
   // Its slots may be given to another tensor once nobody has arrived, its last batch is cut, and every rank has read that record and
   // with it the locations. What other domains have said of it the relay remembers.
   const Unit& unit = negotiator_.unit(id);
-  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader();
+  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() && board_.are_results_taken(id);
 }
 
 Engine::Room Engine::make_room_for(const UnitKey& key, std::uint32_t slots) {
@@ -504,6 +576,255 @@ void Engine::join(int process_set) {
   for (const auto id : complete)
     if (negotiator_.knows(id)) agree(id);
   with_log(64, [&] { commit(Negotiator::joined_up(process_set, rank)); });
+}
+
+// --------------------------------------------------------------------------------------------------------------------- lanes
+
+void Engine::make_lane(const Entry& entry) noexcept {
+  try {
+    const auto kind = entry.key.kind;
+    const bool has_block = entry.backends.size() == 1 && entry.signature.tensors.size() == 1;
+    if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Alltoall || kind == OpKind::Control) return;
+    if (negotiator_.scope_of(entry.key.process_set) != Scope::Domain || !negotiator_.knows(entry.unit)) return;
+    const Unit& unit = negotiator_.unit(entry.unit);
+    const auto& set = negotiator_.process_set(entry.key.process_set);
+    auto lane = std::make_shared<Lane>();
+    lane->unit = unit.id;
+    lane->generation = unit.generation;
+    lane->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
+    if (!(unit.key == entry.key) || !lane->signature || !(*lane->signature == entry.signature)) return;
+    const auto known = lanes_.find(entry.key.process_set, kind, entry.key.name);
+    if (known && known->unit == lane->unit && known->generation == lane->generation && known->signature == lane->signature) return;
+    const std::size_t ranks = set.ranks.size();
+    if (has_block) {
+      const TensorSignature& tensor = entry.signature.tensors.front();
+      lane->backend = entry.backends.front();
+      lane->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, set);
+      lane->count = element_count(tensor.shape);
+      lane->input_bytes = lane->result_bytes = static_cast<std::size_t>(lane->count) * element_bytes(tensor.dtype);
+      if (kind == OpKind::Allgather) {
+        lane->result_bytes *= ranks;
+        lane->result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
+      }
+      if (static_cast<std::int64_t>(lane->result_bytes) > kLaneBytes) return;
+      if (kind == OpKind::Reducescatter) {
+        const std::int64_t rows = tensor.shape.front();
+        const std::size_t row = rows == 0 ? 0 : lane->input_bytes / static_cast<std::size_t>(rows);
+        const auto place = static_cast<std::size_t>(set.rank);
+        for (std::size_t before = 0; before < place; ++before)
+          lane->result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
+        lane->result_rows = scattered_rows(rows, ranks, place);
+        lane->result_bytes = static_cast<std::size_t>(lane->result_rows) * row;
+      }
+      // Lanes of names that did not come back make room for this one.
+      while (lanes_.size() >= board_.slots()) {
+        const auto* stale = lanes_.find_if([&](const Lane& other) {
+          return !other.place.entry.empty() && !other.in_use.load() &&
+                 (!negotiator_.knows(other.unit) || negotiator_.unit(other.unit).generation != other.generation);
+        });
+        if (stale == nullptr) return;
+        drop_lane(UnitKey(*stale));
+      }
+      drop_lane(entry.key);
+      const auto location = lane->backend->keep(lane->traits, std::max<std::size_t>({lane->input_bytes, lane->result_bytes, 1}));
+      if (!location) return;
+      lane->location = *location;
+    }
+    auto fresh = std::make_unique<Entry>();
+    fresh->key = entry.key;
+    fresh->signature = entry.signature;
+    fresh->backends = entry.backends;
+    fresh->lane = lane.get();
+    fresh->submission.kind = kind;
+    fresh->submission.name = entry.submission.name;
+    fresh->submission.process_set = entry.key.process_set;
+    fresh->submission.op = entry.submission.op;
+    fresh->submission.prescale_factor = entry.submission.prescale_factor;
+    fresh->submission.postscale_factor = entry.submission.postscale_factor;
+    fresh->submission.root = entry.submission.root;
+    fresh->submission.device = entry.submission.device;
+    fresh->submission.tensors = entry.submission.tensors;
+    fresh->submission.allocate = [raw = lane.get()](std::size_t /*index*/, std::int64_t rows) -> void* {
+      return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
+    };
+    if (!has_block) lane->location = kByLane;
+    fresh->locations.assign(has_block ? 1 : 0, lane->location);
+    fresh->prepared.assign(has_block ? 1 : 0, true);
+    lane->pending = fresh->pending;
+    // By way of the ledger, for its nodes. The entry that has just ended is out of it.
+    Entry& placed = ledger_.admit(std::move(fresh));
+    ledger_.bind(placed, unit.id);
+    lane->place = ledger_.take_out(placed);
+    lanes_.add(entry.key, std::move(lane));
+  } catch (...) {
+    log(LogLevel::Debug, "no lane for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
+  }
+}
+
+void Engine::drop_lane(const UnitKey& key) noexcept {
+  if (const auto lane = lanes_.remove(key); lane && lane->backend != nullptr) lane->backend->drop(lane->location);
+}
+
+std::size_t Engine::drop_lanes_for_test() {
+  const std::lock_guard lock(mutex_);
+  const std::size_t count = lanes_.size();
+  while (const auto* key = lanes_.find_if([](const Lane&) { return true; })) drop_lane(UnitKey(*key));
+  return count;
+}
+
+bool Engine::take_lane(Lane& lane, const Immediate& call, Entry*& taken) {
+  const auto& set = negotiator_.process_set(call.process_set);
+  if (!lane.fits(call) || !negotiator_.joined(call.process_set).empty() || !negotiator_.knows(lane.unit)) return false;
+  const Unit& unit = negotiator_.unit(lane.unit);
+  if (unit.generation != lane.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != lane.signature) return false;
+  if (lane.backend != nullptr && !lane.backend->is_free(lane.location)) return false;
+  if (!ledger_.put_back(lane.place)) return false;
+  Entry& entry = *ledger_.find(lane.unit);
+  entry.state = EntryState::Waiting;
+  entry.announced = false;
+  entry.unfinished = 0;
+  entry.prepared.assign(entry.prepared.size(), true);
+  entry.rows.clear();
+  entry.before.clear();
+  entry.since = entry.reported = Clock::now();
+  lane.allocate = call.allocate;
+  lane.context = call.context;
+  if (!entry.submission.tensors.empty()) {
+    entry.submission.tensors.front().input = call.input;
+    entry.submission.tensors.front().output = call.output;
+  }
+  Pending& pending = *lane.pending;
+  pending.done.store(false, std::memory_order_relaxed);
+  pending.waited_for.store(true, std::memory_order_relaxed);
+  pending.status = {};
+  if (lane.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
+    std::memcpy(lane.backend->kept(lane.location), call.input, lane.input_bytes);
+  taken = &entry;
+  return true;
+}
+
+bool Engine::run_immediately(const Immediate& call) {
+  std::shared_ptr<Lane> lane;
+  bool for_all = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!over_.ok() || stopping_ || board_.failed() || timeline().on() || lanes_.size() == 0) return false;  // submit() knows what to say
+    Entry* entry = nullptr;
+    try {
+      read_log();
+      std::string_view name = call.name;
+      std::array<char, kUnnamedText> text{};
+      std::uint64_t* unnamed = nullptr;
+      if (name.empty()) {
+        if (!later_.empty()) return false;
+        unnamed = &unnamed_[{call.process_set, call.kind}];
+        name = made_up_name(call.process_set, call.kind, *unnamed, text);
+      }
+      lane = lanes_.find(call.process_set, call.kind, name);
+      if (!lane || lane->in_use.exchange(true)) return false;
+      if (!take_lane(*lane, call, entry)) {
+        lane->in_use.store(false);
+        return false;
+      }
+      board_.set_location(lane->unit, lane->location);
+      const std::uint32_t arrived = board_.arrive(lane->unit, lane->generation);
+      if (arrived == 0) {  // evicted meanwhile
+        lane->place = ledger_.take_out(*entry);
+        lane->in_use.store(false);
+        return false;
+      }
+      if (unnamed != nullptr) ++*unnamed;
+      entry->announced = true;
+      in_lanes_.push_back(entry);
+      for_all = arrived == negotiator_.local_members(call.process_set) && run_for_all(*lane);
+      if (for_all) {
+        take_result(*entry);
+      } else {
+        after_arriving(*entry, arrived);
+      }
+    } catch (...) {
+      board_.set_failure(status_of_current_exception());
+      if (entry == nullptr) return false;
+      if (!entry->announced) finish_entry(*entry, board_.failure());
+    }
+  }
+  if (for_all) board_.ring_waiters();
+  parts_.stats->add(parts_.stats->tensors_submitted, call.kind == OpKind::Barrier ? 0 : 1);
+  if (!for_all) {
+    // Where ranks share cores, the one awaited may be the next to run here.
+    const bool own_core = static_cast<unsigned>(board_.ranks()) <= parts_.cores;
+    const auto is_done = [&] { return board_.has_result(lane->unit) || lane->pending->done.load(std::memory_order_relaxed); };
+    if (own_core) {
+      for (int i = 0; i < kSpins && !is_done(); ++i) cpu_relax();
+    } else {
+      const auto until = Clock::now() + kLaneYieldTime;
+      for (int i = 0; i < kLaneYields && !is_done() && Clock::now() < until; ++i) std::this_thread::yield();
+    }
+    if (board_.has_result(lane->unit)) {
+      const std::lock_guard lock(mutex_);
+      take_results();
+    }
+  }
+  struct Leaving {
+    Lane& lane;
+    ~Leaving() { lane.in_use.store(false); }
+  } const leaving{*lane};
+  wait(*lane->pending);
+  return true;
+}
+
+bool Engine::run_for_all(const Lane& lane) {
+  const BoardLock lock(board_);
+  read_log();
+  if (!negotiator_.knows(lane.unit) || negotiator_.unit(lane.unit).generation != lane.generation || !is_complete(lane.unit)) return false;
+  const Unit& unit = negotiator_.unit(lane.unit);
+  if (!negotiator_.joined(unit.key.process_set).empty()) return false;
+  // With one signature for all there is nothing to disagree about, and no number of rows to tell.
+  for (const auto& signature : unit.signatures)
+    if (signature != lane.signature) return false;
+  lane_ranks_.clear();
+  lane_locations_.clear();
+  const auto& domain = parts_.topology.domain_ranks;
+  for (const int rank : negotiator_.process_set(unit.key.process_set).ranks) {
+    const auto index = static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin());
+    lane_ranks_.push_back(index);
+    lane_locations_.push_back(board_.coming_location(lane.unit, index));
+  }
+  const bool done = lane.backend != nullptr
+                        ? lane.backend->run_for_all(lane.traits, lane.count, lane_locations_)
+                        : std::all_of(lane_locations_.begin(), lane_locations_.end(), [](auto location) { return location == kByLane; });
+  if (!done) return false;
+  board_.reset_arrivals(lane.unit, 1);
+  board_.give_results(lane.unit, lane_ranks_);
+  return true;
+}
+
+void Engine::take_results() {
+  for (std::size_t i = 0; i < in_lanes_.size();) {
+    Entry& entry = *in_lanes_[i];
+    if (entry.state == EntryState::Waiting && board_.has_result(entry.unit)) {
+      take_result(entry);  // takes it out of the list
+    } else {
+      ++i;
+    }
+  }
+}
+
+void Engine::take_result(Entry& entry) {
+  const Lane& lane = *entry.lane;
+  board_.take_result(entry.unit);
+  const bool is_source = entry.key.kind == OpKind::Broadcast && entry.signature.root == parts_.topology.rank;
+  if (lane.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
+    void* output = entry.submission.tensors.front().output;
+    if (output == nullptr && lane.allocate != nullptr) output = lane.allocate(lane.context, lane.result_rows);
+    if (lane.result_bytes > 0) std::memcpy(output, lane.backend->kept(lane.location) + lane.result_at, lane.result_bytes);
+  }
+  StatsCounters& stats = *parts_.stats;
+  stats.add(stats.negotiation_rounds, 1);
+  if (lane.backend != nullptr) stats.add(stats.batches_run, 1);
+  if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, lane.input_bytes);
+  entry.state = advance(entry.state, EntryEvent::Agree);
+  finish_entry(entry, {});
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the log
@@ -706,7 +1027,7 @@ void Engine::leave_wheel() {
   {
     const std::lock_guard lock(mutex_);
     others = waiters_ > 0;
-    more = more || !to_launch_.empty() || (parts_.transport && !ledger_.empty());
+    more = more || !to_launch_.empty() || can_announce_later() || (parts_.transport && !ledger_.empty());
   }
   if (others) changed_.notify_all();
   if (more) board_.ring_worker(board_.self());
@@ -719,15 +1040,17 @@ bool Engine::drive_once() noexcept {
       fail_everything(board_.failure());
       return false;
     }
-    std::deque<Prepared> batches;
+    std::vector<Prepared> batches;
     {
       const std::lock_guard lock(mutex_);
       read_log();
+      take_results();
+      if (!later_.empty()) progressed = announce_later();
       batches.swap(to_launch_);
       if (negotiator_.all_left()) fail_what_was_never_agreed();
     }
     for (auto& batch : batches) launch(std::move(batch));
-    progressed = !batches.empty();
+    progressed = progressed || !batches.empty();
     for (auto& running : running_) {
       const Progress progress = running.execution->advance();
       progressed = progressed || progress != Progress::Idle;
@@ -958,14 +1281,29 @@ void Engine::coordinate() {
 // ---------------------------------------------------------------------------------------------------------------------- ends
 
 void Engine::finish_entry(Entry& entry, Status status) {
+  if (entry.lane != nullptr) {
+    std::erase(in_lanes_, &entry);
+    if (!status.ok() && entry.announced && board_.has_result(entry.unit)) return take_result(entry);  // it was done before that
+  }
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
   release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
   if (entry.trace != 0) timeline().finished(entry.trace, status);
-  const auto owned = ledger_.remove(entry);
-  const auto pending = owned->pending;
+  const auto pending = entry.pending;
+  std::unique_ptr<Entry> owned;
+  if (entry.lane != nullptr && status.ok()) {
+    entry.lane->place = ledger_.take_out(entry);
+  } else {
+    owned = ledger_.remove(entry);
+    if (status.ok() && entry.repeats) make_lane(entry);
+    if (!status.ok()) drop_lane(entry.key);
+  }
   pending->status = std::move(status);
   pending->done.store(true, std::memory_order_release);
   if (waiters_ > 0) changed_.notify_all();
+  if (!later_.empty()) {  // whoever drives next has something to announce
+    board_.ring_waiters();
+    board_.ring_worker(board_.self());
+  }
 }
 
 void Engine::fail_what_was_never_agreed() {
@@ -974,6 +1312,17 @@ void Engine::fail_what_was_never_agreed() {
     finish_entry(*entry, {Status::Code::Shutdown, fmt::format("{} '{}' was pending when hvd::shutdown() was called",
                                                               name_of(entry->key.kind), display_name(entry->key.name))});
   }
+}
+
+void Engine::fail_later(const Status& status) {
+  for (auto& [key, waiting] : later_) {
+    for (auto& entry : waiting) {
+      release(*entry);
+      entry->pending->status = status;
+      entry->pending->done.store(true, std::memory_order_release);
+    }
+  }
+  later_.clear();
 }
 
 void Engine::fail_world(const Status& status) noexcept {
@@ -990,6 +1339,7 @@ void Engine::fail_everything(const Status& status) noexcept {
   to_launch_.clear();
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish_entry(*entry, status);  // the others' submitters find `over_` set
+  fail_later(status);
   if (relay_) {
     try {
       relay_->failed(status);
@@ -1037,10 +1387,10 @@ void Engine::look_for_conflicts() {
   // disagreement only when all ranks of the set have waited under the name for a while, and no operation has them all.
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  for (Entry* entry : ledger_.all()) {
-    if (entry->state != EntryState::Waiting || !entry->announced || now - entry->since < kConflictTime) continue;
-    if (entry->pending->waited_for.load(std::memory_order_relaxed)) board_.set_stuck(entry->unit);
-  }
+  ledger_.for_each([&](const Entry& entry) {
+    if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime) return;
+    if (entry.pending->waited_for.load(std::memory_order_relaxed)) board_.set_stuck(entry.unit);
+  });
   for (const auto& [set, name] : negotiator_.ambiguous_names()) {
     if (negotiator_.scope_of(set) == Scope::World) {
       if (!relay_) continue;
@@ -1096,27 +1446,27 @@ void Engine::report_stalls() {
   const Config& config = parts_.config;
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  for (int other = 0; other < parts_.topology.size; ++other)
+  for (int other = 0; negotiator_.any_left() && other < parts_.topology.size; ++other)
     if (negotiator_.left()[static_cast<std::size_t>(other)]) fail_what_waits_for(other);
-  for (Entry* entry : ledger_.all()) {
-    if (entry->state != EntryState::Waiting || !entry->announced) continue;
-    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry->since);
-    const bool due = !config.stall_check_disable && now - entry->reported >= config.stall_check_time;
+  ledger_.for_each([&](Entry& entry) {
+    if (entry.state != EntryState::Waiting || !entry.announced || board_.failed()) return;
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry.since);
+    const bool due = !config.stall_check_disable && now - entry.reported >= config.stall_check_time;
     bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
-    if (!over && !due) continue;
-    const std::string culprits = blame(*entry);
+    if (!over && !due) return;
+    const std::string culprits = blame(entry);
     // Whoever can name them has the first word.
     over = over && (!culprits.empty() || waited >= config.stall_shutdown_time + kGraceForDecisions);
-    if (!over && !due) continue;
-    entry->reported = now;
-    const std::string text = fmt::format("{} '{}' has waited {} s: {}", name_of(entry->key.kind), display_name(entry->key.name),
+    if (!over && !due) return;
+    entry.reported = now;
+    const std::string text = fmt::format("{} '{}' has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name),
                                          waited.count(), culprits.empty() ? "ranks on other hosts have not submitted it" : culprits);
     if (over) {
       board_.set_failure({Status::Code::StallTimeout, text});
       return;
     }
     log(LogLevel::Warning, "{}", text);
-  }
+  });
 }
 
 bool Engine::shutdown(std::chrono::milliseconds patience) {
@@ -1137,7 +1487,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    return negotiator_.all_left() && ledger_.empty() && news_.empty();
+    return negotiator_.all_left() && ledger_.empty() && later_.empty() && news_.empty();
   };
   while (!try_take_wheel()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {
@@ -1156,6 +1506,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
     if (over_.ok()) over_ = {Status::Code::Shutdown, "hvd::shutdown() has been called"};
     for (Entry* entry : ledger_.all())
       if (entry->announced) finish_entry(*entry, over_);
+    fail_later(over_);
   }
   stop_thread_.store(true);
   board_.ring_worker(board_.self());

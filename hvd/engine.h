@@ -21,6 +21,7 @@
 #include "hvd/backend.h"
 #include "hvd/board.h"
 #include "hvd/config.h"
+#include "hvd/lanes.h"
 #include "hvd/ledger.h"
 #include "hvd/negotiator.h"
 #include "hvd/relay.h"
@@ -58,6 +59,9 @@ class Engine {
 
   /// Any thread. Throws InvalidArgument or DuplicateName (and then nothing has happened), Shutdown, or what ended the world.
   std::shared_ptr<Pending> submit(Submission submission, After after = After::Return);
+  /// Any thread. Submits the operation and waits for it, without memory from the heap, if this rank has a lane for it: if it has been
+  /// submitted twice before by a caller that waited. False, and nothing has happened, if not: to be submitted. Throws as `wait` does.
+  bool run_immediately(const Immediate& call);
   /// Any thread. Returns when the submission is done; throws what it failed with.
   void wait(Pending& pending);
   /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
@@ -76,6 +80,8 @@ class Engine {
 
   /// For tests: the coordination thread ends as if the process had been killed.
   void die_for_test();
+  /// For tests: how many lanes there are; gives back what they keep. None may be in use.
+  std::size_t drop_lanes_for_test();
 
  private:
   /// A batch to launch, with what must be read when it is cut: later the slots may belong to other tensors.
@@ -99,6 +105,15 @@ class Engine {
   void note_submission(Entry& entry);
   /// False: there is no room in the table just now; to be called again when others have read the log.
   bool announce(Entry& entry);
+  /// Announces submissions that have waited for an earlier one under their name.
+  bool announce_later();
+  [[nodiscard]] bool has_later(int process_set) const;
+  [[nodiscard]] bool can_announce_later();
+  /// What the submission without a name after `before` others is called, written into `text`. Few names, that come back: what the ranks
+  /// have said of them need not be said again.
+  std::string_view made_up_name(int process_set, OpKind kind, std::uint64_t before, std::span<char> text);
+  /// What follows an arrival: agrees if it was the last, or if all others have joined or left.
+  void after_arriving(Entry& entry, std::uint32_t arrived);
   bool introduce(Entry& entry);
   void introduce_remote(const UnitKey& key, int rank, const Signature& signature);
   void agree_by_root(const UnitKey& key, const Agreement& what);
@@ -116,6 +131,17 @@ class Engine {
   [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
   [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
   void raise_if_over() const;
+
+  // ---- lanes; under mutex_
+  /// For an entry that has ended well and is worth it. Never throws: without a lane the next one is submitted as this was.
+  void make_lane(const Entry& entry) noexcept;
+  void drop_lane(const UnitKey& key) noexcept;
+  bool take_lane(Lane& lane, const Immediate& call, Entry*& entry);
+  /// The last to arrive does the work for all. False if it must be agreed in the log.
+  bool run_for_all(const Lane& lane);
+  /// Finishes what others have done for this rank.
+  void take_results();
+  void take_result(Entry& entry);
 
   // ---- the log; under mutex_, appends also under the board's lock
   /// Locks the board, reads what is new, waits for room, and lets `append` commit records.
@@ -151,6 +177,7 @@ class Engine {
   // ---- ends
   void finish_entry(Entry& entry, Status status);
   void fail_what_was_never_agreed();
+  void fail_later(const Status& status);
   void fail_world(const Status& status) noexcept;
   void fail_everything(const Status& status) noexcept;
   void look_for_trouble();
@@ -169,9 +196,14 @@ class Engine {
   mutable std::mutex mutex_;         // guards what follows
   std::condition_variable changed_;  // an entry is done, or the wheel is free
   Ledger ledger_;
+  std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> later_;  // unnamed submissions whose name is still in flight
+  Lanes lanes_;
+  std::vector<Entry*> in_lanes_;  // entries that have arrived and whose result may come without a record
+  std::vector<std::uint64_t> lane_locations_;
+  std::vector<int> lane_ranks_;
   Negotiator negotiator_;
-  std::deque<Prepared> to_launch_;
-  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;  // the next number
+  std::vector<Prepared> to_launch_;
+  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;  // how many there were
   std::map<int, std::uint64_t> joins_;                       // of a process set: how often all its ranks have joined
   Status over_;                                              // why submissions are refused
   bool stopping_ = false;

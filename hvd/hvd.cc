@@ -73,6 +73,40 @@ Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
   return submission;
 }
 
+/// What `Engine::run_immediately` is asked for. The call must not outlive the arguments.
+Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set) {
+  Immediate call;
+  call.kind = kind;
+  call.process_set = set.id();
+  call.name = name;
+  call.dtype = input.dtype;
+  call.shape = input.shape;
+  call.input = input.data;
+  call.output = output.data;
+  return call;
+}
+
+template <class Options>
+void set_reduction(Immediate& call, const Options& options) {
+  call.op = options.op;
+  call.prescale_factor = options.prescale_factor;
+  call.postscale_factor = options.postscale_factor;
+}
+
+bool is_on_host(const Buffer& buffer) { return buffer.device == Device(); }
+
+/// Rows of a tensor whose other dimensions are the input's.
+struct Rows {
+  Gathered result;
+  std::size_t element;
+  static void* allocate(void* context, std::int64_t rows) {
+    auto& self = *static_cast<Rows*>(context);
+    self.result.shape.front() = rows;
+    self.result.data.resize(static_cast<std::size_t>(element_count(self.result.shape)) * self.element);
+    return self.result.data.data();
+  }
+};
+
 void submit_and_wait(Submission submission) {
   const auto running = engine();
   running->wait(*running->submit(std::move(submission), After::Wait));
@@ -290,6 +324,12 @@ Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const Al
   return submit_only(reduction({input}, {output}, options));
 }
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  if (is_on_host(input) && is_on_host(output) && input.dtype == output.dtype && input.shape == output.shape &&
+      options.compression == Compression::none()) {
+    Immediate call = immediate(OpKind::Allreduce, input, output, options.name, options.process_set);
+    set_reduction(call, options);
+    if (engine()->run_immediately(call)) return;
+  }
   submit_and_wait(reduction({input}, {output}, options));
 }
 Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
@@ -300,12 +340,26 @@ void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buff
   submit_and_wait(reduction(inputs, outputs, options));
 }
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
-void broadcast(const Buffer& buffer, const BroadcastOptions& options) { submit_and_wait(broadcasting(buffer, options)); }
+void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
+  if (is_on_host(buffer)) {
+    Immediate call = immediate(OpKind::Broadcast, buffer, buffer, options.name, options.process_set);
+    call.root = options.root_rank;
+    if (engine()->run_immediately(call)) return;
+  }
+  submit_and_wait(broadcasting(buffer, options));
+}
 
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
   return first(submit_only(gathering({input}, options)));
 }
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
+  if (is_on_host(input) && !input.shape.empty()) {
+    Immediate call = immediate(OpKind::Allgather, input, {}, options.name, options.process_set);
+    Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
+    call.allocate = &Rows::allocate;
+    call.context = &rows;
+    if (engine()->run_immediately(call)) return std::move(rows.result);
+  }
   return std::move(submit_and_wait(gathering({input}, options)).front());
 }
 Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
@@ -319,6 +373,14 @@ Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOpt
   return first(submit_only(scattering({input}, options)));
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
+  if (is_on_host(input) && !input.shape.empty()) {
+    Immediate call = immediate(OpKind::Reducescatter, input, {}, options.name, options.process_set);
+    set_reduction(call, options);
+    Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
+    call.allocate = &Rows::allocate;
+    call.context = &rows;
+    if (engine()->run_immediately(call)) return std::move(rows.result);
+  }
   return std::move(submit_and_wait(scattering({input}, options)).front());
 }
 Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
@@ -364,6 +426,10 @@ int join(const ProcessSet& process_set) {
 }
 
 void barrier(const ProcessSet& process_set) {
+  Immediate call;
+  call.kind = OpKind::Barrier;
+  call.process_set = process_set.id();
+  if (engine()->run_immediately(call)) return;
   Submission submission;
   submission.kind = OpKind::Barrier;
   submission.process_set = process_set.id();

@@ -50,6 +50,19 @@ std::unique_ptr<Entry> Ledger::remove(Entry& entry) {
   return std::move(node.mapped());
 }
 
+Ledger::Place Ledger::take_out(Entry& entry) { return {entries_.extract(entry.key), by_unit_.extract(entry.unit)}; }
+
+bool Ledger::put_back(Place& place) {
+  if (place.entry.empty() || place.unit.empty() || by_unit_.contains(place.unit.key())) return false;
+  auto entry = entries_.insert(std::move(place.entry));
+  if (!entry.inserted) {
+    place.entry = std::move(entry.node);
+    return false;
+  }
+  by_unit_.insert(std::move(place.unit));
+  return true;
+}
+
 std::vector<Entry*> Ledger::all() {
   std::vector<Entry*> entries;
   entries.reserve(entries_.size());

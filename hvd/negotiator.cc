@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <utility>
 
@@ -36,8 +37,14 @@ std::size_t set_rank(const ProcessSetInfo& set, int rank) {
 
 }  // namespace
 
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text) {
+  const auto [end, size] = joins == 0 ? fmt::format_to_n(text.data(), text.size(), "{}.noname.{}\n", name_of(kind), number)
+                                      : fmt::format_to_n(text.data(), text.size(), "{}.noname.{}.{}\n", name_of(kind), joins, number);
+  return {text.data(), static_cast<std::size_t>(end - text.data())};
+}
 std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number) {
-  return joins == 0 ? fmt::format("{}.noname.{}\n", name_of(kind), number) : fmt::format("{}.noname.{}.{}\n", name_of(kind), joins, number);
+  std::array<char, kUnnamedText> text{};
+  return std::string(unnamed(kind, joins, number, text));
 }
 bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
 std::string_view display_name(const std::string& name) {
@@ -204,7 +211,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
     case RecordType::Leave: {
       const int rank = reader.get<int>();
       if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
-      left_[static_cast<std::size_t>(rank)] = true;
+      left_[static_cast<std::size_t>(rank)] = any_left_ = true;
       outcomes.left.push_back(rank);
       return;
     }

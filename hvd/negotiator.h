@@ -31,9 +31,12 @@ struct UnitKey {
   auto operator<=>(const UnitKey&) const = default;
 };
 
-/// A name that the library makes up for a submission without one. It is used once; the newline keeps it apart from users' names.
+/// A name that the library makes up for a submission without one; the newline keeps it apart from users' names.
 /// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
 std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
+/// The same, written into `text`, which has room for kUnnamedText characters.
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
+inline constexpr std::size_t kUnnamedText = 72;
 bool is_unnamed(const std::string& name);
 /// The name as messages show it.
 std::string_view display_name(const std::string& name);
@@ -175,6 +178,7 @@ class Negotiator {
   [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_range(slots).has_value(); }
 
   [[nodiscard]] const std::vector<bool>& left() const { return left_; }
+  [[nodiscard]] bool any_left() const { return any_left_; }
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
   [[nodiscard]] bool every_rank_left() const;
@@ -232,6 +236,7 @@ class Negotiator {
   std::uint64_t sequence_ = 0;
   std::uint64_t orders_[2] = {0, 0};
   std::vector<bool> left_;
+  bool any_left_ = false;
   bool ended_ = false;
 };
 

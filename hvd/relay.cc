@@ -237,18 +237,13 @@ void Relay::decided(std::uint32_t id) {
   const auto known = known_.find(id);
   if (known == known_.end()) return;
   counts_.erase(id);
-  const UnitKey key = known->second.key;
+  const UnitKey& key = known->second.key;
   if (key.kind == OpKind::Join) {
     joined_.erase(key.process_set);
     join_order_.erase(key.process_set);
   }
-  if (!is_unnamed(key.name)) {
-    ++decisions_[{key.process_set, key.name}];
-    stuck_.erase({key.process_set, key.name});
-    return;
-  }
-  ids_.erase(key);
-  known_.erase(known);
+  ++decisions_[{key.process_set, key.name}];
+  stuck_.erase({key.process_set, key.name});
 }
 
 void Relay::note_join(int process_set, int rank) {

@@ -25,6 +25,11 @@ class ShmBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
+  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
+  void drop(std::uint64_t location) noexcept override;
+  bool is_free(std::uint64_t location) override;
+  std::byte* kept(std::uint64_t location) override;
+  bool run_for_all(const BatchTraits& traits, std::int64_t count, std::span<const std::uint64_t> locations) override;
   bool rings() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
@@ -38,6 +43,9 @@ class ShmBackend final : public Backend {
   const Topology topology_;
   Staging staging_;
   std::shared_ptr<StatsCounters> stats_;
+  std::vector<void*> blocks_;  // of `run_for_all`, as are the next two
+  std::vector<const void*> inputs_;
+  std::vector<std::byte> gathered_;
 };
 
 }  // namespace hvd

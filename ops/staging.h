@@ -3,6 +3,7 @@
 /// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread.
 /// Fails with BackendError when the arena is full.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -23,6 +24,12 @@ class Staging {
   /// A block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
   [[nodiscard]] static bool is_staged(std::uint64_t location);
+  /// A block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory.
+  std::optional<std::uint64_t> keep(std::size_t bytes);
+  void drop(std::uint64_t location) noexcept;
+  /// Whether no batch that is not over reads from the kept block.
+  bool is_free(std::uint64_t location, const std::function<bool(std::uint64_t sequence)>& is_over);
+  [[nodiscard]] static bool is_kept(std::uint64_t location);
   /// Gives a staged block back; does nothing for the user's own memory.
   void release(std::uint64_t location) noexcept;
   /// Copies a staged block to `output` and gives it back; does nothing for the user's own memory.
@@ -46,6 +53,7 @@ class Staging {
   };
   std::mutex mutex_;
   std::vector<Deferred> deferred_;
+  std::atomic<std::size_t> deferred_kept_{0};
 };
 
 }  // namespace hvd

@@ -342,12 +342,81 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
   return operation;
 }
 
+// ------------------------------------------------------------------------------------- small operations, without an Operation
+
+/// Whether the engine can work on the tensor as it is.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg();
+}
+
+template <class Options>
+Immediate immediate(OpKind kind, const at::Tensor& tensor, const Options& options) {
+  Immediate call;
+  call.kind = kind;
+  call.process_set = options.process_set.id();
+  call.name = options.name;
+  call.dtype = detail::data_type_of(tensor, name_of(kind));
+  call.shape = {tensor.sizes().data(), tensor.sizes().size()};
+  call.input = tensor.const_data_ptr();
+  if constexpr (requires { options.prescale_factor; }) {
+    call.op = options.op;
+    call.prescale_factor = options.prescale_factor;
+    call.postscale_factor = options.postscale_factor;
+  }
+  if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
+  return call;
+}
+
+bool run(Immediate& call, const at::Tensor& output) {
+  call.output = output.mutable_data_ptr();
+  return engine()->run_immediately(call);
+}
+
+bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kLaneBytes; }
+
+bool may_run(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
+}
+
+/// Results whose number of rows the engine knows.
+struct Rows {
+  const at::Tensor& input;
+  at::Tensor result;
+  static void* allocate(void* context, std::int64_t rows) {
+    auto& self = *static_cast<Rows*>(context);
+    auto sizes = self.input.sizes().vec();
+    sizes.front() = rows;
+    self.result = at::empty(sizes, self.input.options().requires_grad(false));
+    return self.result.mutable_data_ptr();
+  }
+};
+
+/// An undefined tensor if the operation must be submitted.
+template <class Options>
+at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options) {
+  if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
+  Immediate call = immediate(kind, tensor, options);
+  Rows rows{tensor, {}};
+  call.allocate = &Rows::allocate;
+  call.context = &rows;
+  return engine()->run_immediately(call) ? rows.result : at::Tensor();
+}
+
 }  // namespace
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  if (may_run(tensor, options) && !needs_gradient({tensor})) {
+    Immediate call = immediate(OpKind::Allreduce, tensor, options);
+    if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); run(call, output)) return output;
+  }
   return start(allreduction({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options) {
+  if (may_run(tensor, options)) {
+    Immediate call = immediate(OpKind::Allreduce, tensor, options);
+    if (run(call, tensor)) return tensor;
+  }
   return in_place({tensor}, allreduction({tensor}, options, Form::InPlace), After::Wait).front();
 }
 Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
@@ -371,6 +440,7 @@ Handle<Tensors> grouped_allreduce_async_(Tensors tensors, const AllreduceOptions
 }
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
+  if (const auto gathered = run_by_rows(OpKind::Allgather, tensor, options); gathered.defined()) return gathered;
   return start(gathering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> allgather_async(const at::Tensor& tensor, const AllgatherOptions& options) {
@@ -384,9 +454,17 @@ Handle<Tensors> grouped_allgather_async(const Tensors& tensors, const AllgatherO
 }
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  if (is_plain(tensor) && is_small(tensor) && !needs_gradient({tensor})) {
+    Immediate call = immediate(OpKind::Broadcast, tensor, options);
+    if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); run(call, output)) return output;
+  }
   return start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
+  if (is_plain(tensor) && is_small(tensor)) {
+    Immediate call = immediate(OpKind::Broadcast, tensor, options);
+    if (run(call, tensor)) return tensor;
+  }
   return in_place({tensor}, broadcasting({tensor}, options, Form::InPlace), After::Wait).front();
 }
 Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
@@ -397,6 +475,7 @@ Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& o
 }
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  if (const auto own = run_by_rows(OpKind::Reducescatter, tensor, options); own.defined()) return own;
   return start(scattering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {

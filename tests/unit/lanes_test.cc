@@ -1,0 +1,279 @@
+/// Small operations that come back under the same name: that they cost no memory, and that they give what the general path gives,
+/// whichever way each rank goes.
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <deque>
+#include <new>
+#include <random>
+
+#include "hvd/engine.h"
+#include "tests/support/dice.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/thread_world.h"
+
+namespace {
+thread_local std::size_t allocations = 0;
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Of the whole test program: counts what the thread allocates.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+#endif
+
+namespace hvd::test {
+namespace {
+
+constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Reducescatter, OpKind::Barrier};
+
+/// One operation of a rank, whose values follow from `round` and the rank.
+struct Work {
+  OpKind kind;
+  int rank, size, round;
+  std::string name;
+  Shape shape;
+  std::vector<std::int32_t> input, output;
+
+  Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows)
+      : kind(what), rank(of), size(ranks), round(number), name(std::move(called)), shape{rows, 3} {
+    for (std::int64_t i = 0; i < 3 * rows; ++i) input.push_back(value(rank, i));
+    std::int64_t result = rows;
+    if (kind == OpKind::Allgather) result = rows * size;
+    if (kind == OpKind::Reducescatter) result = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
+    output.assign(static_cast<std::size_t>(3 * result), -1);
+  }
+  [[nodiscard]] std::int32_t value(int of, std::int64_t i) const {
+    return static_cast<std::int32_t>(1000 * of + 7 * round + static_cast<int>(i) % 5 + 1);
+  }
+
+  [[nodiscard]] Immediate call() {
+    Immediate call;
+    call.kind = kind;
+    call.name = name;
+    call.dtype = DataType::Int32;
+    if (kind != OpKind::Barrier) {
+      call.shape = shape;
+      call.input = input.data();
+      call.output = output.data();
+    }
+    call.op = ReduceOp::Sum;
+    call.root = size - 1;
+    return call;
+  }
+  [[nodiscard]] Submission submission() {
+    Submission submission;
+    submission.kind = kind;
+    submission.name = name;
+    submission.op = ReduceOp::Sum;
+    submission.root = kind == OpKind::Broadcast ? size - 1 : 0;
+    if (kind == OpKind::Barrier) return submission;
+    const bool by_rows = kind == OpKind::Allgather;
+    submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32, shape});
+    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    return submission;
+  }
+  void run(Engine& engine) {
+    if (!engine.run_immediately(call())) engine.wait(*engine.submit(submission(), After::Wait));
+  }
+
+  /// `absent`: ranks that have joined and count as zeros.
+  [[nodiscard]] bool is_right(int absent = -1) const {
+    const auto rows = shape.front();
+    std::vector<std::int32_t> wanted;
+    std::vector<std::int32_t> sums;
+    for (std::int64_t i = 0; i < 3 * rows; ++i) {
+      std::int32_t sum = 0;
+      for (int of = 0; of < size; ++of) sum += of == absent ? 0 : value(of, i);
+      sums.push_back(sum);
+    }
+    switch (kind) {
+      case OpKind::Barrier:
+        return true;
+      case OpKind::Broadcast:
+        for (std::int64_t i = 0; i < 3 * rows; ++i) wanted.push_back(value(size - 1, i));
+        break;
+      case OpKind::Allgather:
+        for (int of = 0; of < size; ++of)
+          for (std::int64_t i = 0; i < 3 * rows; ++i) wanted.push_back(value(of, i));
+        break;
+      case OpKind::Reducescatter: {
+        std::int64_t before = 0;
+        for (int of = 0; of < rank; ++of) before += scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(of));
+        const auto own = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
+        wanted.assign(sums.begin() + 3 * before, sums.begin() + 3 * (before + own));
+        break;
+      }
+      default:
+        wanted = sums;
+    }
+    return output == wanted;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("lanes: a small operation that comes back allocates nothing, with and without a name, and gives the right values") {
+  for (const int size : {1, 2, 3, 4}) {
+    for (const OpKind kind : kKinds) {
+      for (const bool named : {true, false}) {
+        ThreadWorld world({.size = size, .config = {}});
+        world.run([&](int rank, Engine& engine) {
+          constexpr int kWarm = 3 * 256;  // as many names as there are for those without; in the last round others may be in shutdown()
+          for (int round = 0; round < kWarm + 50; ++round) {
+            Work work(kind, rank, size, round, named ? "again" : "", 5);
+            const Immediate call = work.call();
+            const std::size_t before = allocations;
+            const bool in_lane = engine.run_immediately(call);
+            const std::size_t made = allocations - before;
+            if (!in_lane) engine.wait(*engine.submit(work.submission(), After::Wait));
+            if (!work.is_right()) FAIL_CHECK("wrong values in round " << round << " of kind " << static_cast<int>(kind));
+            if (round >= (named ? 3 : kWarm) && round < kWarm + 49 && (!in_lane || made > 0))
+              FAIL_CHECK("size " << size << " round " << round << " of kind " << static_cast<int>(kind)
+                                 << std::string(named ? "" : " without a name") << ": " << made << " allocations, "
+                                 << std::string(in_lane ? "in its lane" : "without a lane"));
+          }
+          Work last(OpKind::Allreduce, rank, size, 0, "last", 1);  // what was pulled is given back when something else is staged
+          last.run(engine);
+          CHECK(engine.drop_lanes_for_test() >= 1);
+          CHECK(world.arena(rank).used_bytes() == 0);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("lanes: what is large, or of a set across domains, has none") {
+  for (const int domains : {1, 2}) {
+    ThreadWorld world({.size = 2, .domains = domains, .config = {}});
+    world.run([&](int rank, Engine& engine) {
+      for (int round = 0; round < 10; ++round) {
+        Work work(OpKind::Allreduce, rank, 2, round, "again", domains == 1 ? 2000 : 2);
+        CHECK_FALSE(engine.run_immediately(work.call()));
+        engine.wait(*engine.submit(work.submission(), After::Wait));
+        CHECK(work.is_right());
+      }
+    });
+  }
+}
+
+TEST_CASE("lanes: whichever way each rank goes, with few slots and other names in between") {
+  for (const int size : {2, 3, 4}) {
+    for (const std::uint32_t capacity : {16U, 256U}) {
+      Config config;
+      config.cache_capacity = capacity;
+      ThreadWorld world({.size = size, .config = config, .cores = size < 4 ? 4U : 2U});
+      world.run([&](int rank, Engine& engine) {
+        std::mt19937 common(7), own(static_cast<unsigned>(rank) + 100);
+        std::deque<std::pair<std::unique_ptr<Work>, std::shared_ptr<Pending>>> under_way;
+        const auto finish_one = [&] {
+          engine.wait(*under_way.front().second);
+          CHECK(under_way.front().first->is_right());
+          under_way.pop_front();
+        };
+        for (int round = 0; round < (kSanitized ? 400 : 3000); ++round) {
+          const auto kind = kKinds[common() % 5];
+          const auto letter = static_cast<char>('a' + common() % 3);
+          const auto rows = static_cast<std::int64_t>(1 + (common() % 8 == 0 ? common() % 3 : 0));
+          std::string name = common() % 4 == 0 ? "" : std::string(1, letter);
+          if (common() % 16 == 0) name = "once " + std::to_string(round);
+          auto work = std::make_unique<Work>(kind, rank, size, round, name, rows);
+          // An operation that is still under way under that name must end first, here and on all ranks alike.
+          const auto same = [&](const auto& other) { return !name.empty() && other.first->name == name && other.first->kind == kind; };
+          while (std::any_of(under_way.begin(), under_way.end(), same)) finish_one();
+          switch (own() % 4) {
+            case 0: {
+              auto pending = engine.submit(work->submission(), After::Return);
+              under_way.emplace_back(std::move(work), std::move(pending));
+              break;
+            }
+            case 1:
+              engine.wait(*engine.submit(work->submission(), After::Wait));
+              CHECK(work->is_right());
+              break;
+            default:
+              work->run(engine);
+              CHECK(work->is_right());
+          }
+          while (under_way.size() > 3) finish_one();
+        }
+        while (!under_way.empty()) finish_one();
+      });
+    }
+  }
+}
+
+TEST_CASE("lanes: a rank that sends something else, joins, or calls shutdown() is noticed as ever") {
+  ThreadWorld world({.size = 3, .config = {}});
+  world.run([&](int rank, Engine& engine) {
+    const auto steady = [&](int rounds) {
+      for (int round = 0; round < rounds; ++round) {
+        Work work(OpKind::Allreduce, rank, 3, round, "a", 2);
+        work.run(engine);
+        CHECK(work.is_right());
+      }
+    };
+    steady(5);
+    Work odd(OpKind::Allreduce, rank, 3, 0, "a", rank == 1 ? 3 : 2);
+    CHECK_THROWS_AS(odd.run(engine), Mismatch);
+    steady(5);
+    if (rank == 2) {
+      Submission join;
+      join.kind = OpKind::Join;
+      join.name = kJoin;
+      engine.wait(*engine.submit(join, After::Wait));
+    } else {
+      for (int round = 0; round < 20; ++round) {
+        Work work(OpKind::Allreduce, rank, 3, round, "a", 2);
+        work.run(engine);
+        CHECK(work.is_right(2));
+      }
+      Submission join;
+      join.kind = OpKind::Join;
+      join.name = kJoin;
+      engine.wait(*engine.submit(join, After::Wait));
+    }
+    steady(5);
+    if (rank == 0) return;  // and calls shutdown()
+    Work last(OpKind::Allreduce, rank, 3, 0, "a", 2);
+    CHECK_THROWS_AS(last.run(engine), Shutdown);
+  });
+}
+
+TEST_CASE("more submissions without a name than there are names wait their turn, in any order of waiting, and before a join") {
+  for (const int domains : {1, 2}) {
+    Config config;
+    config.cache_capacity = 32;  // eight names
+    ThreadWorld world({.size = 3, .domains = domains, .config = config});
+    world.run([&](int rank, Engine& engine) {
+      for (int phase = 0; phase < 3; ++phase) {
+        constexpr int kMany = 50;
+        std::deque<std::vector<float>> values;
+        std::vector<std::shared_ptr<Pending>> pending;
+        for (int i = 0; i < kMany; ++i) {
+          values.emplace_back(4, static_cast<float>(i + rank));
+          pending.push_back(engine.submit(allreduce_of(values.back(), "", DataType::Float32)));
+        }
+        if (phase == 1) {
+          Submission join;
+          join.kind = OpKind::Join;
+          join.name = kJoin;
+          engine.wait(*engine.submit(join, After::Wait));
+        }
+        for (int i = 0; i < kMany; ++i) {
+          const auto which = static_cast<std::size_t>(rank == 0 ? i : kMany - 1 - i);
+          engine.wait(*pending[which]);
+          CHECK(values[which] == std::vector<float>(4, static_cast<float>(3 * which + 3)));
+        }
+      }
+    });
+  }
+}
+
+}  // namespace hvd::test
