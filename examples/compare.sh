@@ -30,7 +30,9 @@ python=${HVD_COMPARE_PYTHON:-$root/.deps/venv/bin/python}
 horovod=${HVD_HOROVOD_PYTHON:-}
 svg=${HVD_COMPARE_SVG:-}
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
-export LOCAL_WORLD_SIZE=$ranks   # gloo takes shared memory only where it is told how many ranks the host has
+# A gloo that is built with a way through shared memory takes it where it is told that all ranks are on one host.
+export LOCAL_WORLD_SIZE=$ranks
+subjects="hvd-arena hvd-arena-fp16 hvd-ordinary hvd-ordinary-fp16 none hvd hvd-fp16 MPI MPI-packed memcpy gloo none-DDP DDP none-Horovod Horovod"
 
 program=hvd_bench
 if [ "$steps" = 1 ]; then program=step_bench; fi
@@ -149,7 +151,7 @@ compare_steps() {
 
 # medians: "WORK<tab>SUBJECT<tab>TIME<tab>RATIO", in the order of the table; a ratio that was not measured is one to the base
 medians() {
-  sort -k1,1 -k2,2 -k3,3n "$work/measured" | awk -v list="${works[*]}" -v base="$base" '
+  sort -k1,1 -k2,2 -k3,3n "$work/measured" | awk -v list="${works[*]}" -v order="$subjects" -v base="$base" '
     function sorted(values, n, i, j, held) {
       for (i = 2; i <= n; ++i) {
         held = values[i]
@@ -165,7 +167,7 @@ medians() {
     }
     { key = $1 " " $2; ++count[key]; times[key, count[key]] = $3; if (NF > 3) { ratios[key, count[key]] = $4; paired[key] = 1 } }
     END {
-      subjects = split("hvd-arena hvd-arena-fp16 hvd-ordinary hvd-ordinary-fp16 none hvd hvd-fp16 MPI MPI-packed memcpy gloo none-DDP DDP none-Horovod Horovod", subject, " ")
+      subjects = split(order, subject, " ")
       works = split(list, work, " ")
       for (w = 1; w <= works; ++w)
         for (s = 1; s <= subjects; ++s) {
@@ -182,10 +184,14 @@ medians >"$work/medians"
 
 echo
 echo "$title; in brackets $note"
-awk -F '\t' -v base="$base" -v list="${works[*]}" '
-  !seen[$2]++ { subject[++subjects] = $2 }
-  { cell[$1, $2] = ($2 == base || $2 ~ /^none/) ? sprintf("%.1f", $3) : sprintf("%.1f (%.2fx)", $3, $4) }
+awk -F '\t' -v base="$base" -v list="${works[*]}" -v order="$subjects" '
+  {
+    seen[$2] = 1
+    cell[$1, $2] = ($2 == base || $2 ~ /^none/) ? sprintf("%.1f", $3) : sprintf("%.1f (%.2fx)", $3, $4)
+  }
   END {
+    names = split(order, name, " ")
+    for (n = 1; n <= names; ++n) if (name[n] in seen) subject[++subjects] = name[n]
     printf "%-10s", ""
     for (s = 1; s <= subjects; ++s) printf " %18s", subject[s]
     print ""
@@ -198,7 +204,7 @@ awk -F '\t' -v base="$base" -v list="${works[*]}" '
   }' "$work/medians"
 
 if [ -n "$svg" ]; then
-  { printf '# title: %s\n# base: %s\n# unit: %s\n# note: %s\n' "$title" "$base" "$unit" "$note"; cat "$work/medians"; } >"${svg%.svg}.tsv"
+  { printf '# title: %s\n# base: %s\n# unit: %s\n# note: %s\n# subjects: %s\n' "$title" "$base" "$unit" "$note" "$subjects"; cat "$work/medians"; } >"${svg%.svg}.tsv"
   draw=
   for draw in python3 "$python" ''; do if has "$draw" ""; then break; fi; done
   if [ -n "$draw" ]; then "$draw" "$root/examples/plot.py" "${svg%.svg}.tsv" "$svg"; else echo "compare.sh: no plot: there is no python3 to draw ${svg%.svg}.tsv"; fi

@@ -85,7 +85,7 @@ def slowest_median(work, repeats):
 def main():
     torch.set_num_threads(1)
     rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])  # lets gloo take shared memory within a host
+    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])  # for a gloo with a way through shared memory
     address = "tcp://127.0.0.1:" + os.environ.get("HVD_COMPARE_PORT", "29517")
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     for work in sys.argv[1:]:

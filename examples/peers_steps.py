@@ -112,7 +112,7 @@ def with_ddp(model):
     import torch.distributed as dist
 
     rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])  # lets gloo take shared memory within a host
+    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])  # for a gloo with a way through shared memory
     address = "tcp://127.0.0.1:" + os.environ.get("HVD_COMPARE_PORT", "29517")
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

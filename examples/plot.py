@@ -2,7 +2,7 @@
 """Draws what examples/compare.sh measured as an SVG: python3 plot.py MEDIANS.tsv PLOT.svg
 
 Bars on a logarithmic scale, grouped by work: times relative to the base, which is the line at 1. Readable on light and on dark pages; needs
-nothing but Python. The file has lines "# key: value" (title, base, unit, note) and rows "work, subject, time, ratio", with tabs.
+nothing but Python. The file has lines "# key: value" (title, base, unit, note, and subjects: their order) and rows "work, subject, time, ratio", with tabs.
 """
 import html
 import math
@@ -90,7 +90,9 @@ def draw(about, rows):
     base = about.get("base", rows[0][1])
     works = unique(row[0] for row in rows)
     values = {(work, subject): (time, ratio) for work, subject, time, ratio in rows}
-    shown = [s for s in unique(row[1] for row in rows) if s != base and not s.startswith("none")]
+    there = unique(row[1] for row in rows)
+    ordered = unique([s for s in about.get("subjects", "").split() if s in there] + there)
+    shown = [s for s in ordered if s != base and not s.startswith("none")]
     groups = {work: [s for s in shown if (work, s) in values] for work in works}
     ratios = [values[work, s][1] for work in works for s in groups[work]] + [1.0]
     low, high = min(ratios) * 0.8, max(ratios) * 1.3
