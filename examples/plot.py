@@ -10,6 +10,7 @@ import sys
 
 BAR, GAP, GROUP_GAP, HEIGHT = 24, 4, 40, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 96, 64
+LOWEST = 0.1  # bars end here: a memcpy of a few bytes would leave no room for the rest
 LIGHT = ["#0072b2", "#56b4e9", "#009e73", "#7fd1b9", "#d55e00", "#e69f00", "#999999", "#cc79a7", "#8c6bb1"]
 DARK = ["#4aa8e0", "#8fd0f5", "#2fc99a", "#a5e6d3", "#ff8a3d", "#ffc247", "#b0b0b0", "#ec9ccb", "#b79be0"]
 
@@ -95,15 +96,16 @@ def draw(about, rows):
     shown = [s for s in ordered if s != base and not s.startswith("none")]
     groups = {work: [s for s in shown if (work, s) in values] for work in works}
     ratios = [values[work, s][1] for work in works for s in groups[work]] + [1.0]
-    low, high = min(ratios) * 0.8, max(ratios) * 1.3
+    low, high = max(min(ratios), LOWEST) * 0.8, max(ratios) * 1.3
 
     def y(ratio):
-        return TOP + HEIGHT * (1 - math.log(ratio / low) / math.log(high / low))
+        return TOP + HEIGHT * (1 - math.log(max(ratio, LOWEST) / low) / math.log(high / low))
 
     widths = {work: max(90, len(groups[work]) * (BAR + GAP)) for work in works}
-    legend = sum(28 + 7.2 * len(s) for s in shown)
+    legend = sum(30 + 7.8 * len(s) for s in shown)
     title = about.get("title", "")
-    width = max(LEFT + RIGHT + sum(widths.values()) + GROUP_GAP * len(works), LEFT + RIGHT + legend, 40 + 7.6 * len(title))
+    meaning = f"Bars: {about.get('note', 'times relative to ' + base)}; the line at 1 is {base}, below it is faster."
+    width = max(LEFT + RIGHT + sum(widths.values()) + GROUP_GAP * len(works), LEFT + RIGHT + legend, 40 + 8.2 * len(title), 40 + 6.8 * len(meaning))
     height = TOP + HEIGHT + BOTTOM
 
     out = Drawing()
@@ -113,12 +115,12 @@ def draw(about, rows):
     out.add(style())
     out.add(f'<rect class="page" width="{width:.0f}" height="{height}"/>')
     out.text(20, 24, title, "title", "start")
-    out.text(20, 44, f"Bars: {about.get('note', 'times relative to ' + base)}; the line at 1 is {base}, below it is faster.", anchor="start")
+    out.text(20, 44, meaning, anchor="start")
     x = 20
     for i, subject in enumerate(shown):
         out.add(f'<rect class="s{i % len(LIGHT)}" x="{x:.1f}" y="58" width="12" height="12"/>')
         out.text(x + 17, 68, subject, anchor="start")
-        x += 28 + 7.2 * len(subject)
+        x += 30 + 7.8 * len(subject)
     for tick in ticks(low, high):
         out.add(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT:.0f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         out.text(LEFT - 8, y(tick) + 4, f"{tick:g}x", anchor="end")
