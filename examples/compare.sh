@@ -97,7 +97,7 @@ compare_allreduces() {
   note="how many times as long as hvd in the arena"
   # Not every build compresses raw buffers.
   wires=()
-  if mpirun -np "$ranks" "$examples/hvd_bench" --wire fp16 -b 4 -e 4 --iterations 1 >/dev/null 2>&1 </dev/null; then wires=(--wire none,fp16); fi
+  if mpirun -np "$ranks" "$examples/hvd_bench" --wire fp16 -b 4 -e 4 --iterations 1 >/dev/null 2>&1 </dev/null; then wires=(--wire "none,fp16"); fi
   for round in $(seq "$rounds"); do
     echo "compare.sh: round $round of $rounds" >&2
     for size in "${works[@]}"; do
@@ -110,18 +110,8 @@ compare_allreduces() {
 
 # step_options MODEL: into `options`
 step_options() {
-  read -ra options <<<"${HVD_COMPARE_INPUT:-}"
-  if [ "$1" != bert-base ]; then return; fi
-  local bert=${HVD_COMPARE_BERT-unset} more
-  if [ "$bert" = unset ]; then
-    bert=
-    if [ "$(awk '/^MemAvailable:/ { print int($2 / 1e6) }' /proc/meminfo)" -lt $((6 * ranks)) ]; then bert="--layers 4 --sequence 64"; fi
-  fi
-  if [ -n "$bert" ]; then
-    read -ra more <<<"$bert"
-    options+=("${more[@]}")
-    echo "compare.sh: bert-base is measured with $bert" >&2
-  fi
+  options=()
+  read -ra options <<<"${HVD_COMPARE_INPUT:-}$(if [ "$1" = bert-base ]; then echo " $bert"; fi)"
 }
 
 # step_peer SUBJECT PYTHON MODEL: lines "SUBJECT MILLISECONDS RATIO"
@@ -135,7 +125,12 @@ compare_steps() {
   read -ra works <<<"${HVD_COMPARE_MODELS:-resnet18 resnet50 bert-base}"
   measured_steps=${HVD_COMPARE_STEPS:-5}
   base=none unit=ms
+  bert=${HVD_COMPARE_BERT-}
+  if [ -z "${HVD_COMPARE_BERT+set}" ] && [ "$(awk '/^MemAvailable:/ { print int($2 / 1e6) }' /proc/meminfo)" -lt $((6 * ranks)) ]; then
+    bert="--layers 4 --sequence 64"
+  fi
   title="$ranks ranks on $(getconf _NPROCESSORS_ONLN) cores, training steps${HVD_COMPARE_INPUT:+, $HVD_COMPARE_INPUT}; medians of $rounds rounds of $measured_steps in ms"
+  case " ${works[*]} " in *" bert-base "*) if [ -n "$bert" ]; then title+="; bert-base with $bert"; fi ;; esac
   note="how many times as long as the same step without communication, in the same process"
   for round in $(seq "$rounds"); do
     echo "compare.sh: round $round of $rounds" >&2

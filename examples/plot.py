@@ -56,8 +56,8 @@ def short(number):
 
 
 def ticks(low, high):
-    """Round numbers from low to high: 1, 2, 5, 10... as far as there is room."""
-    digits = (1, 2, 5) if high / low < 200 else (1,)
+    """Round numbers from low to high: 1, 2, 5, 10..., more or fewer of them as there is room."""
+    digits = (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5) if high / low < 200 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
 
@@ -101,12 +101,14 @@ def draw(about, rows):
     def y(ratio):
         return TOP + HEIGHT * (1 - math.log(max(ratio, LOWEST) / low) / math.log(high / low))
 
-    widths = {work: max(90, len(groups[work]) * (BAR + GAP)) for work in works}
+    widths = {work: max(120, len(groups[work]) * (BAR + GAP)) for work in works}
     legend = sum(30 + 7.8 * len(s) for s in shown)
     title = about.get("title", "")
-    meaning = f"Bars: {about.get('note', 'times relative to ' + base)}; the line at 1 is {base}, below it is faster."
+    base_name = "without communication" if base == "none" else base
+    meaning = f"Bars: {about.get('note', 'times relative to ' + base)}; the line at 1 is {base_name}, below it is faster."
     width = max(LEFT + RIGHT + sum(widths.values()) + GROUP_GAP * len(works), LEFT + RIGHT + legend, 40 + 8.2 * len(title), 40 + 6.8 * len(meaning))
     height = TOP + HEIGHT + BOTTOM
+    gap = (width - LEFT - RIGHT - sum(widths.values())) / len(works)
 
     out = Drawing()
     out.add(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}" role="img">')
@@ -124,7 +126,7 @@ def draw(about, rows):
     for tick in ticks(low, high):
         out.add(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT:.0f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         out.text(LEFT - 8, y(tick) + 4, f"{tick:g}x", anchor="end")
-    left = LEFT + GROUP_GAP / 2
+    left = LEFT + gap / 2
     for work in works:
         x = left + (widths[work] - len(groups[work]) * (BAR + GAP) + GAP) / 2
         for subject in groups[work]:
@@ -140,8 +142,8 @@ def draw(about, rows):
         middle = left + widths[work] / 2
         out.text(middle, TOP + HEIGHT + 28, work_name(work), "title")
         if (work, base) in values:
-            out.text(middle, TOP + HEIGHT + 46, f"{base}: {short(values[work, base][0])} {about.get('unit', '')}", "small")
-        left += widths[work] + GROUP_GAP
+            out.text(middle, TOP + HEIGHT + 46, f"{base_name}: {short(values[work, base][0])} {about.get('unit', '')}", "small")
+        left += widths[work] + gap
     out.add(f'<line class="base" x1="{LEFT}" x2="{width - RIGHT:.0f}" y1="{y(1):.1f}" y2="{y(1):.1f}"/>')
     out.add("</svg>")
     return "\n".join(out.lines) + "\n"
