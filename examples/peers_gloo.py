@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Times allreduce of torch.distributed with gloo, for examples/compare.sh.
 
-    mpirun -np 4 python peers_gloo.py BYTES... [resnet18|resnet50]
+    mpirun -np 4 python peers_gloo.py BYTES... [resnet18|resnet50|bert-base]
 
 Sum of float32; a model is its gradients in buckets of 25 MiB, as DistributedDataParallel has them. Rank 0 prints one line for each: its
-name and the median of the slowest rank in microseconds. Needs torch (and numpy).
+name and the median of the slowest rank in microseconds. Needs torch.
 """
 import os
 import sys
@@ -19,6 +19,8 @@ ROUNDS = 7
 
 def gradients(name):
     """Sizes of a model's gradients in backward order."""
+    if name == "bert-base":
+        return bert_gradients()
     blocks = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}[name]
     bottleneck = name == "resnet50"
     counts, width_in = [64 * 3 * 49, 64, 64], 64
@@ -36,6 +38,14 @@ def gradients(name):
                 counts += [weights, features, features]
             width_in = width_out
     return (counts + [1000 * width_in, 1000])[::-1]
+
+
+def bert_gradients(layers=12, width=768):
+    linear = [width * width, width]
+    counts = [30522 * width, 512 * width, 2 * width, width, width]
+    for _ in range(layers):
+        counts += 4 * linear + [width, width, 4 * width * width, 4 * width, 4 * width * width, width, width, width]
+    return (counts + linear)[::-1]
 
 
 def buckets(tensors):
@@ -75,6 +85,7 @@ def slowest_median(work, repeats):
 def main():
     torch.set_num_threads(1)
     rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])  # for a gloo with a way through shared memory
     address = "tcp://127.0.0.1:" + os.environ.get("HVD_COMPARE_PORT", "29517")
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     for work in sys.argv[1:]:

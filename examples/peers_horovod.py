@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times allreduce of Horovod, for examples/compare.sh.
 
-    mpirun -np 4 python peers_horovod.py BYTES... [resnet18|resnet50]
+    mpirun -np 4 python peers_horovod.py BYTES... [resnet18|resnet50|bert-base]
 
 The same work and output as peers_gloo.py; a model is its gradients as a burst of allreduce_async_. Needs Horovod built for torch.
 """

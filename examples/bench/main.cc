@@ -32,9 +32,22 @@ std::string agree(const std::string& mistake) {
 }
 
 void require_backend(const Options& options) {
-  const bool shared = hvd::local_size() == 1 || hvd::allocate_shared(64) != nullptr;
-  if (options.backend == Backend::Shm && largest(shared ? 0 : 1) > 0)
+  if (options.backend == Backend::Shm && !ranks_share_memory())
     throw WrongOptions(fmt::format("--backend shm: the ranks share no memory here ({})", hvd::backend_description()));
+}
+
+/// Tries out what not every build has. All ranks find the same.
+void require_wires(const Options& options) {
+  for (const auto wire : options.wires) {
+    if (wire == hvd::Compression::none()) continue;
+    double nothing = 0;
+    const hvd::Buffer buffer{&nothing, options.dtype, {1}, {}};
+    try {
+      hvd::allreduce(buffer, buffer, {.name = "hvd_bench.wire", .compression = wire});
+    } catch (const hvd::InvalidArgument& refused) {
+      throw WrongOptions(fmt::format("--wire {}: not in this build ({})", name_of(wire), refused.what()));
+    }
+  }
 }
 
 /// All rows of one workload.
@@ -42,11 +55,13 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
   std::vector<std::unique_ptr<Subject>> subjects;
   std::vector<Runner> runners;
   for (const bool in_arena : options.in_arena)
-    for (const bool in_place : options.in_place) subjects.push_back(std::make_unique<Subject>(options, counts, in_arena, in_place));
+    for (const bool in_place : options.in_place)
+      for (const auto wire : options.wires) subjects.push_back(std::make_unique<Subject>(options, counts, in_arena, in_place, wire));
   for (const auto& subject : subjects) runners.push_back({subject->memory(), [&subject] { subject->run(); }});
   std::optional<Rival> rival;
-  if (options.versus_mpi || options.versus_memcpy) rival.emplace(options, counts);
+  if (has_rivals(options)) rival.emplace(options, counts);
   if (options.versus_mpi) runners.push_back({"MPI", [&] { rival->run_mpi(); }});
+  if (options.versus_packed) runners.push_back({"packed", [&] { rival->run_packed(); }});
   if (options.versus_memcpy) runners.push_back({"memcpy", [&] { rival->run_memcpy(); }});
 
   std::vector<std::size_t> wrong(subjects.size(), 0);
@@ -72,11 +87,13 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
 
   std::size_t next = subjects.size();
   if (options.versus_mpi) row.mpi = timings[next++];
+  if (options.versus_packed) row.packed = timings[next++];
   if (options.versus_memcpy) row.memcpy = timings[next++];
   std::vector<Row> rows;
   for (std::size_t i = 0; i < subjects.size(); ++i) {
     row.memory = subjects[i]->memory();
     row.place = subjects[i]->place();
+    row.wire = subjects[i]->wire();
     row.time = timings[i];
     if (options.check) row.wrong = total(wrong[i]);
     if (!options.model.empty()) row.batches = batches[i];
@@ -99,6 +116,7 @@ std::vector<std::vector<std::size_t>> workloads(const Options& options) {
 /// Returns the exit code. A WrongOptions or std::runtime_error that leaves it was found by all ranks alike.
 int run(const Options& options) {
   require_backend(options);
+  require_wires(options);
   std::unique_ptr<Report> report;
   std::string mistake;
   try {
@@ -157,7 +175,7 @@ int main(int argc, char** argv) {
   }
   try {
     std::optional<RawMpi> mpi;
-    if (line.options.versus_mpi) mpi.emplace();
+    if (line.options.versus_mpi || line.options.versus_packed) mpi.emplace();
     hvd::Config config = hvd::Config::from_environment();
     if (line.options.backend == Backend::Mpi) config.shared_memory = hvd::SharedMemory::Off;
     hvd::init(config);

@@ -13,6 +13,8 @@ class Parameters {
     counts_.insert(counts_.end(), {in * out * kernel * kernel, out, out});
   }
   void linear(std::size_t in, std::size_t out) { counts_.insert(counts_.end(), {in * out, out}); }
+  void embedding(std::size_t words, std::size_t width) { counts_.push_back(words * width); }
+  void layer_norm(std::size_t width) { counts_.insert(counts_.end(), {width, width}); }
   std::vector<std::size_t> backward() && {
     std::reverse(counts_.begin(), counts_.end());
     return std::move(counts_);
@@ -46,14 +48,32 @@ std::vector<std::size_t> resnet(const std::vector<std::size_t>& blocks, bool bot
   return std::move(parameters).backward();
 }
 
+std::vector<std::size_t> bert(std::size_t layers, std::size_t width) {
+  Parameters parameters;
+  parameters.embedding(30522, width);  // words
+  parameters.embedding(512, width);    // positions
+  parameters.embedding(2, width);      // first or second sentence
+  parameters.layer_norm(width);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int i = 0; i < 4; ++i) parameters.linear(width, width);  // query, key, value, output
+    parameters.layer_norm(width);
+    parameters.linear(width, 4 * width);
+    parameters.linear(4 * width, width);
+    parameters.layer_norm(width);
+  }
+  parameters.linear(width, width);  // pooler
+  return std::move(parameters).backward();
+}
+
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names{"resnet18", "resnet50"};
+  static const std::vector<std::string> names{"resnet18", "resnet50", "bert-base"};
   return names;
 }
 
 std::vector<std::size_t> gradients_of(const std::string& name) {
+  if (name == "bert-base") return bert(12, 768);
   return name == "resnet18" ? resnet({2, 2, 2, 2}, false) : resnet({3, 4, 6, 3}, true);
 }
 

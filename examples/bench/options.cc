@@ -20,17 +20,17 @@ const Choices<Collective> kCollectives{{"allreduce", Collective::Allreduce},    
                                        {"allgather", Collective::Allgather},         {"alltoall", Collective::Alltoall},
                                        {"reducescatter", Collective::Reducescatter}, {"barrier", Collective::Barrier}};
 const Choices<Backend> kBackends{{"auto", Backend::Auto}, {"shm", Backend::Shm}, {"mpi", Backend::Mpi}};
-const Choices<hvd::ReduceOp> kOps{{"sum", hvd::ReduceOp::Sum},
-                                  {"average", hvd::ReduceOp::Average},
-                                  {"min", hvd::ReduceOp::Min},
-                                  {"max", hvd::ReduceOp::Max},
-                                  {"product", hvd::ReduceOp::Product}};
+const Choices<hvd::Compression> kWires{
+    {"none", hvd::Compression::none()}, {"fp16", hvd::Compression::fp16()}, {"bf16", hvd::Compression::bf16()}};
+const Choices<hvd::ReduceOp> kOps{{"sum", hvd::ReduceOp::Sum}, {"average", hvd::ReduceOp::Average}, {"min", hvd::ReduceOp::Min},
+                                  {"max", hvd::ReduceOp::Max}, {"product", hvd::ReduceOp::Product}, {"adasum", hvd::ReduceOp::Adasum}};
 
 Choices<hvd::DataType> dtypes() {
   Choices<hvd::DataType> choices;
-  for (const auto dtype : {hvd::DataType::UInt8, hvd::DataType::Int8, hvd::DataType::Int16, hvd::DataType::Int32, hvd::DataType::Int64,
-                           hvd::DataType::Float16, hvd::DataType::BFloat16, hvd::DataType::Float32, hvd::DataType::Float64})
+  for (int number = 0; number < hvd::kDataTypes; ++number) {
+    const auto dtype = static_cast<hvd::DataType>(number);
     choices.emplace(hvd::name_of(dtype), dtype);
+  }
   return choices;
 }
 
@@ -75,15 +75,38 @@ std::vector<bool> rows(const std::string& option, const std::vector<std::string>
 
 std::string names_of_models() { return fmt::format("{}", fmt::join(model_names(), ", ")); }
 
+/// What the library refuses anyway, in the words of the options.
+void check_reduction(const Options& options) {
+  const auto op = options.op;
+  const bool orders = op == hvd::ReduceOp::Min || op == hvd::ReduceOp::Max;
+  const bool adds = op == hvd::ReduceOp::Sum || op == hvd::ReduceOp::Average;
+  const bool is_bool = options.dtype == hvd::DataType::Bool;
+  const auto refuse = [&](const char* allowed) {
+    throw WrongOptions(fmt::format("--op {}: {}s of {} take {} only", said_by(kOps, op), name_of(options.collective),
+                                   hvd::name_of(options.dtype), allowed));
+  };
+  if (is_bool && !orders) refuse("min and max");
+  if (hvd::is_complex(options.dtype) && !adds) refuse("sum and average");
+  if (op == hvd::ReduceOp::Adasum && hvd::is_integer(options.dtype)) refuse("sum, average, min, max and product");
+}
+
 void check(const Options& options) {
   if (options.max_bytes < options.min_bytes)
     throw WrongOptions(fmt::format("--max-bytes {} is below --min-bytes {}", options.max_bytes, options.min_bytes));
   if (!options.model.empty() && options.collective != Collective::Allreduce)
     throw WrongOptions("--model goes with --collective allreduce only: gradients are reduced");
+  if (reduces(options.collective)) check_reduction(options);
   const bool scatters = options.collective == Collective::Reducescatter;
   if (scatters && options.op != hvd::ReduceOp::Sum && options.op != hvd::ReduceOp::Average)
     throw WrongOptions("--op: reducescatter knows sum and average only");
-  if (options.versus_mpi && !mpi_type(options.dtype))
+  if (options.grouped && options.collective != Collective::Allreduce) throw WrongOptions("--grouped goes with --collective allreduce only");
+  for (const auto wire : options.wires) {
+    if (wire == hvd::Compression::none()) continue;
+    if (options.collective != Collective::Allreduce || wire.wire_type(options.dtype) == options.dtype)
+      throw WrongOptions(fmt::format("--wire {}: goes with --collective allreduce of float32 or float64 only", name_of(wire)));
+  }
+  if (options.versus_packed && options.model.empty()) throw WrongOptions("--versus packed goes with --model: one tensor needs no packing");
+  if ((options.versus_mpi || options.versus_packed) && !mpi_type(options.dtype))
     throw WrongOptions(fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
 }
 
@@ -91,29 +114,36 @@ void check(const Options& options) {
 
 std::string name_of(Collective collective) { return said_by(kCollectives, collective); }
 std::string name_of(Backend backend) { return said_by(kBackends, backend); }
+std::string name_of(hvd::Compression wire) {
+  if (wire == hvd::Compression::fp16()) return "fp16";
+  return wire == hvd::Compression::bf16() ? "bf16" : "none";
+}
 
 CommandLine parse_command_line(int argc, char** argv) {
   CLI::App app(
       "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, --versus) are measured in turn, round by round, "
-      "in "
-      "one run; a time is the median over the rounds, of the slowest rank.",
+      "in one run; a time is the median over the rounds, of the slowest rank.",
       "hvd_bench");
   app.get_formatter()->column_width(34);
   CommandLine line;
   Options& options = line.options;
   std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", model;
-  std::vector<std::string> memory{"ordinary"}, place{"in"}, versus;
+  std::vector<std::string> memory{"ordinary"}, place{"in"}, wire{"none"}, versus;
   bool in_arena = false, out_of_place = false;
   app.add_option("--collective", collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
   app.add_option("-b,--min-bytes", min_bytes, "Smallest size; suffixes K, M, G (default 4)");
   app.add_option("-e,--max-bytes", max_bytes, "Largest size (default 64M)");
   app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")->check(CLI::Range(2, 1 << 30));
-  app.add_option("-o,--op", op, "sum, average, min, max or product (default sum)");
-  app.add_option("-d,--dtype", dtype, "float32, float64, float16, bfloat16, uint8, int8, int16, int32 or int64");
+  app.add_option("-o,--op", op, "sum, average, min, max, product or adasum (default sum)");
+  app.add_option("-d,--dtype", dtype,
+                 "float32 (default), float64, float16, bfloat16, uint8, int8, int16, int32, int64, bool, complex64 or "
+                 "complex128");
   app.add_option("--memory", memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
   app.add_flag("--in-arena", in_arena, "Same as --memory arena: memory shared by the ranks of a host");
   app.add_option("--place", place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
   app.add_flag("--out-of-place", out_of_place, "Same as --place out");
+  app.add_option("--wire", wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")->delimiter(',');
+  app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
   app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");
   app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")->check(CLI::Range(1, 1'000'000));
   app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")->check(CLI::Range(0, 1'000'000));
@@ -123,7 +153,10 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_option("--json", options.json, "Write the results to this file too");
   app.add_option("--model", model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
   app.add_option("--backend", backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
-  app.add_option("--versus", versus, "mpi, memcpy or both: measure them in the same rounds")->delimiter(',');
+  app.add_option("--versus", versus,
+                 "mpi, memcpy, packed (with --model: one MPI_Allreduce of all gradients and the copies) or several: measure "
+                 "them in the same rounds")
+      ->delimiter(',');
   app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
       ->check(CLI::Range(0.1, 1e6));
   try {
@@ -148,9 +181,11 @@ CommandLine parse_command_line(int argc, char** argv) {
   options.in_arena = in_arena ? std::vector<bool>{true} : rows("--memory", memory, "ordinary", "arena");
   options.in_place = out_of_place ? std::vector<bool>{false} : rows("--place", place, "out", "in");
   for (const auto& word : versus) {
-    if (word != "mpi" && word != "memcpy") throw WrongOptions(fmt::format("--versus '{}': must be mpi, memcpy or both with a comma", word));
-    (word == "mpi" ? options.versus_mpi : options.versus_memcpy) = true;
+    const Choices<bool*> rivals{{"mpi", &options.versus_mpi}, {"packed", &options.versus_packed}, {"memcpy", &options.versus_memcpy}};
+    *choose(rivals, "--versus", word) = true;
   }
+  options.wires.clear();
+  for (const auto& word : wire) options.wires.push_back(choose(kWires, "--wire", word));
   // What these have no choice in.
   if (options.collective == Collective::Broadcast) options.in_place = {true};
   if (is_shared_out(options.collective) || options.collective == Collective::Barrier) options.in_place = {false};

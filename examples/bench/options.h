@@ -15,6 +15,7 @@ struct WrongOptions : std::runtime_error {
 };
 
 enum class Collective : std::uint8_t { Allreduce, Broadcast, Allgather, Alltoall, Reducescatter, Barrier };
+constexpr bool reduces(Collective collective) { return collective == Collective::Allreduce || collective == Collective::Reducescatter; }
 /// Whether a rank's input or output is its share of the size that is named.
 constexpr bool is_shared_out(Collective collective) {
   return collective == Collective::Allgather || collective == Collective::Alltoall || collective == Collective::Reducescatter;
@@ -28,20 +29,25 @@ struct Options {
   std::uint64_t factor = 4;
   hvd::ReduceOp op = hvd::ReduceOp::Sum;
   hvd::DataType dtype = hvd::DataType::Float32;
-  std::vector<bool> in_arena{false};  ///< one row each: ordinary memory, memory shared by the ranks of the host
-  std::vector<bool> in_place{true};   ///< one row each
+  std::vector<bool> in_arena{false};                              ///< one row each: ordinary memory, memory shared by the ranks of the host
+  std::vector<bool> in_place{true};                               ///< one row each
+  std::vector<hvd::Compression> wires{hvd::Compression::none()};  ///< one row each: how the values travel
   bool async = false;
-  int rounds = 11;  ///< measured; each takes all subjects in turn
-  int warmup = 2;   ///< rounds before them
-  int repeats = 0;  ///< operations in a row within a round; 0: 200 below 64 KiB, otherwise 1
+  bool grouped = false;  ///< an allreduce is submitted as a group, a model's gradients as one
+  int rounds = 11;       ///< measured; each takes all subjects in turn
+  int warmup = 2;        ///< rounds before them
+  int repeats = 0;       ///< operations in a row within a round; 0: 200 below 64 KiB, otherwise 1
   bool check = false;
   std::string json;   ///< a file; empty: none
   std::string model;  ///< empty: sizes from min_bytes to max_bytes
   Backend backend = Backend::Auto;
   bool versus_mpi = false;
+  bool versus_packed = false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
   bool versus_memcpy = false;
   double idle_seconds = 0;  ///< above 0: nothing but that
 };
+
+inline bool has_rivals(const Options& options) { return options.versus_mpi || options.versus_packed || options.versus_memcpy; }
 
 struct CommandLine {
   std::string help;  ///< not empty: print it and end
@@ -52,5 +58,7 @@ CommandLine parse_command_line(int argc, char** argv);
 
 std::string name_of(Collective collective);
 std::string name_of(Backend backend);
+/// "none", "fp16", "bf16"
+std::string name_of(hvd::Compression wire);
 
 }  // namespace bench

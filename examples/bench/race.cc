@@ -58,9 +58,10 @@ std::vector<Timing> race(const std::vector<Runner>& runners, const Pace& pace) {
     for (std::size_t i = 0; i < runners.size(); ++i) measure(runners[i], pace.repeats, samples[i]);
   }
   std::vector<Timing> timings;
-  for (const auto& sample : samples)
-    timings.push_back(
-        {largest(quantile(sample.rounds, 0.5)), largest(quantile(sample.operations, 0.5)), largest(quantile(sample.operations, 0.99))});
+  for (const auto& sample : samples) {
+    const auto latency = [&](double share) { return largest(quantile(sample.operations, share)); };
+    timings.push_back({largest(quantile(sample.rounds, 0.5)), latency(0.5), latency(0.9), latency(0.99), latency(1)});
+  }
   return timings;
 }
 

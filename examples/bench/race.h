@@ -17,7 +17,7 @@ struct Runner {
 struct Timing {
   double median = 0;  ///< over the rounds, of a round's mean
   double p50 = 0;     ///< over single operations
-  double p99 = 0;
+  double p90 = 0, p99 = 0, max = 0;
 };
 
 struct Pace {

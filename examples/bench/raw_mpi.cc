@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;  // MPI counts are ints
 
-MPI_Op mpi_op(hvd::ReduceOp op) {
+MPI_Op mpi_op(hvd::DataType dtype, hvd::ReduceOp op) {
+  if (dtype == hvd::DataType::Bool) return op == hvd::ReduceOp::Min ? MPI_LAND : MPI_LOR;
   switch (op) {
     case hvd::ReduceOp::Min:
       return MPI_MIN;
@@ -39,6 +40,12 @@ std::optional<MPI_Datatype> mpi_type(hvd::DataType dtype) {
       return MPI_FLOAT;
     case hvd::DataType::Float64:
       return MPI_DOUBLE;
+    case hvd::DataType::Bool:
+      return MPI_C_BOOL;
+    case hvd::DataType::Complex64:
+      return MPI_C_FLOAT_COMPLEX;
+    case hvd::DataType::Complex128:
+      return MPI_C_DOUBLE_COMPLEX;
     default:
       return std::nullopt;
   }
@@ -69,7 +76,7 @@ void run_raw(Collective collective, const void* input, void* output, std::size_t
     if (collective == Collective::Alltoall) {
       MPI_Alltoall(input, share, type, output, share, type, MPI_COMM_WORLD);
     } else {
-      MPI_Reduce_scatter_block(input, output, share, type, mpi_op(op), MPI_COMM_WORLD);
+      MPI_Reduce_scatter_block(input, output, share, type, mpi_op(dtype, op), MPI_COMM_WORLD);
     }
     return;
   }
@@ -84,8 +91,16 @@ void run_raw(Collective collective, const void* input, void* output, std::size_t
     if (collective == Collective::Broadcast) {
       MPI_Bcast(to, part, type, 0, MPI_COMM_WORLD);
     } else {
-      MPI_Allreduce(from, to, part, type, mpi_op(op), MPI_COMM_WORLD);
+      MPI_Allreduce(from, to, part, type, mpi_op(dtype, op), MPI_COMM_WORLD);
     }
+  }
+}
+
+void run_raw_in_place(void* data, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op) {
+  for (std::size_t begin = 0; begin < count; begin += kMostPerCall) {
+    const int part = static_cast<int>(std::min(kMostPerCall, count - begin));
+    auto* place = static_cast<std::byte*>(data) + begin * hvd::element_bytes(dtype);
+    MPI_Allreduce(MPI_IN_PLACE, place, part, mpi_type(dtype).value(), mpi_op(dtype, op), MPI_COMM_WORLD);
   }
 }
 

@@ -25,7 +25,10 @@ class RawMpi {
   bool done_ = false;
 };
 
-/// One operation of `count` elements of this rank's input (of all ranks' output for an allgather). An average is timed as a sum.
+/// One operation of `count` elements of this rank's input (of all ranks' output for an allgather). An average and an Adasum are
+/// timed as a sum.
 void run_raw(Collective collective, const void* input, void* output, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op);
+/// An allreduce of `count` elements where they are.
+void run_raw_in_place(void* data, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op);
 
 }  // namespace bench

@@ -13,7 +13,7 @@ namespace bench {
 
 namespace {
 
-bool reduces(Collective collective) { return collective == Collective::Allreduce || collective == Collective::Reducescatter; }
+constexpr const char* kColumns = "{}{:>11} {:>12} {:>10} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9}";
 
 double bus_factor(Collective collective, int ranks) {
   const double n = ranks;
@@ -31,12 +31,17 @@ double bus_factor(Collective collective, int ranks) {
 
 double gigabytes_per_second(std::size_t bytes, double microseconds) { return static_cast<double>(bytes) / microseconds / 1e3; }
 
+/// Whether the table says how the values travel.
+bool compresses(const Options& options) { return options.wires != std::vector{hvd::Compression::none()}; }
+
 void print(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
 
-nlohmann::ordered_json to_json(const Timing& time) { return {{"time_us", time.median}, {"p50_us", time.p50}, {"p99_us", time.p99}}; }
+nlohmann::ordered_json to_json(const Timing& time) {
+  return {{"time_us", time.median}, {"p50_us", time.p50}, {"p90_us", time.p90}, {"p99_us", time.p99}, {"max_us", time.max}};
+}
 
 }  // namespace
 
@@ -58,21 +63,27 @@ void Report::begin(const std::string& description) {
            {"op", op},
            {"model", options_.model},
            {"async", options_.async},
+           {"grouped", options_.grouped},
            {"rounds", options_.rounds},
            {"rows", nlohmann::ordered_json::array()}};
   print(fmt::format("# hvd_bench: {}, {}", name_of(options_.collective), description));
   if (options_.idle_seconds > 0) return;
-  print(fmt::format("# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50, p99: of single operations{}",
-                    options_.rounds, options_.versus_mpi || options_.versus_memcpy ? "; x: how many times as long as hvd" : ""));
-  std::string names = fmt::format("#{:>11} {:>12} {:>8} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9}", "size", "count", "type",
-                                  "redop", "memory", "place", "time", "algbw", "busbw", "#wrong", "p50", "p99");
-  std::string units = fmt::format("#{:>11} {:>12} {:>8} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9}", "(B)", "(elements)", "",
-                                  "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)");
+  print(fmt::format("# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: of single operations{}",
+                    options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
+  std::string names = fmt::format(kColumns, "#", "size", "count", "type", "redop", "memory", "place", "time", "algbw", "busbw", "#wrong",
+                                  "p50", "p90", "p99", "max");
+  std::string units =
+      fmt::format(kColumns, "#", "(B)", "(elements)", "", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(us)");
+  if (compresses(options_)) {
+    names += fmt::format(" {:>4}", "wire");
+    units += fmt::format(" {:>4}", "");
+  }
   const auto versus = [&](const char* name) {
     names += fmt::format(" {:>10} {:>6}", name, "x");
     units += fmt::format(" {:>10} {:>6}", "(us)", "");
   };
   if (options_.versus_mpi) versus("MPI");
+  if (options_.versus_packed) versus("packed");
   if (options_.versus_memcpy) versus("memcpy");
   if (!options_.model.empty()) names += fmt::format(" {:>8}", "batches");
   print(names);
@@ -83,17 +94,23 @@ void Report::add(const Row& row) {
   const double algbw = gigabytes_per_second(row.bytes, row.time.median);
   const double busbw = algbw * bus_factor(options_.collective, ranks_);
   const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
-  std::string line = fmt::format(" {:>11} {:>12} {:>8} {:>7} {:>8} {:>5} {:>10.1f} {:>7.2f} {:>7.2f} {:>6} {:>9.1f} {:>9.1f}", row.bytes,
-                                 row.elements, hvd::name_of(options_.dtype), op, row.memory, row.place, row.time.median, algbw, busbw,
-                                 row.wrong ? std::to_string(*row.wrong) : "N/A", row.time.p50, row.time.p99);
+  const auto fixed = [](double value, int places) { return fmt::format("{:.{}f}", value, places); };
+  std::string line =
+      fmt::format(kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op, row.memory, row.place,
+                  fixed(row.time.median, 1), fixed(algbw, 2), fixed(busbw, 2), row.wrong ? std::to_string(*row.wrong) : "N/A",
+                  fixed(row.time.p50, 1), fixed(row.time.p90, 1), fixed(row.time.p99, 1), fixed(row.time.max, 1));
+  if (compresses(options_)) line += fmt::format(" {:>4}", row.wire);
   nlohmann::ordered_json record = {{"bytes", row.bytes},
                                    {"elements", row.elements},
                                    {"tensors", row.tensors},
                                    {"memory", row.memory},
                                    {"in_place", row.place == "in"},
+                                   {"wire", row.wire},
                                    {"time_us", row.time.median},
                                    {"p50_us", row.time.p50},
+                                   {"p90_us", row.time.p90},
                                    {"p99_us", row.time.p99},
+                                   {"max_us", row.time.max},
                                    {"algbw_gbps", algbw},
                                    {"busbw_gbps", busbw},
                                    {"wrong", row.wrong ? nlohmann::ordered_json(*row.wrong) : nlohmann::ordered_json()}};
@@ -104,6 +121,7 @@ void Report::add(const Row& row) {
     record[name]["ratio"] = other->median / row.time.median;
   };
   versus(row.mpi, "mpi");
+  versus(row.packed, "packed");
   versus(row.memcpy, "memcpy");
   if (row.batches) {
     line += fmt::format(" {:>8.1f}", *row.batches);

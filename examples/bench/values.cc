@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 
 namespace bench {
 
@@ -60,6 +61,7 @@ double rounding() {
 
 int input(const Question& question, int rank, std::size_t tensor, std::size_t place) {
   const std::size_t mixed = place % kPeriod + tensor * 7 + static_cast<std::size_t>(rank) * 5;
+  if (question.dtype == hvd::DataType::Bool) return mixed % 3 == 0 ? 0 : 1;
   if (question.op == hvd::ReduceOp::Product) return mixed % 11 == 0 ? 2 : 1;
   return static_cast<int>(mixed * 3 % 11);
 }
@@ -91,6 +93,7 @@ template <class Work>
 auto with_type(hvd::DataType dtype, const Work& work) {
   switch (dtype) {
     case hvd::DataType::UInt8:
+    case hvd::DataType::Bool:
       return work(std::uint8_t{});
     case hvd::DataType::Int8:
       return work(std::int8_t{});
@@ -105,18 +108,19 @@ auto with_type(hvd::DataType dtype, const Work& work) {
     case hvd::DataType::BFloat16:
       return work(BFloat{});
     case hvd::DataType::Float64:
+    case hvd::DataType::Complex128:
       return work(double{});
     default:
       return work(float{});
   }
 }
 
-std::size_t count_wrong(const Question& question, std::span<const std::byte> got, const std::function<double(std::size_t)>& expected) {
+std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative, double absolute,
+                        const std::function<double(std::size_t)>& expected) {
   return with_type(question.dtype, [&](auto type) {
     using T = decltype(type);
     std::vector<double> tile(kPeriod);
     for (std::size_t place = 0; place < kPeriod; ++place) tile[place] = expected(place);
-    const double allowed = question.op == hvd::ReduceOp::Average ? rounding<T>() : 0;
     const std::size_t count = got.size() / sizeof(T);
     std::size_t wrong = 0;
     for (std::size_t begin = 0; begin < count; begin += kPeriod) {
@@ -125,10 +129,84 @@ std::size_t count_wrong(const Question& question, std::span<const std::byte> got
         T value;
         std::memcpy(&value, got.data() + i * sizeof(T), sizeof(T));
         const double want = tile[i - begin];
-        wrong += !(std::abs(to_double(value) - want) <= allowed * want);  // written so that NaN is wrong
+        wrong += !(std::abs(to_double(value) - want) <= relative * want + absolute);  // written so that NaN is wrong
       }
     }
     return wrong;
+  });
+}
+
+/// Numbers in one element.
+std::size_t parts(hvd::DataType dtype) { return hvd::is_complex(dtype) ? 2 : 1; }
+
+double rounding(hvd::DataType dtype) {
+  return with_type(dtype, [](auto type) { return rounding<decltype(type)>(); });
+}
+
+/// Whose vector stands where in the tree of pairs: `factors[rank]` of each rank's input.
+using Combination = std::vector<double>;
+
+/// The scalar products of all ranks' inputs, of `count` elements; exact, as the inputs are small.
+std::vector<std::vector<double>> scalar_products(const Question& question, std::size_t tensor, std::size_t count) {
+  const auto ranks = static_cast<std::size_t>(question.ranks);
+  std::vector<std::vector<double>> products(ranks, std::vector<double>(ranks));
+  for (std::size_t place = 0; place < std::min(kPeriod, count); ++place) {
+    const auto times = static_cast<double>((count - place - 1) / kPeriod + 1);
+    for (std::size_t a = 0; a < ranks; ++a)
+      for (std::size_t b = 0; b < ranks; ++b)
+        products[a][b] += times * input(question, static_cast<int>(a), tensor, place) * input(question, static_cast<int>(b), tensor, place);
+  }
+  return products;
+}
+
+/// What two vectors have in common counts once (Maleki et al., MLSys 2021).
+Combination adasum_of_two(const std::vector<std::vector<double>>& products, const Combination& a, const Combination& b) {
+  const auto product = [&](const Combination& x, const Combination& y) {
+    double sum = 0;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      for (std::size_t j = 0; j < y.size(); ++j) sum += x[i] * y[j] * products[i][j];
+    return sum;
+  };
+  const auto keeps = [&](const Combination& x) {
+    const double square = product(x, x);
+    return square > 0 ? 1 - product(a, b) / (2 * square) : 1;
+  };
+  const double of_a = keeps(a);
+  const double of_b = keeps(b);
+  Combination sum(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
+  return sum;
+}
+
+/// Neighbours in pairs, the results again in pairs; the last of an odd number waits.
+Combination adasum_of_all(const std::vector<std::vector<double>>& products, std::vector<Combination> vectors) {
+  while (vectors.size() > 1) {
+    std::vector<Combination> next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(adasum_of_two(products, vectors[i], vectors[i + 1]));
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  return vectors.front();
+}
+
+std::size_t count_wrong_adasum(const Question& question, std::size_t tensor, std::span<const std::byte> got) {
+  const auto products = scalar_products(question, tensor, got.size() / hvd::element_bytes(question.dtype));
+  const auto ranks = static_cast<std::size_t>(question.ranks);
+  std::map<int, std::vector<Combination>> hosts;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    auto& vector = hosts[question.hosts.empty() ? 0 : question.hosts[rank]].emplace_back(ranks);
+    vector[rank] = 1;
+  }
+  std::vector<Combination> results;
+  for (const auto& [host, vectors] : hosts) results.push_back(adasum_of_all(products, vectors));
+  const Combination factors = adasum_of_all(products, results);
+  // Between hosts intermediate results are rounded to the type; the scalar products are added up in another order.
+  const double allowed = 2 * question.ranks * std::max(rounding(question.dtype), rounding(question.wire)) + 1e-11;
+  constexpr double kLargestInput = 10;
+  return count_wrong(question, got, allowed, allowed * kLargestInput, [&](std::size_t place) {
+    double sum = 0;
+    for (std::size_t rank = 0; rank < ranks; ++rank) sum += factors[rank] * input(question, static_cast<int>(rank), tensor, place);
+    return sum;
   });
 }
 
@@ -145,11 +223,15 @@ void fill(const Question& question, int rank, std::size_t tensor, std::span<std:
 }
 
 std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
-  return count_wrong(question, got, [&](std::size_t place) { return reduced(question, tensor, first + place); });
+  if (question.op == hvd::ReduceOp::Adasum) return count_wrong_adasum(question, tensor, got);
+  const double allowed = question.op == hvd::ReduceOp::Average ? std::max(rounding(question.dtype), rounding(question.wire)) : 0;
+  return count_wrong(question, got, allowed, 0,
+                     [&](std::size_t place) { return reduced(question, tensor, first * parts(question.dtype) + place); });
 }
 
 std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
-  return count_wrong(question, got, [&](std::size_t place) { return input(question, rank, tensor, first + place); });
+  return count_wrong(question, got, 0, 0,
+                     [&](std::size_t place) { return input(question, rank, tensor, first * parts(question.dtype) + place); });
 }
 
 }  // namespace bench

@@ -1,6 +1,7 @@
 #pragma once
 /// Room card: known inputs and the results that follow from them, computed here without the library. Every rank's input and every
-/// position differ; the numbers are small, so that sums and products are exact in every type. Averages may differ by one rounding.
+/// position differ; the numbers are small, so that sums and products are exact in every type. Averages may differ by one rounding, an
+/// Adasum by those of its pairs. Bools are 0 and 1; the two parts of a complex number count as an element each.
 
 #include <hvd/hvd.h>
 
@@ -15,6 +16,8 @@ struct Question {
   hvd::DataType dtype = hvd::DataType::Float32;
   hvd::ReduceOp op = hvd::ReduceOp::Sum;
   int ranks = 1;
+  hvd::DataType wire = dtype;   ///< in which the values travel
+  std::vector<int> hosts = {};  ///< of each rank: the ranks of one are combined first by an Adasum; empty: all are of one
 };
 
 /// Writes `rank`'s input for tensor `tensor`.

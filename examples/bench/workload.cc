@@ -27,7 +27,18 @@ std::vector<std::size_t> share_of(const std::vector<std::size_t>& counts, Collec
   return shares;
 }
 
+/// The host of each rank; where they do not share memory, each is one of its own.
+std::vector<int> hosts() {
+  std::int32_t mine = ranks_share_memory() ? hvd::cross_rank() : hvd::rank();
+  const auto all = hvd::allgather({&mine, hvd::DataType::Int32, {1}, {}}, {.name = "hvd_bench.hosts"});
+  std::vector<int> list(static_cast<std::size_t>(hvd::size()));
+  std::memcpy(list.data(), all.data.data(), all.data.size());
+  return list;
+}
+
 }  // namespace
+
+bool ranks_share_memory() { return largest(hvd::local_size() == 1 || hvd::allocate_shared(64) != nullptr ? 0 : 1) == 0; }
 
 Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, bool in_arena) : counts_(counts), dtype_(dtype) {
   for (const auto count : counts_) {
@@ -50,25 +61,34 @@ hvd::Buffer Tensors::buffer(std::size_t tensor) const {
 
 void Tensors::zero() const { std::memset(block_.get(), 0, bytes_); }
 
-Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place)
-    : options_(options), in_arena_(in_arena), in_place_(in_place), input_(share_of(counts, options.collective), options.dtype, in_arena) {
+Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire)
+    : options_(options),
+      in_arena_(in_arena),
+      in_place_(in_place),
+      wire_(wire),
+      input_(share_of(counts, options.collective), options.dtype, in_arena) {
   if (!in_place && options.collective == Collective::Allreduce) output_.emplace(counts, options.dtype, in_arena);
   const std::size_t elements = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   for (std::size_t i = 0; i < counts.size(); ++i) {
     inputs_.push_back(input_.buffer(i));
     outputs_.push_back(output().buffer(i));
     // The names of one size and kind of memory stay the same, as a training loop's do.
-    const std::string name = fmt::format("{}.{}.{}.{}.{}", name_of(options.collective), elements, memory(), place(), i);
-    reduce_options_.push_back({.name = name, .op = options.op});
+    const std::string name = fmt::format("{}.{}.{}.{}.{}.{}", name_of(options.collective), elements, memory(), place(), this->wire(), i);
+    reduce_options_.push_back({.name = name, .op = options.op, .compression = wire});
     broadcast_options_ = {.name = name};
     gather_options_ = {.name = name};
     exchange_options_ = {.name = name};
     scatter_options_ = {.name = name, .op = options.op};
   }
   handles_.reserve(counts.size());
+  if (options.check && options.op == hvd::ReduceOp::Adasum) hosts_ = hosts();
 }
 
 void Subject::run_allreduce() {
+  if (options_.grouped) {
+    if (options_.async) return hvd::grouped_allreduce_async(inputs_, outputs_, reduce_options_[0]).wait();
+    return hvd::grouped_allreduce(inputs_, outputs_, reduce_options_[0]);
+  }
   if (inputs_.size() == 1 && !options_.async) return hvd::allreduce(inputs_[0], outputs_[0], reduce_options_[0]);
   handles_.clear();
   for (std::size_t i = 0; i < inputs_.size(); ++i) handles_.push_back(hvd::allreduce_async(inputs_[i], outputs_[i], reduce_options_[i]));
@@ -97,7 +117,7 @@ void Subject::run() {
   }
 }
 
-Question Subject::question() const { return {options_.dtype, options_.op, hvd::size()}; }
+Question Subject::question() const { return {options_.dtype, options_.op, hvd::size(), wire_.wire_type(options_.dtype), hosts_}; }
 
 std::size_t Subject::count_wrong() {
   for (std::size_t i = 0; i < input_.size(); ++i) fill(question(), hvd::rank(), i, input_[i]);
@@ -142,11 +162,25 @@ void Subject::zero() const {
 }
 
 Rival::Rival(const Options& options, const std::vector<std::size_t>& counts)
-    : options_(options), input_(counts, options.dtype, false), output_(counts, options.dtype, false) {}
+    : options_(options), input_(counts, options.dtype, false), output_(counts, options.dtype, false) {
+  if (options.versus_packed)
+    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})}, options.dtype, false);
+}
 
 void Rival::run_mpi() const {
   for (std::size_t i = 0; i < input_.size(); ++i)
     run_raw(options_.collective, input_[i].data(), output_[i].data(), input_.count(i), options_.dtype, options_.op);
+}
+
+void Rival::run_packed() const {
+  const auto block = (*packed_)[0];
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < input_.size(); place += input_[i++].size())
+    std::memcpy(block.data() + place, input_[i].data(), input_[i].size());
+  run_raw_in_place(block.data(), packed_->count(0), options_.dtype, options_.op);
+  place = 0;
+  for (std::size_t i = 0; i < output_.size(); place += output_[i++].size())
+    std::memcpy(output_[i].data(), block.data() + place, output_[i].size());
 }
 
 void Rival::run_memcpy() const {

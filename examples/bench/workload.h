@@ -35,14 +35,18 @@ class Tensors {
   std::shared_ptr<void> block_;
 };
 
+/// Whether the ranks of every host work in memory that they share. Collective.
+bool ranks_share_memory();
+
 /// One row of the table: the library's collective on tensors in one kind of memory.
 class Subject {
  public:
-  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place);
+  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire = {});
   [[nodiscard]] bool in_arena() const { return in_arena_; }
   [[nodiscard]] bool in_place() const { return in_place_; }
   [[nodiscard]] std::string memory() const { return in_arena_ ? "arena" : "ordinary"; }
   [[nodiscard]] std::string place() const { return in_place_ ? "in" : "out"; }
+  [[nodiscard]] std::string wire() const { return name_of(wire_); }
   /// Once, all tensors: submitted as a burst and then waited for where there are several, or with --async.
   void run();
   /// Runs once on known values; the number of wrong elements on this rank.
@@ -59,6 +63,8 @@ class Subject {
 
   const Options& options_;
   bool in_arena_, in_place_;
+  hvd::Compression wire_;
+  std::vector<int> hosts_;  ///< of each rank, where the result depends on it
   Tensors input_;
   std::optional<Tensors> output_;
   std::vector<hvd::Buffer> inputs_, outputs_;
@@ -77,11 +83,13 @@ class Rival {
  public:
   Rival(const Options& options, const std::vector<std::size_t>& counts);
   void run_mpi() const;
+  void run_packed() const;
   void run_memcpy() const;
 
  private:
   const Options& options_;
   Tensors input_, output_;
+  std::optional<Tensors> packed_;
 };
 
 }  // namespace bench

@@ -8,7 +8,7 @@
 namespace examples {
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = {"resnet18", "mlp"};
+  static const std::vector<std::string> names = {"resnet18", "resnet50", "mlp"};
   return names;
 }
 
@@ -20,6 +20,7 @@ const std::vector<std::string>& stem_names() {
 std::shared_ptr<Classifier> make_model(const ModelOptions& options) {
   const ResNetOptions resnet{.channels = options.image.at(0), .classes = options.classes, .small_images = options.stem == "cifar"};
   if (options.name == "resnet18") return resnet18(resnet);
+  if (options.name == "resnet50") return resnet50(resnet);
   if (options.name == "mlp") return mlp(options.image, options.classes);
   throw std::invalid_argument("there is no model '" + options.name + "'");
 }

@@ -11,7 +11,7 @@
 
 namespace examples {
 
-/// Images [items, channels, height, width] to scores [items, classes].
+/// Images [items, channels, height, width], or what else a model takes, to scores [items, classes].
 class Classifier : public torch::nn::Module {
  public:
   virtual torch::Tensor forward(const torch::Tensor& images) = 0;

@@ -40,6 +40,46 @@ class BasicBlock : public nn::Module {
   nn::Sequential downsample{nullptr};
 };
 
+/// 1 x 1 to fewer channels, 3 x 3 among those, 1 x 1 to four times as many, and the way around them.
+class Bottleneck : public nn::Module {
+ public:
+  static constexpr std::int64_t kExpansion = 4;
+
+  Bottleneck(std::int64_t in, std::int64_t width, std::int64_t stride)
+      : conv1(convolution(in, width, 1, 1)),
+        bn1(width),
+        conv2(convolution(width, width, 3, stride)),
+        bn2(width),
+        conv3(convolution(width, width * kExpansion, 1, 1)),
+        bn3(width * kExpansion) {
+    register_module("conv1", conv1);
+    register_module("bn1", bn1);
+    register_module("conv2", conv2);
+    register_module("bn2", bn2);
+    register_module("conv3", conv3);
+    register_module("bn3", bn3);
+    if (stride != 1 || in != width * kExpansion) {
+      downsample = register_module("downsample",
+                                   nn::Sequential(convolution(in, width * kExpansion, 1, stride), nn::BatchNorm2d(width * kExpansion)));
+    }
+  }
+
+  torch::Tensor forward(const torch::Tensor& input) {
+    auto around = downsample.is_empty() ? input : downsample->forward(input);
+    const auto inside = bn2(conv2(bn1(conv1(input)).relu_())).relu_();
+    return bn3(conv3(inside)).add_(around).relu_();
+  }
+
+ private:
+  nn::Conv2d conv1;
+  nn::BatchNorm2d bn1;
+  nn::Conv2d conv2;
+  nn::BatchNorm2d bn2;
+  nn::Conv2d conv3;
+  nn::BatchNorm2d bn3;
+  nn::Sequential downsample{nullptr};
+};
+
 template <class Block>
 class ResNet : public Classifier {
  public:
@@ -92,6 +132,10 @@ class ResNet : public Classifier {
 
 std::shared_ptr<Classifier> resnet18(const ResNetOptions& options) {
   return std::make_shared<ResNet<BasicBlock>>(std::array<int, 4>{2, 2, 2, 2}, options);
+}
+
+std::shared_ptr<Classifier> resnet50(const ResNetOptions& options) {
+  return std::make_shared<ResNet<Bottleneck>>(std::array<int, 4>{3, 4, 6, 3}, options);
 }
 
 }  // namespace examples

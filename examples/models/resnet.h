@@ -17,5 +17,7 @@ struct ResNetOptions {
 
 /// 62 parameters, 11.7 million numbers at 1,000 classes.
 std::shared_ptr<Classifier> resnet18(const ResNetOptions& options);
+/// 161 parameters, 25.6 million numbers at 1,000 classes.
+std::shared_ptr<Classifier> resnet50(const ResNetOptions& options);
 
 }  // namespace examples
