@@ -15,6 +15,8 @@ struct World {
   bool mpi_threads = false;
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
+  /// Host memory: `count` elements at `from` in type `from_type` become the same in `to_type` at `to`, rounded once.
+  std::function<void(void* to, DataType to_type, const void* from, DataType from_type, std::size_t count)> convert;
   /// After the engine's shutdown; `clean`: all ranks have left in order.
   std::function<void(bool clean)> close;
 };

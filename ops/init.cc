@@ -139,6 +139,9 @@ void init(const Config& config) {
       return std::shared_ptr<void>(arena->allocate(bytes), [arena, owner](void* block) { arena->free(block); });
     };
   }
+  world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
+    kernels::convert(to, to_type, from, from_type, count);
+  };
   world.engine = std::make_shared<Engine>(std::move(parts));
   world.close = [held = *bootstrap, engine = world.engine, transport](bool clean) {
     if (!clean) return;

@@ -260,6 +260,7 @@ std::vector<std::string> run_program(const Program& program) {
   Config config;
   config.fusion_threshold_bytes = program.fusion_threshold;
   config.cache_capacity = program.cache_capacity;
+  config.stall_check_time = std::chrono::seconds(10);  // who waits for whom, should it hang
   config.process_sets = program.static_sets;
   ThreadWorld world({.size = program.size, .domains = program.domains, .config = config, .cores = program.cores});
   const auto size = static_cast<std::size_t>(program.size);
