@@ -14,7 +14,7 @@ namespace {
 
 /// A table remembers one word per rank and tensor; where that is too much for one per host, some are shared.
 int affordable_tables(const World& world, const Program& program) {
-  constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
+  constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
   constexpr int kShared = 4;
   const auto words = static_cast<std::uint64_t>(world.ranks) * static_cast<std::uint64_t>(world.hosts()) * (program.units.size() + 2);
   return words * sizeof(hvd::SharedSignature) <= kMostBytes ? world.hosts() : kShared;
