@@ -162,7 +162,10 @@ void Relay::receive_introduction(Reader& reader, bool from_parent) {
 }
 
 void Relay::learn(const Introduction& introduction) {
-  const auto& [id, key, signature, ranks] = introduction;
+  const auto id = introduction.id;
+  const UnitKey& key = introduction.key;
+  const SharedSignature& signature = introduction.signature;
+  const auto& ranks = introduction.ranks;
   if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
   const auto [place, fresh] = known_.try_emplace(id);
   Known& known = place->second;
@@ -431,8 +434,23 @@ void Relay::expect_ranks(int process_set, const std::vector<Run>& runs) {
   }
 }
 
+/// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
+/// the way down would add that time. True if there is nothing but decisions in the message, and the children have it.
+bool Relay::pass_on_decisions(const Message& message) {
+  if (message.from != parent_) return false;
+  for (Reader items(message.bytes); !items.at_end();) {
+    const Bytes bytes = items.get_list<std::byte>();
+    const auto item = static_cast<Item>(Reader(bytes).get<std::uint8_t>());
+    if (item != Item::Agree && item != Item::Cut) return false;
+  }
+  flush();
+  for (auto child = children_.rbegin(); child != children_.rend(); ++child) transport_.send(child->domain, message.bytes);
+  return true;
+}
+
 void Relay::receive(const Message& message) {
   const bool from_parent = message.from == parent_;
+  const bool passed_on = pass_on_decisions(message);
   const auto downwards = [&](bool expected) {
     if (from_parent != expected) throw WireError("a message from the wrong side");
   };
@@ -467,14 +485,14 @@ void Relay::receive(const Message& message) {
         const auto id = reader.get<std::uint32_t>();
         const auto known = known_.find(id);
         if (known == known_.end()) throw WireError("agreement on an unknown tensor");
-        send_down(bytes);
+        if (!passed_on) send_down(bytes);
         actions_.agree(known->second.key, decode_agreement(reader));
         decided(id);
         break;
       }
       case Item::Cut:
         downwards(true);
-        send_down(bytes);
+        if (!passed_on) send_down(bytes);
         actions_.cut();
         break;
       case Item::Leave: {

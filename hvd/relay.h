@@ -107,6 +107,7 @@ class Relay {
   void removed(int process_set);
   void left(int rank);
   void receive(const Message& message);
+  bool pass_on_decisions(const Message& message);
   void expect_rank(int process_set, int rank);
   void expect_ranks(int process_set, const std::vector<Run>& runs);
   void receive_introduction(Reader& reader, bool from_parent);
