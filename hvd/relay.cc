@@ -57,79 +57,136 @@ const std::set<int>& Relay::subtrees_with(int process_set) {
   return known->second;
 }
 
-void Relay::send(int domain, const Bytes& item) { outgoing_[domain].put_bytes(item); }
+/// Introductions keep their place among the rest: what is said after them must not overtake them, nor they what was said before.
+void Relay::send(int domain, const Bytes& item) {
+  const bool up = domain == parent_;
+  write(up ? up_ : down_, up);
+  outgoing_[domain].put_bytes(item);
+}
 void Relay::send_down(const Bytes& item) {
   for (const auto& child : children_) send(child.domain, item);
 }
 
-void Relay::retell(const UnitKey& key) {
-  if (const auto known = ids_.find(key); known != ids_.end())
-    for (const auto& [other, said] : known_.at(known->second).remote) actions_.introduce(key, other, *said);
-}
-
-void Relay::introduced(const UnitKey& key, int rank, const Signature& signature) {
-  retell(key);
-  if (is_root()) {
-    const auto [place, fresh] = ids_.try_emplace(key, next_id_);
-    if (fresh) ++next_id_;
-    const std::uint32_t id = place->second;
-    known_[id].key = key;
-    return spread_introduction(id, key, rank, signature);
+void Relay::write(Gathered& gathered, bool up) {
+  for (const auto& introduction : std::exchange(gathered, {}).list) {
+    Writer item;
+    item.put(up ? Item::IntroduceUp : Item::IntroduceDown);
+    if (!up) item.put(introduction.id);
+    put_key(item, introduction.key);
+    item.put_list(std::span<const Run>(introduction.ranks));
+    encode(item, *introduction.signature);
+    if (up) {
+      outgoing_[parent_].put_bytes(item.bytes());
+    } else {
+      for (const auto& child : children_) outgoing_[child.domain].put_bytes(item.bytes());
+    }
   }
-  Writer item;
-  item.put(Item::IntroduceUp);
-  put_key(item, key);
-  item.put(rank);
-  encode(item, signature);
-  send(parent_, item.bytes());
 }
 
-void Relay::spread_introduction(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature) {
-  Writer item;
-  item.put(Item::IntroduceDown).put(id);
-  put_key(item, key);
-  item.put(rank);
-  encode(item, signature);
-  send_down(item.bytes());
+void Relay::Gathered::add(const Introduction& introduction) {
+  const auto [place, fresh] = last.try_emplace(introduction.key, list.size());
+  if (!fresh) {
+    Introduction& before = list[place->second];
+    if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
+      for (const Run run : introduction.ranks) Relay::add(before.ranks, run);
+      return;
+    }
+    place->second = list.size();
+  }
+  list.push_back(introduction);
+}
+
+void Relay::add(std::vector<Run>& runs, Run run) {
+  // The first that `run` touches, and the first beyond it.
+  auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
+  auto to = from;
+  int first = run.first;
+  int end = run.first + run.count;
+  for (; to != runs.end() && to->first <= end; ++to) {
+    first = std::min(first, to->first);
+    end = std::max(end, to->first + to->count);
+  }
+  if (from == to) {
+    runs.insert(from, run);
+    return;
+  }
+  *from = {first, end - first};
+  runs.erase(from + 1, to);
+}
+
+void Relay::remove(std::vector<Run>& runs, Run run) {
+  std::vector<Run> rest;
+  const int end = run.first + run.count;
+  for (const Run& r : runs) {
+    if (r.first < run.first) rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
+    if (r.first + r.count > end) rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
+  }
+  runs = std::move(rest);
+}
+
+void Relay::retell(const UnitKey& key) {
+  const auto known = ids_.find(key);
+  if (known == ids_.end()) return;
+  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote)
+    for (const Run run : runs)
+      for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *said);
+}
+
+/// Root: gives the tensor a number where it has none.
+std::uint32_t Relay::number_of(const UnitKey& key) {
+  const auto [place, fresh] = ids_.try_emplace(key, next_id_);
+  if (fresh) ++next_id_;
+  return place->second;
+}
+
+void Relay::introduced(const UnitKey& key, int rank, const SharedSignature& signature) {
+  retell(key);
+  if (!is_root()) return up_.add({0, key, signature, {{rank, 1}}});
+  const std::uint32_t id = number_of(key);
+  known_[id].key = key;
+  down_.add({id, key, signature, {{rank, 1}}});
 }
 
 void Relay::receive_introduction(Reader& reader, bool from_parent) {
-  const auto id = from_parent ? reader.get<std::uint32_t>() : 0;
-  const UnitKey key = get_key(reader);
-  const int rank = reader.get<int>();
-  expect_rank(key.process_set, rank);
-  const Signature signature = decode_signature(reader);
-  if (signature.kind != key.kind) throw WireError("an introduction that makes no sense");
-  if (from_parent) {
-    spread_introduction(id, key, rank, signature);
-    return learn(id, key, rank, signature);
-  }
-  if (!is_root()) {
-    Writer item;
-    item.put(Item::IntroduceUp);
-    put_key(item, key);
-    item.put(rank);
-    encode(item, signature);
-    return send(parent_, item.bytes());
-  }
-  const auto [place, fresh] = ids_.try_emplace(key, next_id_);
-  if (fresh) ++next_id_;
-  spread_introduction(place->second, key, rank, signature);
-  learn(place->second, key, rank, signature);
+  Introduction introduction;
+  if (from_parent) introduction.id = reader.get<std::uint32_t>();
+  introduction.key = get_key(reader);
+  introduction.ranks = reader.get_list<Run>();
+  expect_ranks(introduction.key.process_set, introduction.ranks);
+  introduction.signature = std::make_shared<const Signature>(decode_signature(reader));
+  if (introduction.signature->kind != introduction.key.kind) throw WireError("an introduction that makes no sense");
+  if (!from_parent && !is_root()) return up_.add(introduction);
+  if (is_root()) introduction.id = number_of(introduction.key);
+  down_.add(introduction);
+  learn(introduction);
 }
 
-void Relay::learn(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature) {
+void Relay::learn(const Introduction& introduction) {
+  const auto id = introduction.id;
+  const UnitKey& key = introduction.key;
+  const SharedSignature& signature = introduction.signature;
+  const auto& ranks = introduction.ranks;
   if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
   const auto [place, fresh] = known_.try_emplace(id);
   Known& known = place->second;
   if (fresh) known.key = key;
   if (known.key != key) throw WireError("two tensors with one number");
-  known.remote[rank] = std::make_shared<const Signature>(signature);
-  actions_.introduce(key, rank, signature);
+  // Equal signatures are kept once: what n ranks say of a tensor costs little more than what one says.
+  auto& remote = known.remote;
+  const auto same = std::find_if(remote.begin(), remote.end(), [&](const Introduction& other) { return *other.signature == *signature; });
+  for (auto other = remote.begin(); other != remote.end(); ++other)
+    for (const Run run : ranks) other == same ? add(other->ranks, run) : remove(other->ranks, run);
+  if (same == remote.end()) {
+    remote.push_back({id, key, signature, {}});
+    for (const Run run : ranks) add(remote.back().ranks, run);
+  }
+  std::erase_if(remote, [](const Introduction& other) { return other.ranks.empty(); });
+  for (const Run run : ranks)
+    for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *signature);
 }
 
 void Relay::tell(News news) {
-  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, *news.signature);
+  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, news.signature);
   if (news.kind == News::Kind::Removed) return removed(news.key.process_set);
   held_.push_back(std::move(news));
   say_held();
@@ -362,8 +419,33 @@ void Relay::expect_rank(int process_set, int rank) {
   if (!std::binary_search(ranks.begin(), ranks.end(), rank)) throw WireError("a rank outside its process set");
 }
 
+void Relay::expect_ranks(int process_set, const std::vector<Run>& runs) {
+  const auto& ranks = actions_.ranks_of(process_set);
+  for (const Run run : runs) {
+    // The list ascends, so that the run is in it if its ends are as far apart there.
+    const auto first = std::lower_bound(ranks.begin(), ranks.end(), run.first);
+    const bool fits = run.count > 0 && run.count <= ranks.end() - first && *first == run.first;
+    if (!fits || first[run.count - 1] - run.first != run.count - 1) throw WireError("a rank outside its process set");
+  }
+}
+
+/// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
+/// the way down would add that time. True if there is nothing but decisions in the message, and the children have it.
+bool Relay::pass_on_decisions(const Message& message) {
+  if (message.from != parent_) return false;
+  for (Reader items(message.bytes); !items.at_end();) {
+    const Bytes bytes = items.get_list<std::byte>();
+    const auto item = static_cast<Item>(Reader(bytes).get<std::uint8_t>());
+    if (item != Item::Agree && item != Item::Cut) return false;
+  }
+  flush();
+  for (auto child = children_.rbegin(); child != children_.rend(); ++child) transport_.send(child->domain, message.bytes);
+  return true;
+}
+
 void Relay::receive(const Message& message) {
   const bool from_parent = message.from == parent_;
+  const bool passed_on = pass_on_decisions(message);
   const auto downwards = [&](bool expected) {
     if (from_parent != expected) throw WireError("a message from the wrong side");
   };
@@ -398,14 +480,14 @@ void Relay::receive(const Message& message) {
         const auto id = reader.get<std::uint32_t>();
         const auto known = known_.find(id);
         if (known == known_.end()) throw WireError("agreement on an unknown tensor");
-        send_down(bytes);
+        if (!passed_on) send_down(bytes);
         actions_.agree(known->second.key, decode_agreement(reader));
         decided(id);
         break;
       }
       case Item::Cut:
         downwards(true);
-        send_down(bytes);
+        if (!passed_on) send_down(bytes);
         actions_.cut();
         break;
       case Item::Leave: {
@@ -449,9 +531,12 @@ void Relay::receive(const Message& message) {
 }
 
 bool Relay::flush() {
-  const bool any = !outgoing_.empty();
-  for (auto& [domain, items] : std::exchange(outgoing_, {})) transport_.send(domain, items.bytes());
-  return any;
+  write(up_, true);
+  write(down_, false);
+  // The highest child first: its subtree is the largest and has the longest way still to go.
+  const auto outgoing = std::exchange(outgoing_, {});
+  for (auto items = outgoing.rbegin(); items != outgoing.rend(); ++items) transport_.send(items->first, items->second.bytes());
+  return !outgoing.empty();
 }
 
 bool Relay::advance() {

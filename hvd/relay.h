@@ -3,7 +3,8 @@
 /// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
 /// introductions of all ranks and the root's decisions: what is agreed, and where a batch is cut. A step costs each leader a message
 /// per neighbour and per group of tensors that became ready together, in O(log domains) hops; nothing is gathered at the root but
-/// one number per tensor and child. Ranks that have joined are waited for no more; the leaders learn of them on the way up, after what
+/// one number per tensor and child. Introductions that a leader passes on together and that say the same travel as one, with the list of
+/// their ranks. Ranks that have joined are waited for no more; the leaders learn of them on the way up, after what
 /// their domains were ready for without them. When all ranks have left and the root has decided what came before, it says so: the end.
 /// Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
@@ -73,9 +74,27 @@ class Relay {
   [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty(); }
 
  private:
+  /// Ranks that follow one another.
+  struct Run {
+    int first, count;
+  };
+  /// What ranks say of a tensor, all the same.
+  struct Introduction {
+    std::uint32_t id = 0;  ///< on the way down
+    UnitKey key;
+    SharedSignature signature;
+    std::vector<Run> ranks;
+  };
+  /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
+  /// equal.
+  struct Gathered {
+    std::vector<Introduction> list;
+    std::map<UnitKey, std::size_t> last;  ///< of each key, in the list
+    void add(const Introduction& introduction);
+  };
   struct Known {
     UnitKey key;
-    std::map<int, SharedSignature> remote;  ///< what ranks of other domains said, for the day this domain forgets it
+    std::vector<Introduction> remote;  ///< what ranks of other domains said, for the day this domain forgets it; runs ascending and apart
   };
   /// Of this domain and the children's subtrees, those that are ready.
   struct Count {
@@ -83,15 +102,19 @@ class Relay {
     Agreement what;
   };
 
-  void introduced(const UnitKey& key, int rank, const Signature& signature);
+  void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
   void say_held();
   void removed(int process_set);
   void left(int rank);
   void receive(const Message& message);
+  bool pass_on_decisions(const Message& message);
   void expect_rank(int process_set, int rank);
+  void expect_ranks(int process_set, const std::vector<Run>& runs);
   void receive_introduction(Reader& reader, bool from_parent);
-  void spread_introduction(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
-  void learn(std::uint32_t id, const UnitKey& key, int rank, const Signature& signature);
+  std::uint32_t number_of(const UnitKey& key);
+  void learn(const Introduction& introduction);
+  static void add(std::vector<Run>& runs, Run run);
+  static void remove(std::vector<Run>& runs, Run run);
   void count_ready(std::uint32_t id, int subtree, const Agreement& what);
   void pass_on_if_complete(std::uint32_t id);
   void decide(std::uint32_t id, const Agreement& what);
@@ -105,6 +128,7 @@ class Relay {
   using Name = std::pair<int, std::string>;  ///< process set and name
   void send(int domain, const Bytes& item);
   void send_down(const Bytes& item);
+  void write(Gathered& gathered, bool up);
   bool flush();
 
   Transport& transport_;
@@ -126,6 +150,7 @@ class Relay {
   std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
   std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
+  Gathered up_, down_;                           // introductions to be sent before whatever is sent next
   std::map<int, Writer> outgoing_;
   bool failed_ = false;
 };

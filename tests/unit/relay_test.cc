@@ -1,0 +1,149 @@
+// How introductions travel between hosts: those that say the same as one, and always in the order in which they were said.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "hvd/relay.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+namespace {
+
+constexpr int kHosts = 4;  // 0 has the children 1 and 2, and 2 has 3
+constexpr int kRanksPerHost = 8;
+
+struct Heard {
+  int rank;
+  SharedSignature signature;
+  bool operator==(const Heard& other) const { return rank == other.rank && *signature == *other.signature; }
+};
+
+class Measuring final : public Transport {
+ public:
+  Measuring(std::shared_ptr<Mailboxes> mail, int domain) : inner_(std::move(mail), domain, kHosts) {}
+  int domain() const override { return inner_.domain(); }
+  int domains() const override { return kHosts; }
+  void send(int to, std::span<const std::byte> bytes) override {
+    sent.push_back({to, Bytes(bytes.begin(), bytes.end())});
+    inner_.send(to, bytes);
+  }
+  std::optional<Message> receive() override { return inner_.receive(); }
+  std::vector<Message> sent;  // `from` is where it goes
+
+ private:
+  MailTransport inner_;
+};
+
+struct Leader {
+  std::vector<Heard> heard;
+  std::unique_ptr<Measuring> wire;
+  std::unique_ptr<Relay> relay;
+};
+
+struct Tree {
+  Tree() {
+    std::iota(everyone.begin(), everyone.end(), 0);
+    for (int host = 0; host < kHosts; ++host) {
+      Leader& leader = leaders[static_cast<std::size_t>(host)];
+      RelayActions actions;
+      actions.introduce = [&leader](const UnitKey&, int rank, const Signature& signature) {
+        leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
+      };
+      actions.agree = [](const UnitKey&, const Agreement&) {};
+      actions.ranks_of = [this](int) -> const std::vector<int>& { return everyone; };
+      actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
+      leader.wire = std::make_unique<Measuring>(mail, host);
+      leader.relay = std::make_unique<Relay>(*leader.wire, std::move(actions));
+    }
+  }
+  void say(int rank, const SharedSignature& signature) {
+    leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell({News::Kind::Introduced, key, rank, signature, {}});
+  }
+  void settle() {
+    for (bool any = true; any;) {
+      any = false;
+      for (auto& leader : leaders) any = leader.relay->advance() || any;
+    }
+  }
+  std::size_t bytes_sent(int host) {
+    std::size_t bytes = 0;
+    for (const auto& message : leaders[static_cast<std::size_t>(host)].wire->sent) bytes += message.bytes.size();
+    leaders[static_cast<std::size_t>(host)].wire->sent.clear();
+    return bytes;
+  }
+  const UnitKey key{0, OpKind::Allreduce, "t"};
+  std::vector<int> everyone = std::vector<int>(kHosts * kRanksPerHost);
+  std::shared_ptr<Mailboxes> mail = std::make_shared<Mailboxes>(kHosts);
+  std::vector<Leader> leaders = std::vector<Leader>(kHosts);
+};
+
+SharedSignature shaped(std::int64_t size) {
+  Signature signature;
+  for (int i = 0; i < 20; ++i) signature.tensors.push_back({DataType::Float32, {size}, {}});
+  return std::make_shared<const Signature>(std::move(signature));
+}
+
+}  // namespace
+
+TEST_CASE("relay: introductions that say the same travel as one") {
+  Tree tree;
+  const auto same = shaped(4);
+  tree.say(24, same);
+  tree.settle();
+  const std::size_t one = tree.bytes_sent(3);
+  for (const int rank : {31, 25, 27, 26, 30, 28, 29}) tree.say(rank, shaped(4));
+  tree.settle();
+  CHECK(tree.bytes_sent(3) == one);  // 25 to 31: one run of ranks
+  for (const int host : {0, 1}) {
+    CAPTURE(host);
+    const auto& heard = tree.leaders[static_cast<std::size_t>(host)].heard;
+    REQUIRE(heard.size() == 8);
+    for (int i = 0; i < 8; ++i) CHECK(heard[static_cast<std::size_t>(i)] == Heard{24 + i, same});
+  }
+}
+
+TEST_CASE("relay: a rank that says something else is heard in order, and only its last word is told again") {
+  Tree tree;
+  const auto before = shaped(4);
+  const auto after = shaped(5);
+  for (const int rank : {25, 24, 26}) tree.say(rank, before);
+  tree.say(25, after);
+  tree.settle();
+  const std::vector<Heard> expected{{24, before}, {25, before}, {26, before}, {25, after}};
+  CHECK(tree.leaders[0].heard == expected);
+  CHECK(tree.leaders[1].heard == expected);
+  tree.say(25, before);
+  tree.say(24, after);
+  tree.settle();
+  for (const int host : {0, 1}) {
+    CAPTURE(host);
+    auto& leader = tree.leaders[static_cast<std::size_t>(host)];
+    leader.heard.clear();
+    leader.relay->retell(tree.key);
+    REQUIRE(leader.heard.size() == 3);
+    std::sort(leader.heard.begin(), leader.heard.end(), [](const Heard& a, const Heard& b) { return a.rank < b.rank; });
+    CHECK(leader.heard == std::vector<Heard>{{24, after}, {25, before}, {26, before}});
+  }
+}
+
+TEST_CASE("relay: what is ready does not overtake its introduction, and the largest subtree is told first") {
+  Tree tree;
+  for (int round = 0; round < 2; ++round) {
+    for (int host = kHosts - 1; host >= 0; --host) {
+      auto& relay = *tree.leaders[static_cast<std::size_t>(host)].relay;
+      if (round == 0) tree.say(host * kRanksPerHost, shaped(4));
+      relay.tell({News::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
+      if (host > 0) tree.settle();
+    }
+    tree.leaders[0].wire->sent.clear();
+    tree.settle();  // throws WireError if a leader hears of what it does not know
+    std::vector<int> order;
+    for (const auto& message : tree.leaders[0].wire->sent) order.push_back(message.from);
+    CHECK(order == std::vector<int>{2, 1});
+  }
+}
+
+}  // namespace hvd::test
