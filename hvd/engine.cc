@@ -440,13 +440,16 @@ void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& sig
 
 void Engine::agree_by_root(const UnitKey& key, const Agreement& what) {
   // All domains keep the same queue, also of what none of their ranks takes part in, and which they may have forgotten.
+  // Or have forgotten in the middle of the ranks' introductions, and learnt anew from the rest of them.
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     bool done = false;
     with_log(64 + what.present.size() / 8 + what.absent.size() * sizeof(int), [&] {
       const Unit* unit = negotiator_.find(key);
-      done = unit != nullptr || !negotiator_.has_process_set(key.process_set);
-      if (unit != nullptr) commit(Negotiator::agreement(unit->id, what));
+      done = !negotiator_.has_process_set(key.process_set);
+      if (done || unit == nullptr) return;
+      done = negotiator_.has_introduced_all(*unit, what.absent) || i + 1 == kTries;
+      if (done) commit(Negotiator::agreement(unit->id, what));
     });
     if (done) return;
     relay_->retell(key);

@@ -131,6 +131,14 @@ const Unit* Negotiator::find(const UnitKey& key) const {
   return known == ids_.end() ? nullptr : &units_.at(known->second);
 }
 
+bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& absent) const {
+  const auto& ranks = process_set(unit.key.process_set).ranks;
+  if (unit.introduced == ranks.size()) return true;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (!unit.signatures[i] && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
+  return true;
+}
+
 bool Negotiator::introduced(const Unit& unit, int rank, const Signature& signature) const {
   const auto& said = unit.signatures[set_rank(process_set(unit.key.process_set), rank)];
   return said && *said == signature;
@@ -272,8 +280,8 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.erase(range);
     if (rest > 0) free_slots_[id + slots] = rest;
     usage_.push_back(id);
-    found =
-        units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, std::prev(usage_.end()), false, false, 0}).first;
+    found = units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, 0, std::prev(usage_.end()), false, false, 0})
+                .first;
     found->second.signatures.resize(set.ranks.size());
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
@@ -286,7 +294,9 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
       break;
     }
   }
-  signatures[set_rank(set, rank)] = std::move(signature);
+  auto& place = signatures[set_rank(set, rank)];
+  if (!place) ++found->second.introduced;
+  place = std::move(signature);
   outcomes.introduced.push_back({id, rank});
 }
 

@@ -56,6 +56,7 @@ struct Unit {
   Scope scope = Scope::Domain;
   std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
   std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
+  std::size_t introduced = 0;                ///< how many of them there are
   std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
   bool queued = false;                       ///< agreed and not yet cut
@@ -144,6 +145,9 @@ class Negotiator {
   [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
   /// Whether `rank` (global) has introduced the unit with just this signature.
   [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const;
+
+  /// Whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
+  [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
   /// `rank` says what it sends under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when

@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <barrier>
+#include <thread>
+
 #include "hvd/engine.h"
 #include "tests/support/thread_world.h"
 
@@ -108,6 +111,40 @@ TEST_CASE("ranks that do not take part and read late do not make a table full") 
       }
     });
   }
+}
+
+TEST_CASE("a host that takes no part may forget a tensor between two ranks' introductions of it") {
+  Config config;
+  config.cache_capacity = 16;
+  config.process_sets = {{1, 2}, {0}};
+  ThreadWorld world({.size = 3, .domains = 3, .config = config});
+  std::barrier meet(3);
+  world.run([&](int rank, Engine& engine) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<float> values(3, 1.0F);
+      Submission both = allreduce_of(values, "both", DataType::Float32);
+      both.process_set = 1;
+      both.prescale_factor = round;  // so that it is introduced again
+      std::shared_ptr<Pending> pending;
+      if (rank == 1) {
+        pending = engine.submit(both);
+        for (int i = 0; i < 100; ++i) engine.poll(*pending);
+      }
+      meet.arrive_and_wait();
+      for (int i = 0; rank == 0 && i < 40; ++i) {
+        std::vector<float> own(1, 1.0F);
+        Submission alone = allreduce_of(own, "own " + std::to_string(round) + "." + std::to_string(i), DataType::Float32);
+        alone.process_set = 2;
+        engine.wait(*engine.submit(alone, After::Wait));
+        if (i == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // rank 1's words arrive
+      }
+      meet.arrive_and_wait();
+      if (rank == 2) pending = engine.submit(both);
+      if (!pending) continue;
+      engine.wait(*pending);
+      CHECK(values == std::vector<float>(3, static_cast<float>(2 * round)));
+    }
+  });
 }
 
 }  // namespace hvd::test
