@@ -280,7 +280,9 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.erase(range);
     if (rest > 0) free_slots_[id + slots] = rest;
     usage_.push_back(id);
-    found = units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, 0, std::prev(usage_.end()), false, false, 0})
+    found = units_
+                .emplace(
+                    id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, 0, false, std::prev(usage_.end()), false, false, 0})
                 .first;
     found->second.signatures.resize(set.ranks.size());
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
@@ -294,6 +296,7 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
       break;
     }
   }
+  found->second.settled = false;
   auto& place = signatures[set_rank(set, rank)];
   if (!place) ++found->second.introduced;
   place = std::move(signature);
@@ -347,7 +350,8 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     set_rank(process_set(unit.key.process_set), what.absent[i]);
     if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
   }
-  Status status = judge(unit, what.absent);
+  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, what.absent);
+  unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
   if (status.ok()) {
     // Of the first rank that takes part; those of ranks that have joined may be of another time.

@@ -57,6 +57,7 @@ struct Unit {
   std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
   std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
   std::size_t introduced = 0;                ///< how many of them there are
+  bool settled = false;                      ///< just these have been found to agree: not to be looked at again
   std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
   bool queued = false;                       ///< agreed and not yet cut
