@@ -9,6 +9,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 deps=${HVD_DEPS_DIR:-$root/.deps}
 torch_version=2.11.0
+torchvision_version=0.26.0 # goes with that torch; for the tests only
 cuda_runtime_version=13.0.96 # what libtorch_cpu of that wheel loads at start, even without a GPU
 cuda_cupti_version=13.0.85
 
@@ -178,4 +179,15 @@ if ! have_cmake; then PATH="$deps/venv/bin:$PATH"; fi
 if ! own_torch_usable; then
   foreign=$(foreign_torch) # fails where HVD_TORCH is no LibTorch, and says so
   if [ -z "$foreign" ]; then install_torch; fi
+fi
+
+# For the tests that compare with Python: taken along where its torch can be imported, never demanded (the tests say that they are skipped).
+if [ "$with_tests" = 1 ] && own_torch_complete && [ ! -e "$deps/torchvision-tried" ]; then
+  if (cd "$deps" && "$deps/venv/bin/python" -c 'import torch') >>"$deps/setup.log" 2>&1; then
+    say "torchvision==$torchvision_version, for the tests"
+    "$deps/venv/bin/pip" install --disable-pip-version-check numpy pillow >>"$deps/setup.log" 2>&1 &&
+      "$deps/venv/bin/pip" install --disable-pip-version-check --no-deps "torchvision==$torchvision_version" >>"$deps/setup.log" 2>&1 ||
+      say "torchvision could not be installed; going on without it"
+  fi
+  touch "$deps/torchvision-tried"
 fi

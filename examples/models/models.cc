@@ -1,16 +1,24 @@
 #include "examples/models/models.h"
 
 #include <stdexcept>
+#include <string_view>
 
 #include "examples/models/mlp.h"
 #include "examples/models/resnet.h"
+#include "examples/models/script.h"
 
 namespace examples {
+
+namespace {
+constexpr std::string_view kScript = "script:";
+}  // namespace
 
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {"resnet18", "resnet50", "mlp"};
   return names;
 }
+
+bool is_script(const std::string& name) { return name.size() > kScript.size() && name.starts_with(kScript); }
 
 const std::vector<std::string>& stem_names() {
   static const std::vector<std::string> names = {"auto", "imagenet", "cifar"};
@@ -21,6 +29,7 @@ std::shared_ptr<Classifier> make_model(const ModelOptions& options) {
   const ResNetOptions resnet{.channels = options.image.at(0), .classes = options.classes, .small_images = options.stem == "cifar"};
   if (options.name == "resnet18") return resnet18(resnet);
   if (options.name == "resnet50") return resnet50(resnet);
+  if (is_script(options.name)) return script_model(options.name.substr(kScript.size()));
   if (options.name == "mlp") return mlp(options.image, options.classes);
   throw std::invalid_argument("there is no model '" + options.name + "'");
 }

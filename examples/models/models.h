@@ -18,13 +18,14 @@ class Classifier : public torch::nn::Module {
 };
 
 struct ModelOptions {
-  std::string name;                 ///< one of model_names()
+  std::string name;                 ///< one of model_names(), or "script:" and a file that TorchScript was saved to
   std::string stem = "auto";        ///< ResNets: one of stem_names()
   std::vector<std::int64_t> image;  ///< channels, height, width
   int classes = 0;
 };
 
 const std::vector<std::string>& model_names();
+bool is_script(const std::string& name);
 /// "imagenet": 7 x 7 with stride 2, then a 3 x 3 maximum with stride 2, as torchvision has it. "cifar": 3 x 3 with stride 1 and no maximum:
 /// for small images more accurate, and about eight times the work. "auto" is "imagenet", whose weights fit torchvision's.
 const std::vector<std::string>& stem_names();

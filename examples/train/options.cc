@@ -45,12 +45,25 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
       words);
 }
 
+CLI::Validator model_name() {
+  const CLI::Validator names = one_of(model_names());
+  return CLI::Validator(
+      [=](std::string& text) {
+        if (is_script(text)) return std::string();
+        const std::string wrong = names(text);
+        return wrong.empty() ? wrong : wrong + " or script:FILE";
+      },
+      names.get_description() + "|script:FILE");
+}
+
 void add_options(CLI::App& app, Options& options) {
-  app.add_option("--model", options.model, "Network")->check(one_of(model_names()));
+  app.add_option("--model", options.model, "Network; script:FILE is a TorchScript module saved by Python")->check(model_name());
+  app.add_option("--weights", options.weights, "File of weights to begin with: torch.save(dict(model.state_dict()), FILE)");
   app.add_option("--stem", options.stem, "First layers of a ResNet; cifar: for small images, slower and more accurate")
       ->check(one_of(stem_names()));
   app.add_option("--dataset", options.dataset, "Images; synthetic ones need no files")->check(one_of(dataset_names()));
   app.add_option("--data", options.data, "Folder of the dataset's files");
+  app.add_option("--workers", options.workers, "Threads per rank that make batches ahead; 0: none")->check(whole(0));
   app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
   app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")->check(whole(1));
   app.add_option("--optimizer", options.optimizer, "Optimizer")->check(one_of({"sgd", "adam", "adamw"}));

@@ -15,9 +15,11 @@ class UsageError : public std::runtime_error {
 
 struct Options {
   std::string model = "resnet18";
+  std::string weights;  ///< file of a state_dict to begin with; empty: random ones
   std::string stem = "auto";
   std::string dataset = "synthetic";
-  std::string data;  ///< folder of the dataset's files
+  std::string data;          ///< folder of the dataset's files
+  std::int64_t workers = 1;  ///< threads of each rank that make batches ahead; 0: none
   std::int64_t epochs = 3;
   std::int64_t batch_size = 32;  ///< images per rank and backward pass
   std::string optimizer = "sgd";

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "examples/models/weights.h"
+
 namespace examples {
 namespace {
 
@@ -35,6 +37,7 @@ torch::Device choose_device(const Options& options) {
 std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device) {
   torch::manual_seed(options.seed);
   auto model = make_model({.name = options.model, .stem = options.stem, .image = data.image_shape(), .classes = data.classes});
+  if (!options.weights.empty()) load_weights(*model, options.weights);
   model->to(device);
   return model;
 }

@@ -39,11 +39,15 @@ void Trainer::load_inputs() {
   together([&] {
     device_ = choose_device(options_);
     data_ = load_dataset(options_.dataset, options_.data, options_.seed);
-    plan_.emplace(BatchPlan::Options{.items = static_cast<std::size_t>(data_.train.size()),
-                                     .batch_size = static_cast<std::size_t>(options_.batch_size),
-                                     .accumulate = static_cast<std::size_t>(options_.accumulate),
-                                     .shard = shard_,
-                                     .seed = options_.seed});
+    loader_ = std::make_unique<BatchLoader>(
+        data_,
+        BatchPlan::Options{.items = static_cast<std::size_t>(data_.train.size()),
+                           .batch_size = static_cast<std::size_t>(options_.batch_size),
+                           .accumulate = static_cast<std::size_t>(options_.accumulate),
+                           .shard = shard_,
+                           .seed = options_.seed},
+        BatchLoader::Options{
+            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.workers > 0 && device_.is_cuda()});
     model_ = make_model(options_, data_, device_);
     optimizer_ = make_optimizer(options_, *model_);
   });
@@ -89,14 +93,14 @@ bool Trainer::finished() const {
 /// Up to the end of the epoch, or of training.
 void Trainer::train_epoch() {
   model_->train();
-  plan_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
+  loader_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
   images_at_start_ = position_.images;
   epoch_started_ = std::chrono::steady_clock::now();
   while (!finished()) {
-    const auto micro_batches = plan_->next();
+    const auto micro_batches = loader_->next();
     if (micro_batches.empty()) break;
     const auto loss = train_step(micro_batches);
-    position_.images = static_cast<std::int64_t>(plan_->position());
+    position_.images = static_cast<std::int64_t>(loader_->position());
     ++position_.step;
     show_progress(loss);
     if (options_.checkpoint_steps > 0 && position_.step % options_.checkpoint_steps == 0) {
@@ -108,15 +112,15 @@ void Trainer::train_epoch() {
 }
 
 /// The last micro-batch's loss.
-torch::Tensor Trainer::train_step(const std::vector<Indices>& micro_batches) {
+torch::Tensor Trainer::train_step(const std::vector<Batch>& micro_batches) {
   torch::Tensor loss;
   distributed_->zero_grad();
-  for (const auto& indices : micro_batches) {
-    const auto batch = make_training_batch(data_, indices, options_.seed, static_cast<std::size_t>(position_.epoch));
-    loss = torch::nn::functional::cross_entropy(model_->forward(batch.images.to(device_)), batch.labels.to(device_));
+  for (const auto& batch : micro_batches) {
+    const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
+    loss = torch::nn::functional::cross_entropy(model_->forward(images), labels);
     (loss / static_cast<double>(micro_batches.size())).backward();
     loss = loss.detach();
-    loss_sum_ += loss.to(torch::kFloat64) * static_cast<double>(indices.size());
+    loss_sum_ += loss.to(torch::kFloat64) * static_cast<double>(batch.labels.size(0));
   }
   distributed_->step();
   return loss;
@@ -124,11 +128,11 @@ torch::Tensor Trainer::train_step(const std::vector<Indices>& micro_batches) {
 
 void Trainer::show_progress(const torch::Tensor& loss) {
   if (!display_.due()) return;
-  const auto per_step = static_cast<std::int64_t>(plan_->images_per_step());
+  const auto per_step = static_cast<std::int64_t>(loader_->plan().images_per_step());
   display_.show({.epoch = position_.epoch + 1,
                  .epochs = options_.epochs,
                  .step = position_.images / per_step,
-                 .steps = static_cast<std::int64_t>(plan_->steps_per_epoch()),
+                 .steps = static_cast<std::int64_t>(loader_->plan().steps_per_epoch()),
                  .images_per_second = images_per_second()},
                 loss.item<double>());
 }
@@ -151,7 +155,7 @@ void Trainer::close_epoch() {
   average_buffers();
   record.test =
       sum_up(evaluate_share(*model_, data_, shard_, static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100)), device_));
-  if (plan_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
+  if (loader_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
   display_.show(record, options_.epochs);
   on_rank_zero([&] { records_->add(record); });
   if (!options_.checkpoint.empty()) save_checkpoint();

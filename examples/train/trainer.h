@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "examples/data/batches.h"
+#include "examples/data/loader.h"
 #include "examples/train/checkpoint.h"
 #include "examples/train/display.h"
 #include "examples/train/options.h"
@@ -32,7 +32,7 @@ class Trainer {
   bool finished() const;
 
   void train_epoch();
-  torch::Tensor train_step(const std::vector<Indices>& micro_batches);
+  torch::Tensor train_step(const std::vector<Batch>& micro_batches);
   void show_progress(const torch::Tensor& loss);
   double images_per_second() const;
 
@@ -51,7 +51,7 @@ class Trainer {
   std::unique_ptr<hvd::DistributedOptimizer> distributed_;
   std::optional<CheckpointFile> checkpoint_;  ///< with --checkpoint
   std::optional<RecordFile> records_;         ///< rank 0
-  std::optional<BatchPlan> plan_;
+  std::unique_ptr<BatchLoader> loader_;
 
   Position position_;
   torch::Tensor loss_sum_;            ///< of this rank, since gather_loss(); stays on the device

@@ -12,6 +12,7 @@
 
 #include "examples/data/batches.h"
 #include "examples/data/cifar.h"
+#include "examples/data/loader.h"
 #include "examples/data/mnist.h"
 #include "examples/data/synthetic.h"
 #include "examples/models/models.h"
@@ -100,6 +101,59 @@ std::string refusal(Work work) {
 
 bool mentions(const std::string& text, const std::vector<std::string>& words) {
   return std::all_of(words.begin(), words.end(), [&](const auto& word) { return text.find(word) != std::string::npos; });
+}
+
+TEST_CASE("the loader gives what the plan gives, whatever the number of workers, from any position") {
+  examples::Dataset data = examples::make_synthetic({.train_images = 60, .test_images = 1, .side = 8});
+  data.augment = true;
+  const BatchPlan::Options options{.items = 60,
+                                   .batch_size = 3,
+                                   .accumulate = 2,
+                                   .shard = {static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())},
+                                   .seed = 5};
+  for (const std::size_t workers : {0, 1, 3}) {
+    CAPTURE(workers);
+    BatchPlan plan(options);
+    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2});
+    const std::size_t per_step = plan.images_per_step();
+    // An epoch from its beginning, one left after a step, one from its middle.
+    for (const auto& [epoch, position, steps] : {std::tuple{0, 0, 100}, {1, 0, 1}, {4, 1, 100}}) {
+      const auto start = static_cast<std::size_t>(position) * per_step;
+      plan.start_epoch(static_cast<std::size_t>(epoch), start);
+      loader.start_epoch(static_cast<std::size_t>(epoch), start);
+      CHECK(loader.position() == start);
+      for (int step = 0; step < steps; ++step) {
+        const auto expected = plan.next();
+        const auto got = loader.next();
+        REQUIRE(got.size() == expected.size());
+        CHECK(loader.position() == plan.position());
+        CHECK(loader.over() == plan.over());
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const auto batch = examples::make_training_batch(data, expected[i], options.seed, static_cast<std::size_t>(epoch));
+          CHECK(torch::equal(got[i].images, batch.images));
+          CHECK(torch::equal(got[i].labels, batch.labels));
+        }
+        if (got.empty()) break;
+      }
+    }
+  }
+}
+
+TEST_CASE("what fails in a worker is thrown by next(), and the loader goes on afterwards") {
+  examples::Dataset data = examples::make_synthetic({.train_images = 16, .test_images = 1, .side = 8});
+  examples::BatchLoader loader(data, {.items = 16, .batch_size = 4}, {.workers = 2, .ahead = 2});
+  data.train.images = data.train.images.to(torch::kFloat32);  // not bytes: data_ptr refuses
+  loader.start_epoch(0);
+  int thrown = 0;
+  for (int step = 0; step < 4; ++step) try {
+      loader.next();
+    } catch (const c10::Error&) {
+      ++thrown;
+    }
+  CHECK(thrown == 4);
+  data.train.images = data.train.images.to(torch::kUInt8);
+  loader.start_epoch(1);
+  CHECK(loader.next().size() == 1);
 }
 
 }  // namespace
