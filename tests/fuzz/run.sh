@@ -22,14 +22,27 @@ echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long)
 
 # fresh <made> : nothing that it could depend on is newer
 fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/dice.h" -newer "$1" -print -quit)" ]; }
-objects=()
-for part in errors types signature planner negotiator relay; do
-  object=$folder/$part.o
-  fresh "$object" || "$clang" "${flags[@]/fuzzer/fuzzer-no-link}" -c -o "$object" "$root/hvd/$part.cc"
-  objects+=("$object")
+# compile <object> <source> <flag>...
+compile() {
+  local object=$1 source=$2
+  shift 2
+  fresh "$object" || "$clang" "$@" -c -o "$object" "$source"
+}
+objects=("$folder/${name}_fuzz.o") compilers=()
+compile "${objects[0]}" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}" &
+compilers+=($!)
+for part in negotiator relay signature planner errors types; do # the longest first, two at a time
+  if [ ${#compilers[@]} -ge 2 ]; then
+    wait "${compilers[0]}"
+    compilers=("${compilers[@]:1}")
+  fi
+  compile "$folder/$part.o" "$root/hvd/$part.cc" "${flags[@]/fuzzer/fuzzer-no-link}" &
+  compilers+=($!)
+  objects+=("$folder/$part.o")
 done
+for compiler in "${compilers[@]}"; do wait "$compiler"; done
 target=$folder/${name}_fuzz
-fresh "$target" || "$clang" "${flags[@]}" -o "$target" "$root/tests/fuzz/${name}_fuzz.cc" "${objects[@]}"
+fresh "$target" || "$clang" "${flags[@]}" -o "$target" "${objects[@]}"
 cd "$folder"
 "$target" -max_total_time="$seconds" -max_len=4096 -malloc_limit_mb=64 -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=1 2>"$name.log" || {
   tail -n 60 "$name.log"
