@@ -16,6 +16,11 @@ class Mlp : public Classifier {
 
   torch::Tensor forward(const torch::Tensor& images) override { return fc3(torch::relu(fc2(torch::relu(fc1(images.flatten(1)))))); }
 
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    const auto copy = std::make_shared<Mlp>(fc1->options.in_features(), fc1->options.out_features(), fc3->options.out_features());
+    return with_values_of(*this, copy, device);
+  }
+
  private:
   torch::nn::Linear fc1, fc2, fc3;
 };

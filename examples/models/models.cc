@@ -13,6 +13,19 @@ namespace {
 constexpr std::string_view kScript = "script:";
 }  // namespace
 
+std::shared_ptr<torch::nn::Module> with_values_of(const torch::nn::Module& from, std::shared_ptr<torch::nn::Module> copy,
+                                                  const std::optional<torch::Device>& device) {
+  const torch::NoGradGuard no_grad;
+  const auto fill = [&](const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      to[i].set_data(values[i].detach().to(device.value_or(values[i].device()), /*non_blocking=*/false, /*copy=*/true));
+  };
+  fill(copy->parameters(), from.parameters());
+  fill(copy->buffers(), from.buffers());
+  copy->train(from.is_training());
+  return copy;
+}
+
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {"resnet18", "resnet50", "mlp"};
   return names;

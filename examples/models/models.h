@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,10 @@ class Classifier : public torch::nn::Module {
  public:
   virtual torch::Tensor forward(const torch::Tensor& images) = 0;
 };
+
+/// For `clone()`: `copy`, a module of the same kind, on `device` (none: where `from` is) and with the values of `from`.
+std::shared_ptr<torch::nn::Module> with_values_of(const torch::nn::Module& from, std::shared_ptr<torch::nn::Module> copy,
+                                                  const std::optional<torch::Device>& device);
 
 struct ModelOptions {
   std::string name;                 ///< one of model_names(), or "script:" and a file that TorchScript was saved to

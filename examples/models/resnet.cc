@@ -84,7 +84,8 @@ template <class Block>
 class ResNet : public Classifier {
  public:
   ResNet(const std::array<int, 4>& blocks, const ResNetOptions& options)
-      : small_images_(options.small_images),
+      : blocks_(blocks),
+        options_(options),
         conv1(options.small_images ? convolution(options.channels, 64, 3, 1) : convolution(options.channels, 64, 7, 2)),
         bn1(64),
         fc(512 * Block::kExpansion, options.classes) {
@@ -101,9 +102,13 @@ class ResNet : public Classifier {
 
   torch::Tensor forward(const torch::Tensor& images) override {
     auto x = bn1(conv1(images)).relu_();
-    if (!small_images_) x = torch::max_pool2d(x, 3, 2, 1);
+    if (!options_.small_images) x = torch::max_pool2d(x, 3, 2, 1);
     for (auto& layer : layers) x = layer->forward(x);
     return fc(x.mean({2, 3}));
+  }
+
+  std::shared_ptr<nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    return with_values_of(*this, std::make_shared<ResNet>(blocks_, options_), device);
   }
 
  private:
@@ -121,7 +126,8 @@ class ResNet : public Classifier {
     }
   }
 
-  bool small_images_;
+  std::array<int, 4> blocks_;
+  ResNetOptions options_;
   nn::Conv2d conv1;
   nn::BatchNorm2d bn1;
   std::array<nn::Sequential, 4> layers{nullptr, nullptr, nullptr, nullptr};

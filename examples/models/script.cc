@@ -23,6 +23,10 @@ class ScriptClassifier : public Classifier {
 
   torch::Tensor forward(const torch::Tensor& images) override { return script_.forward({images}).toTensor(); }
 
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    return std::make_shared<ScriptClassifier>(script_.deepcopy(device));
+  }
+
   void train(bool on) override {
     Classifier::train(on);
     script_.train(on);
