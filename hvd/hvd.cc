@@ -122,6 +122,7 @@ class Travelling {
  public:
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
       : world_(current()), inputs_(inputs), outputs_(outputs) {
+    options.compression.refuse_memory("allreduce");
     if (inputs.size() != outputs.size()) throw InvalidArgument(fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];

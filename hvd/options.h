@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hvd/types.h"
@@ -30,19 +31,35 @@ class ProcessSet {
 };
 
 /// How gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded once more.
+/// The others leave more out, and need a memory of what they left out (error feedback, torch_bindings/compressor.h): they go with
+/// DistributedOptimizer only, and everything else that takes a Compression refuses them with InvalidArgument.
 class Compression {
  public:
-  enum class Kind : std::uint8_t { None, Fp16, Bf16 };
+  enum class Kind : std::uint8_t { None, Fp16, Bf16, Int8, TopK, PowerSgd };
   static Compression none() { return {}; }
   static Compression fp16() { return Compression(Kind::Fp16); }
   static Compression bf16() { return Compression(Kind::Bf16); }
+  /// A quarter of the bytes of fp32: blocks of 256 values, each with a scale.
+  static Compression int8() { return Compression(Kind::Int8); }
+  /// Of each tensor, the values of largest magnitude travel: `ratio` of them, 0 < ratio <= 1, and at least one. Throws InvalidArgument.
+  static Compression topk(double ratio = 0.01);
+  /// A matrix travels as two thin ones of `rank` >= 1 columns. Throws InvalidArgument.
+  static Compression powersgd(int rank = 4);
 
   Compression() = default;
   [[nodiscard]] Kind kind() const { return kind_; }
-  /// The type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 if compressed, otherwise `dtype`.
+  /// Of topk; 1 otherwise.
+  [[nodiscard]] double ratio() const { return ratio_; }
+  /// Of powersgd; 0 otherwise.
+  [[nodiscard]] int rank() const { return rank_; }
+  /// Whether it leaves out so much that it needs a memory.
+  [[nodiscard]] bool needs_memory() const { return kind_ >= Kind::Int8; }
+  /// Throws InvalidArgument if it needs a memory; `what`: the call that has none.
+  void refuse_memory(std::string_view what) const;
+  /// The type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with fp16 and bf16, otherwise `dtype`.
   [[nodiscard]] DataType wire_type(DataType dtype) const {
     const bool wide = dtype == DataType::Float32 || dtype == DataType::Float64;
-    if (kind_ == Kind::None || !wide) return dtype;
+    if ((kind_ != Kind::Fp16 && kind_ != Kind::Bf16) || !wide) return dtype;
     return kind_ == Kind::Fp16 ? DataType::Float16 : DataType::BFloat16;
   }
   bool operator==(const Compression&) const = default;
@@ -50,6 +67,8 @@ class Compression {
  private:
   explicit Compression(Kind kind) : kind_(kind) {}
   Kind kind_ = Kind::None;
+  int rank_ = 0;
+  double ratio_ = 1;
 };
 
 /// `prescale_factor` multiplies every rank's input before the reduction, `postscale_factor` the result after it (integers in double,

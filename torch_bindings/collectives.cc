@@ -137,6 +137,7 @@ Handle<at::Tensor> first(const Handle<Tensors>& handle, const at::Tensor& given)
 std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options, Form form) {
   constexpr std::string_view kWhat = "allreduce";
   check_group(tensors, kWhat, form);
+  options.compression.refuse_memory(kWhat);
   const bool differentiable = form == Form::Fresh && needs_gradient(tensors);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;

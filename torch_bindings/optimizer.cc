@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
 
 namespace hvd {
@@ -125,7 +126,9 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   int& number = optimizers_made(options.process_set);
-  reducer_ = std::make_shared<GradientReducer>(name_parameters(wrapped_, named_parameters), std::move(options), number);
+  reducer_ = std::make_shared<GradientReducer>(name_parameters(wrapped_, named_parameters), options, number);
+  if (options.shard_optimizer_state)
+    shards_ = std::make_unique<OptimizerShards>(wrapped_, options.process_set, fmt::format("optimizer.{}", number));
   ++number;  // not before: one that is refused on some ranks only must not put their numbers out of step
   reducer_->hook();
 }
@@ -160,8 +163,9 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
     std::vector<std::pair<at::Tensor, at::Tensor>> losses;
     loss = wrapped_.step([&] {
       const at::Tensor own = closure();
+      if (skips_ == 0) reducer_->synchronize();
+      if (shards_) shards_->lend_gradients();
       if (skips_ > 0) return own;
-      reducer_->synchronize();
       if (!own.defined()) return own;
       losses.emplace_back(reducer_->reduce_loss(own), own);
       return losses.back().first;
@@ -170,15 +174,17 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
     if (mine != losses.end()) loss = mine->second;
   } else {
     if (skips_ == 0 && !reducer_->is_synchronized()) reducer_->synchronize();
+    if (shards_) shards_->lend_gradients();
     loss = wrapped_.step();
   }
+  if (shards_) shards_->share_parameters();
   reducer_->begin_step();
   return loss;
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   reducer_->settle();
-  wrapped_.zero_grad(set_to_none);
+  shards_ ? Optimizer::zero_grad(set_to_none) : wrapped_.zero_grad(set_to_none);
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
@@ -193,14 +199,18 @@ std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
 
 ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() { return wrapped_.state(); }
 
+std::vector<at::Tensor> DistributedOptimizer::compression_memory() const { return reducer_->compression_memory(); }
+
+std::uint64_t DistributedOptimizer::bytes_sent() const { return reducer_->bytes_sent(); }
+
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const_cast<DistributedOptimizer*>(this)->share_options();
   detail::drop_scratch(wrapped_);
-  wrapped_.save(archive);
+  shards_ ? shards_->save(archive) : wrapped_.save(archive);
 }
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
-  wrapped_.load(archive);
+  shards_ ? shards_->load(archive) : wrapped_.load(archive);
   for (std::size_t i = 0; i < shared_options_.size(); ++i) {
     assign(param_groups_[i].options(), wrapped_.param_groups()[i].options());
     shared_options_[i] = wrapped_.param_groups()[i].options().clone();

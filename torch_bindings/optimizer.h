@@ -19,6 +19,7 @@
 namespace hvd {
 
 struct DistributedOptimizerOptions {
+  /// int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while backward runs.
   Compression compression;
   /// Average or Sum (Min, Max and Product are refused: absent gradients count as zeros).
   ReduceOp op = ReduceOp::Average;
@@ -31,9 +32,14 @@ struct DistributedOptimizerOptions {
   ProcessSet process_set;
   /// Make sparse gradients dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
   bool sparse_as_dense = false;
+  /// ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the parameters, has the state of that share alone,
+  /// and gets the rest from the others; the parameters are those of the plain optimizer, bit for bit. For all optimizers of LibTorch but
+  /// LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its state cannot be saved.
+  bool shard_optimizer_state = false;
 };
 
 class GradientReducer;
+class OptimizerShards;
 
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
@@ -82,12 +88,22 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Throws InvalidArgument for k < 1.
   void set_backward_passes_per_step(int passes);
 
-  /// The wrapped optimizer's groups and state. Options changed through either optimizer hold for both from the next `step()`,
-  /// `synchronize()`, `save` or call of this on; if both changed, the wrapper's.
+  /// The wrapped optimizer's groups (all parameters, also of a sharded one) and state (sharded: of this rank's share). Options changed
+  /// through either optimizer hold for both from the next `step()`, `synchronize()`, `save` or call of this on; if both changed, the
+  /// wrapper's.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
+  /// Sharded, its groups hold pieces of parameters while this lives.
   torch::optim::Optimizer& wrapped() { return wrapped_; }
+  /// What this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
+  [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
+  /// Bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure that does not
+  /// depend on where the ranks are. Sparse gradients are not counted.
+  [[nodiscard]] std::uint64_t bytes_sent() const;
+  [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
 
+  /// What the wrapped optimizer writes and reads. Sharded, saving is collective and writes what an optimizer that is not sharded would;
+  /// loading takes this rank's share of that, whatever the number of ranks that wrote it.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -97,6 +113,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   torch::optim::Optimizer& wrapped_;
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> shared_options_;  ///< as both had them last
   std::shared_ptr<GradientReducer> reducer_;
+  std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
   int skips_ = 0;
 };
 

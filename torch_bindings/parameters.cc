@@ -41,9 +41,10 @@ void broadcast_parameters(const torch::nn::Module& module, int root_rank, const 
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  torch::optim::Optimizer& target = distributed != nullptr ? distributed->wrapped() : optimizer;
+  const bool sharded = distributed != nullptr && distributed->is_sharded();
+  torch::optim::Optimizer& target = distributed != nullptr && !sharded ? distributed->wrapped() : optimizer;
   std::pair<std::string, std::string> sent;  // the state, or why there is none
-  if (rank() == root_rank) {
+  if (rank() == root_rank || sharded) {      // the state of a sharded optimizer is on all ranks, which put it together
     try {
       detail::drop_scratch(target);
       std::ostringstream out;
@@ -51,13 +52,15 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
       sent.first = out.str();
     } catch (const c10::Error& error) {
       sent.second = error.what_without_backtrace();
+    } catch (const InvalidArgument& error) {
+      sent.second = error.what();
     }
   }
   const auto [state, failure] = broadcast_object(sent, root_rank, process_set);
   if (!failure.empty()) throw InvalidArgument("broadcast_optimizer_state: the root's optimizer cannot be saved: " + failure);
   if (rank() == root_rank) return;
   std::istringstream in(state);
-  target.state().clear();
+  if (!sharded) target.state().clear();
   torch::load(target, in);
 }
 

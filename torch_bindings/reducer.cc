@@ -51,11 +51,35 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
   for (auto& named : parameters) {
     Slot slot;
     slot.named = std::move(named);
+    slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
     slots_.push_back(std::move(slot));
   }
+  make_compressor();
   deal(options_);
   const at::NoGradGuard no_gradient;
   for (auto& bucket : buckets_) make_room(bucket);
+}
+
+void GradientReducer::make_compressor() {
+  if (!options_.compression.needs_memory()) return;
+  GradientCompressor::Parameters parameters;
+  for (const auto& slot : slots_)
+    if (slot.compressed) parameters.emplace_back(slot.named.name, slot.named.parameter);
+  compressor_ = GradientCompressor::make({.compression = options_.compression,
+                                          .op = options_.op,
+                                          .predivide_factor = options_.gradient_predivide_factor,
+                                          .process_set = options_.process_set,
+                                          .name = fmt::format("optimizer.{}/compressed", number_)},
+                                         std::move(parameters));
+}
+
+std::vector<at::Tensor> GradientReducer::compression_memory() const {
+  return compressor_ ? compressor_->memory() : std::vector<at::Tensor>{};
+}
+
+std::uint64_t GradientReducer::bytes_sent() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_sent_ + (compressor_ ? compressor_->bytes_sent() : 0);
 }
 
 DataType GradientReducer::wire_type(const Slot& slot) const {
@@ -67,6 +91,7 @@ bool GradientReducer::travels_compressed(const Slot& slot) const {
 }
 
 void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
+  std::erase_if(slots, [this](std::size_t slot) { return slots_[slot].compressed; });
   if (slots.empty()) return;
   for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
   Bucket bucket;
@@ -110,7 +135,7 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
   std::vector<std::size_t> group;
   std::size_t bytes = 0;
   for (std::size_t i = slots_.size(); i-- > 0;) {
-    if (dealt[i]) continue;
+    if (dealt[i] || slots_[i].compressed) continue;
     const at::Tensor& parameter = slots_[i].named.parameter;
     const std::size_t more = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[i]));
     const bool other_kind = !group.empty() && (slots_[group.back()].named.parameter.scalar_type() != parameter.scalar_type() ||
@@ -174,6 +199,10 @@ void GradientReducer::on_gradient(std::size_t index) {
                     slot.named.name, passes_per_step_));
   synchronized_ = false;
   ++slot.passes;
+  if (slot.compressed) {
+    slot.ready = slot.passes == passes_per_step_;
+    return;
+  }
   const at::NoGradGuard no_gradient;
   take_in(slot);
   if (slot.passes < passes_per_step_) return;
@@ -223,8 +252,10 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   }
   submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
   std::vector<std::shared_ptr<void>> kept;
+  const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
   for (const auto index : bucket.slots) {
     const Slot& slot = slots_[index];
+    if (slot.wire.defined()) bytes_sent_ += 2 * slot.wire.nbytes() * (ranks - 1) / ranks;
     TensorArgument argument = detail::argument(slot.wire, slot.wire, slot.named.name);
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
@@ -241,7 +272,9 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   bucket.submitted = true;
 }
 
-void GradientReducer::synchronize() {
+void GradientReducer::synchronize() { reduce(true); }
+
+void GradientReducer::reduce(bool also_compressed) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   const auto running = engine();
@@ -266,6 +299,11 @@ void GradientReducer::synchronize() {
     submit(bucket, true);
   }
   std::exception_ptr first;
+  try {
+    if (compressor_ && also_compressed) compressor_->reduce();
+  } catch (...) {
+    first = std::current_exception();
+  }
   for (auto& bucket : buckets_) {
     try {
       wait_for(bucket);
@@ -382,10 +420,10 @@ void GradientReducer::settle() {
   bool gathered = false;
   {
     const std::lock_guard lock(mutex_);
-    gathered = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
+    gathered = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready && !slot.compressed; });
   }
   // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
-  if (gathered) synchronize();
+  if (gathered) reduce(false);
   const std::lock_guard lock(mutex_);
   forget();
   synchronized_ = false;

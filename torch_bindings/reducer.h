@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/compressor.h"
 #include "torch_bindings/optimizer.h"
 
 namespace hvd {
@@ -37,10 +38,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_passes(int passes);
   /// Collective. The loss of all ranks together, as their gradients are.
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
+  [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
+  [[nodiscard]] std::uint64_t bytes_sent() const;
 
  private:
   struct Slot {
     Named named;
+    bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
     at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined on devices
     at::Tensor wire;  ///< what travels: `home`, or its 16-bit form, or on devices the gradient itself
@@ -58,6 +62,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::shared_ptr<void> memory;
   };
 
+  void make_compressor();
+  void reduce(bool also_compressed);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Bucket& bucket);
@@ -79,6 +85,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int passes_per_step_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
+  std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   bool synchronized_ = false;
 };
 

@@ -16,6 +16,7 @@ void check(const at::Tensor& tensor, const AllreduceOptions& options) {
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
     throw InvalidArgument(fmt::format("sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum", options.name,
                                       name_of(options.op)));
+  options.compression.refuse_memory("sparse_allreduce");
   const DataType dtype = detail::data_type_of(tensor, "sparse_allreduce");
   if (dtype == DataType::Bool) throw InvalidArgument(fmt::format("sparse_allreduce '{}': bool is not supported", options.name));
 }

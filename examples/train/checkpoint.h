@@ -1,11 +1,12 @@
 #pragma once
-/// Room card: the state of a training run in a file: written whole or not at all, refused by a run it does not belong to. Used by rank 0
-/// alone; no collectives. Fails by throwing std::runtime_error that names the file, what is wrong and what to do.
+/// Room card: the state of a training run in a file, by the library's Checkpoint, and refused by a run it does not belong to. Everything
+/// but the constructor is collective, and fails on all ranks alike by throwing std::runtime_error that names the file, what is wrong and
+/// what to do.
 
+#include <hvd/torch.h>
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,18 +29,17 @@ class CheckpointFile {
   /// The file is DIR/checkpoint.pt.
   CheckpointFile(const std::string& folder, Identity identity);
 
-  /// Replaces the file: writes a new one, fsync, rename.
-  void save(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer, const Position& position) const;
+  /// Replaces the file.
+  void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position) const;
 
   /// Overwrites the parameters and buffers of the model and the state of the optimizer; the optimizer's options (learning rate …) stay as
   /// they are. Nothing is changed when the identity differs.
-  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, torch::Device device) const;
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const;
 
  private:
   void check_identity(const std::string& stored) const;
-  Position read(torch::serialize::InputArchive& archive, torch::nn::Module& model, torch::optim::Optimizer& optimizer) const;
 
-  std::filesystem::path file_;
+  hvd::Checkpoint file_;
   Identity identity_;
 };
 

@@ -72,7 +72,9 @@ void add_options(CLI::App& app, Options& options) {
       ->default_str("sgd 0.01, with mlp 0.05; adam, adamw 0.0005");
   app.add_option("--momentum", options.momentum, "Momentum of sgd")->check(number("a number from 0", 0, false));
   app.add_option("--weight-decay", options.weight_decay, "Weight decay")->check(number("a number from 0", 0, false));
-  app.add_option("--compression", options.compression, "How gradients travel")->check(one_of({"none", "fp16", "bf16"}));
+  app.add_option("--compression", options.compression, "How gradients travel")
+      ->check(one_of({"none", "fp16", "bf16", "int8", "topk", "powersgd"}));
+  app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank has a share of the optimizer's state");
   app.add_option("--accumulate", options.accumulate, "Backward passes per step")->check(whole(1));
   app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept");
   app.add_option("--checkpoint-steps", options.checkpoint_steps, "Also write it every so many steps")

@@ -27,6 +27,7 @@ struct Options {
   double momentum = 0.9;     ///< sgd only
   double weight_decay = 0;
   std::string compression = "none";
+  bool shard_optimizer = false;
   std::int64_t accumulate = 1;        ///< backward passes per step; the gradient is their mean
   std::string checkpoint;             ///< folder; empty: none is written
   std::int64_t checkpoint_steps = 0;  ///< steps between checkpoints besides the one at the end of each epoch; 0: only that

@@ -15,7 +15,7 @@ nlohmann::json to_json(const Record& record) {
           {"loss", record.test.loss},
           {"top1", record.test.top1},
           {"top5", record.test.top5},
-          {"test_images", record.test.images},
+          {"test_images", record.test.samples},
           {"seconds", record.seconds},
           {"images_per_second", record.images_per_second},
           {"world_size", record.world_size}};

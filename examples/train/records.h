@@ -14,7 +14,7 @@ struct Record {
   std::int64_t epoch = 0;        ///< from 1
   std::int64_t step = 0;         ///< since the beginning
   double train_loss = 0;         ///< mean over the images of the epoch, as they were trained on
-  Evaluation test;               ///< in the file: loss, top1, top5
+  hvd::Evaluation test;          ///< in the file: loss, top1, top5
   double seconds = 0;            ///< of training, without evaluation
   double images_per_second = 0;  ///< of all ranks together
   int world_size = 1;

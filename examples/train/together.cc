@@ -19,6 +19,14 @@ void together(const std::function<void()>& work) {
   if (first < hvd::size()) throw Refused(first == hvd::rank() ? *failure : std::string());
 }
 
+void alike(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    throw Refused(hvd::rank() == 0 ? words_of(error) : std::string());
+  }
+}
+
 void on_rank_zero(const std::function<void()>& work) {
   together([&] {
     if (hvd::rank() == 0) work();

@@ -16,7 +16,9 @@ class Refused : public std::runtime_error {
 
 /// Does `work` on this rank and waits for the verdict of all. Throws Refused on all ranks if `work` threw on any.
 void together(const std::function<void()>& work);
-/// The same with work for rank 0 alone.
+/// Does collective work that fails on all ranks alike, if it fails. Throws Refused with the text on rank 0.
+void alike(const std::function<void()>& work);
+/// The same as `together` with work for rank 0 alone.
 void on_rank_zero(const std::function<void()>& work);
 
 /// The text of an exception without LibTorch's stack of addresses.

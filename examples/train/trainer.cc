@@ -14,6 +14,9 @@ namespace {
 hvd::Compression compression_of(const std::string& name) {
   if (name == "fp16") return hvd::Compression::fp16();
   if (name == "bf16") return hvd::Compression::bf16();
+  if (name == "int8") return hvd::Compression::int8();
+  if (name == "topk") return hvd::Compression::topk();
+  if (name == "powersgd") return hvd::Compression::powersgd();
   return hvd::Compression::none();
 }
 
@@ -23,13 +26,14 @@ Trainer::Trainer(const Options& options)
     : options_(options), shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())}, display_(hvd::rank()) {
   if (options_.threads > 0) torch::set_num_threads(static_cast<int>(options_.threads));  // otherwise hvd::init() has shared out the cores
   load_inputs();
-  restore();
   hvd::broadcast_parameters(*model_, 0);
   hvd::broadcast_optimizer_state(*optimizer_, 0);
   distributed_ = std::make_unique<hvd::DistributedOptimizer>(
       *optimizer_, model_->named_parameters(),
       hvd::DistributedOptimizerOptions{.compression = compression_of(options_.compression),
-                                       .backward_passes_per_step = static_cast<int>(options_.accumulate)});
+                                       .backward_passes_per_step = static_cast<int>(options_.accumulate),
+                                       .shard_optimizer_state = options_.shard_optimizer});
+  restore();
   loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
   display_.line(describe(options_, data_, *model_, device_));
 }
@@ -53,26 +57,16 @@ void Trainer::load_inputs() {
   });
 }
 
-/// The files of rank 0: the checkpoint and the records.
+/// The files: the checkpoint, and the records of rank 0.
 void Trainer::restore() {
+  if (!options_.checkpoint.empty()) {
+    checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_));
+    if (options_.resume) alike([&] { position_ = checkpoint_->load(*model_, *distributed_); });
+  }
   on_rank_zero([&] {
-    if (!options_.checkpoint.empty()) {
-      checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_));
-      if (options_.resume) position_ = checkpoint_->load(*model_, *optimizer_, device_);
-      check_writable(options_.checkpoint);
-    }
+    if (!options_.checkpoint.empty()) check_writable(options_.checkpoint);
     records_.emplace(options_.json, position_.epoch);
   });
-  share_position();
-}
-
-void Trainer::share_position() {
-  auto words = torch::tensor({static_cast<double>(position_.epoch), static_cast<double>(position_.images),
-                              static_cast<double>(position_.step), position_.loss_sum},
-                             torch::kFloat64);
-  words = hvd::broadcast(words, {.root_rank = 0});
-  const auto* word = words.data_ptr<double>();
-  position_ = {static_cast<std::int64_t>(word[0]), static_cast<std::int64_t>(word[1]), static_cast<std::int64_t>(word[2]), word[3]};
 }
 
 void Trainer::run() {
@@ -153,8 +147,8 @@ void Trainer::close_epoch() {
                 .images_per_second = images_per_second(),
                 .world_size = hvd::size()};
   average_buffers();
-  record.test =
-      sum_up(evaluate_share(*model_, data_, shard_, static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100)), device_));
+  const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
+  record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
   if (loader_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
   display_.show(record, options_.epochs);
   on_rank_zero([&] { records_->add(record); });
@@ -192,7 +186,7 @@ void Trainer::average_buffers() {
 }
 
 void Trainer::save_checkpoint() {
-  on_rank_zero([&] { checkpoint_->save(*model_, *optimizer_, position_); });
+  alike([&] { checkpoint_->save(*model_, *distributed_, position_); });
 }
 
 }  // namespace examples

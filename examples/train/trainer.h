@@ -28,7 +28,6 @@ class Trainer {
  private:
   void load_inputs();
   void restore();
-  void share_position();
   bool finished() const;
 
   void train_epoch();

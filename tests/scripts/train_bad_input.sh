@@ -38,7 +38,7 @@ record=3073
 # Options
 refused 2 "--frobnicate" "$train" --frobnicate
 refused 2 "--model|vgg|resnet18|mlp" "$train" --model vgg
-refused 2 "--compression|int8|none|fp16|bf16" "$train" --compression int8
+refused 2 "--compression|int4|none|fp16|bf16|int8|topk|powersgd" "$train" --compression int4
 refused 2 "--batch-size|'0'" "$train" --batch-size 0
 refused 2 "--epochs|'-1'" "$train" --epochs=-1
 refused 2 "--lr|'fast'" "$train" --lr fast

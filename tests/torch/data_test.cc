@@ -261,9 +261,9 @@ TEST_CASE("synthetic images: a linear model does not learn them, a small network
           .backward();
       optimizer.step();
     }
-    const auto test = examples::make_batch(data, data.test, examples::share_of(1000, {}));
+    const auto test = examples::make_batch(data, data.test, hvd::evaluation_share(1000, 0, 1));
     const torch::NoGradGuard no_grad;
-    return examples::score(model->forward(test.images.flatten(1)), test.labels).top1 / 1000;
+    return hvd::EvaluationTally().add(model->forward(test.images.flatten(1)), test.labels).top1 / 1000;
   };
   torch::manual_seed(1);
   using torch::nn::Linear;
@@ -341,10 +341,10 @@ TEST_CASE("training batches: shifted and mirrored by image and epoch, as they ar
 }
 
 TEST_CASE("evaluation: every image is counted once, whatever the number of ranks") {
-  for (const std::size_t ranks : {1, 2, 3, 4, 7}) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
     Indices all;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const auto share = examples::share_of(5, {rank, ranks});
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto share = hvd::evaluation_share(5, rank, ranks);
       all.insert(all.end(), share.begin(), share.end());
     }
     std::sort(all.begin(), all.end());
@@ -355,13 +355,13 @@ TEST_CASE("evaluation: every image is counted once, whatever the number of ranks
 TEST_CASE("evaluation: loss, top-1 and top-5 by hand") {
   const auto scores = torch::tensor({{9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}});
   const auto labels = torch::tensor({0, 4, 5}, torch::kInt64);
-  const auto tally = examples::score(scores, labels);
-  CHECK(tally.images == 3);
+  const auto tally = hvd::EvaluationTally().add(scores, labels);
+  CHECK(tally.samples == 3);
   CHECK(tally.top1 == 1);
   CHECK(tally.top5 == 2);
   const double all = std::log(std::exp(9.) + std::exp(5.) + std::exp(4.) + std::exp(3.) + std::exp(2.) + std::exp(1.) + 1);
   CHECK(tally.loss == doctest::Approx(3 * all - 9 - 2 - 1));
-  CHECK(examples::score(torch::tensor({{1., 2.}}), torch::tensor({0}, torch::kInt64)).top5 == 1);  // fewer than five classes
+  CHECK(hvd::EvaluationTally().add(torch::tensor({{1., 2.}}), torch::tensor({0}, torch::kInt64)).top5 == 1);  // fewer than five classes
 }
 
 TEST_CASE("evaluation: the ranks together find what one process finds") {
@@ -370,8 +370,8 @@ TEST_CASE("evaluation: the ranks together find what one process finds") {
   auto model = examples::make_model({.name = "mlp", .image = data.image_shape(), .classes = 10});
   const auto alone = examples::evaluate_share(*model, data, {}, 100, torch::kCPU);
   const Shard shard{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())};
-  const auto together = examples::sum_up(examples::evaluate_share(*model, data, shard, 4, torch::kCPU));
-  CHECK(together.images == 53);
+  const auto together = examples::evaluate_share(*model, data, shard, 4, torch::kCPU).average();
+  CHECK(together.samples == 53);
   CHECK(together.top1 == doctest::Approx(alone.top1 / 53));
   CHECK(together.top5 == doctest::Approx(alone.top5 / 53));
   CHECK(together.loss == doctest::Approx(alone.loss / 53));
@@ -394,16 +394,17 @@ TEST_CASE("ResNet-18 has torchvision's parameters") {
 
 TEST_CASE("checkpoint: brings back model, optimizer and position; refuses another run's and a damaged one") {
   const Folder folder;
-  torch::manual_seed(hvd::rank());
+  torch::manual_seed(3);
   const auto make = [] { return examples::make_model({.name = "mlp", .image = {1, 4, 4}, .classes = 3}); };
   auto model = make(), other = make();
   torch::optim::Adam adam(model->parameters(), 0.01), other_adam(other->parameters(), 0.5);
   model->forward(torch::ones({2, 16})).sum().backward();
   adam.step();
-  const examples::CheckpointFile file(folder.path(), {{"--model", "mlp"}});
-  CHECK_THROWS_WITH(file.load(*other, other_adam, torch::kCPU), doctest::Contains("to resume from"));
+  const std::string shared = hvd::broadcast_object(folder.path(), 0);  // rank 0 writes and reads
+  const examples::CheckpointFile file(shared, {{"--model", "mlp"}});
+  CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("to resume from"));
   file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sum = 1.0 / 3});
-  const auto position = file.load(*other, other_adam, torch::kCPU);
+  const auto position = file.load(*other, other_adam);
   CHECK(position.epoch == 2);
   CHECK(position.images == 30);
   CHECK(position.step == 77);
@@ -417,9 +418,9 @@ TEST_CASE("checkpoint: brings back model, optimizer and position; refuses anothe
   other_adam.step();
   for (std::size_t i = 0; i < model->parameters().size(); ++i) CHECK(model->parameters()[i].equal(other->parameters()[i]));
 
-  const examples::CheckpointFile wrong(folder.path(), {{"--model", "resnet18"}});
-  CHECK_THROWS_WITH(wrong.load(*other, other_adam, torch::kCPU), doctest::Contains("its --model is mlp, here it is resnet18"));
+  const examples::CheckpointFile wrong(shared, {{"--model", "resnet18"}});
+  CHECK_THROWS_WITH(wrong.load(*other, other_adam), doctest::Contains("its --model is mlp, here it is resnet18"));
   folder.put("checkpoint.pt", counting(500));
-  CHECK_THROWS_WITH(file.load(*other, other_adam, torch::kCPU), doctest::Contains("damaged"));
+  CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("damaged"));
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);  // no temporary files stay
 }

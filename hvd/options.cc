@@ -1,0 +1,31 @@
+#include "hvd/options.h"
+
+#include <fmt/format.h>
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+Compression Compression::topk(double ratio) {
+  if (!(ratio > 0 && ratio <= 1)) throw InvalidArgument(fmt::format("Compression::topk: the ratio is {}; it must be in (0, 1]", ratio));
+  Compression compression(Kind::TopK);
+  compression.ratio_ = ratio;
+  return compression;
+}
+
+Compression Compression::powersgd(int rank) {
+  if (rank < 1) throw InvalidArgument(fmt::format("Compression::powersgd: the rank is {}; it must be at least 1", rank));
+  Compression compression(Kind::PowerSgd);
+  compression.rank_ = rank;
+  return compression;
+}
+
+void Compression::refuse_memory(std::string_view what) const {
+  if (!needs_memory()) return;
+  const std::string_view name = kind_ == Kind::Int8 ? "int8" : kind_ == Kind::TopK ? "topk" : "powersgd";
+  throw InvalidArgument(fmt::format(
+      "{}: compression {} leaves out what it must remember for the next time; use it with DistributedOptimizer, or none, fp16 or bf16 here",
+      what, name));
+}
+
+}  // namespace hvd

@@ -1,0 +1,208 @@
+// Checkpoint: atomic files that bring everything back, on as many ranks or another number of them.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "tests/torch/support.h"
+
+namespace {
+
+using namespace hvd::test;
+using at::kDouble, at::kFloat;
+using hvd::Checkpoint;
+using hvd::DistributedOptimizer;
+
+/// A folder of rank 0, whose name all know.
+class Folder {
+ public:
+  Folder() {
+    std::string name = "/tmp/hvd_checkpoint_XXXXXX";
+    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
+    name_ = hvd::broadcast_object(name, 0);
+  }
+  ~Folder() {
+    hvd::barrier();
+    if (hvd::rank() != 0) return;
+    for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "deep/er/run.pt"}) ::unlink((name_ + "/" + file).c_str());
+    for (const char* folder : {"/deep/er", "/deep", ""}) ::rmdir((name_ + folder).c_str());
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
+
+ private:
+  std::string name_;
+};
+
+/// Batch norm has buffers, dropout uses random numbers.
+torch::nn::Sequential model() {
+  torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::BatchNorm1d(40), torch::nn::Dropout(0.3), torch::nn::Linear(40, 3));
+  net->to(kDouble);
+  const torch::NoGradGuard no_gradient;
+  int variant = 0;
+  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.2);
+  return net;
+}
+
+struct Run {
+  explicit Run(const hvd::DistributedOptimizerOptions& options = {}, double rate = 0.01)
+      : adam(net->parameters(), torch::optim::AdamOptions(rate)), optimizer(adam, net->named_parameters(), options) {}
+  void steps(int begin, int end) {
+    for (int step = begin; step < end; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor x = data({8, 6}, kDouble, hvd::rank(), step), y = data({8, 3}, kDouble, hvd::rank(), step + 1);
+      torch::mse_loss(net->forward(x), y).backward();
+      optimizer.step();
+    }
+  }
+  [[nodiscard]] bool equals(const Run& other) const {
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      if (!torch::equal(net->parameters()[i], other.net->parameters()[i])) return false;
+    for (std::size_t i = 0; i < net->buffers().size(); ++i)
+      if (!torch::equal(net->buffers()[i], other.net->buffers()[i])) return false;
+    return true;
+  }
+  torch::nn::Sequential net = model();
+  torch::optim::Adam adam;
+  DistributedOptimizer optimizer;
+};
+
+TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
+  const std::vector<std::pair<std::string, hvd::DistributedOptimizerOptions>> ways{
+      {"plain", {}},
+      {"sharded", {.shard_optimizer_state = true}},
+      {"int8", {.compression = hvd::Compression::int8()}},
+      {"topk", {.compression = hvd::Compression::topk(0.1)}},
+      {"powersgd, sharded", {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
+  for (const auto& [name, options] : ways) {
+    CAPTURE(name);
+    const Folder folder;
+    torch::manual_seed(7 + hvd::rank());
+    Run unbroken(options);
+    unbroken.steps(0, 3);
+    const Checkpoint checkpoint(folder.file());
+    CHECK(!checkpoint.exists());
+    checkpoint.save(unbroken.net, unbroken.optimizer, 3);
+    CHECK(checkpoint.exists());
+    unbroken.steps(3, 6);
+
+    torch::manual_seed(99);
+    Run resumed(options);
+    resumed.steps(20, 22);  // has something to forget
+    CHECK(checkpoint.load(resumed.net, resumed.optimizer) == 3);
+    resumed.steps(3, 6);
+    // Statistics of batch norm are of each rank's own data; the file has the first rank's.
+    for (std::size_t i = 0; i < unbroken.net->parameters().size(); ++i)
+      CHECK(torch::equal(unbroken.net->parameters()[i], resumed.net->parameters()[i]));
+    if (hvd::rank() == 0) CHECK(unbroken.equals(resumed));
+  }
+}
+
+TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
+  const Folder folder;
+  Run all({.shard_optimizer_state = true});
+  all.net->eval();  // no dropout, and the same statistics everywhere
+  all.steps(0, 3);
+  Checkpoint(folder.file()).save(all.net, all.optimizer, 3);
+  std::vector<int> others;
+  for (int rank = 1; rank < hvd::size(); ++rank) others.push_back(rank);
+  if (others.empty()) others.push_back(0);
+  const auto fewer = hvd::add_process_set(others);
+  if (fewer.included()) {
+    const Checkpoint checkpoint(folder.file(), {.process_set = fewer});
+    Run sharded({.process_set = fewer, .shard_optimizer_state = true}), plain({.process_set = fewer});
+    for (auto* run : {&sharded, &plain}) {
+      run->net->eval();
+      CHECK(checkpoint.load(run->net, run->optimizer) == 3);
+      CHECK(run->equals(all));
+      run->steps(3, 6);
+    }
+    CHECK(sharded.equals(plain));
+    CHECK(!sharded.equals(all));
+  }
+  hvd::remove_process_set(fewer);
+}
+
+TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer") {
+  const Folder folder;
+  const Checkpoint checkpoint(folder.file("deep/er/run.pt"));
+  torch::nn::Linear layer(3, 2);
+  torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+  layer->forward(torch::ones({1, 3})).sum().backward();
+  sgd.step();
+  const std::string bytes("a\0b\n", 4);
+  checkpoint.save(layer, sgd, 1, {.strings = {{"sampler", bytes}, {"nothing", ""}}, .tensors = {{"mean", torch::arange(5) + hvd::rank()}}});
+  for (const bool load_options : {true, false}) {
+    torch::optim::SGD other(layer->parameters(), torch::optim::SGDOptions(0.25));
+    Checkpoint::Extra extra;
+    CHECK(Checkpoint(checkpoint.path(), {.load_options = load_options}).load(layer, other, extra) == 1);
+    CHECK(extra.strings == std::map<std::string, std::string>{{"sampler", bytes}, {"nothing", ""}});
+    CHECK(torch::equal(extra.tensors.at("mean"), torch::arange(5)));
+    CHECK(other.param_groups()[0].options().get_lr() == (load_options ? 0.5 : 0.25));
+    CHECK(other.state().size() == 2);
+  }
+  CHECK(checkpoint.read_extra().strings.at("sampler") == bytes);
+
+  const Checkpoint three(folder.file(), {.keep_last = 3});
+  const auto found = [&](const std::string& name) { return Checkpoint(folder.file(name)).load(layer, sgd); };
+  for (int step = 1; step <= 5; ++step) {
+    three.save(layer, sgd, step);
+    CHECK(found("run.pt") == step);
+    if (step >= 2) CHECK(found("run.pt.1") == step - 1);
+    if (step >= 3) CHECK(found("run.pt.2") == step - 2);
+    CHECK(!Checkpoint(folder.file("run.pt.3")).exists());
+  }
+}
+
+TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
+  const Folder folder;
+  const Checkpoint checkpoint(folder.file());
+  torch::nn::Linear layer(3, 2);
+  torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+  const at::Tensor before = layer->weight.detach().clone();
+  const auto refused = [&] { return error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, sgd); }); };
+  CHECK(contains(refused(), "run.pt"));
+  CHECK(contains(refused(), "No such file"));
+  checkpoint.save(layer, sgd, 1);
+  std::string whole;
+  if (hvd::rank() == 0) {
+    std::ifstream in(folder.file(), std::ios::binary);
+    whole.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const auto put = [&](const std::string& text) {
+    hvd::barrier();
+    if (hvd::rank() == 0) std::ofstream(folder.file(), std::ios::binary) << text;
+    hvd::barrier();
+  };
+  const std::size_t bytes = hvd::broadcast_object(whole.size(), 0);
+  for (const std::size_t length : {std::size_t{0}, std::size_t{10}, bytes / 2, bytes - 1}) {
+    CAPTURE(length);
+    put(whole.substr(0, std::min(length, whole.size())));
+    CHECK(contains(refused(), length == 0 ? "it is empty" : "damaged"));
+  }
+  put(std::string(1000, 'x'));
+  CHECK(contains(refused(), "damaged"));
+  std::ostringstream other;  // an archive of something else
+  torch::save(torch::ones({3}), other);
+  put(other.str());
+  CHECK(contains(refused(), "no checkpoint"));
+  put(whole);
+  torch::nn::Linear wide(4, 2);
+  torch::optim::SGD of_wide(wide->parameters(), torch::optim::SGDOptions(0.5));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(wide, of_wide); }),
+                 "'weight' has shape [2, 3], the model's has [2, 4]"));
+  torch::nn::Sequential nested(torch::nn::Linear(3, 2));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(nested, sgd); }), "no module '0'"));
+  const Checkpoint nowhere(folder.file() + "/below/run.pt");
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { nowhere.save(layer, sgd, 1); }), "rank 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint(""); }), "path"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint("x", {.keep_last = 0}); }), "keep_last"));
+  CHECK(torch::equal(layer->weight, before));
+  CHECK(checkpoint.load(layer, sgd) == 1);
+}
+
+}  // namespace

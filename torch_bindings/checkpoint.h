@@ -1,0 +1,84 @@
+#pragma once
+/// Room card: the state of a training run in a file, written by one rank, whole or not at all: into a new file beside the old one, fsync,
+/// rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
+/// Beside what the user gives it holds the state of every rank's random numbers and what lossy compression remembers, so that a run that
+/// goes on with as many ranks goes on with the same bits. Another number of ranks can read it too: the state of a sharded optimizer is
+/// whole in it, and what belongs to single ranks begins anew.
+/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails.
+/// Owns nothing that stays open.
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+/// A checkpoint that cannot be written or read; the text names the file, the rank, what is wrong.
+struct CheckpointError : Error {
+  using Error::Error;
+};
+
+struct CheckpointOptions {
+  /// Files that stay: `path` is the newest, `path`.1 the one before, and so on. At least 1.
+  int keep_last = 1;
+  /// Whether `load` sets the optimizer's options (learning rate, betas...) to those in the file, or leaves the program's.
+  bool load_options = true;
+  /// Whether the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
+  bool random_state = true;
+  ProcessSet process_set;
+};
+
+class Checkpoint {
+ public:
+  /// What else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
+  struct Extra {
+    std::map<std::string, std::string> strings;
+    std::map<std::string, at::Tensor> tensors;
+  };
+
+  /// Local. `path`: of a file; its folder is made by `save` if it is missing. Throws InvalidArgument for an empty path or keep_last < 1.
+  explicit Checkpoint(std::string path, CheckpointOptions options = {});
+
+  /// Parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's are
+  /// written.
+  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
+  /// Fills both, in place, on all ranks, and returns the step. Nothing is changed unless the whole module fits the file.
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const;
+  template <class Module>
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra = {}) const {
+    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra);
+  }
+  template <class Module>
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer) const {
+    return load(static_cast<torch::nn::Module&>(*module), optimizer);
+  }
+  template <class Module>
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
+    return load(static_cast<torch::nn::Module&>(*module), optimizer, extra);
+  }
+
+  /// Only the extra state, for a look at it before anything is changed.
+  [[nodiscard]] Extra read_extra() const;
+  /// Whether the first rank finds the file.
+  [[nodiscard]] bool exists() const;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  [[nodiscard]] std::string read_file() const;
+  void write_file(const std::string& text) const;
+  void agree(const std::string& failure) const;
+  [[nodiscard]] std::string failure_text(const std::exception& error) const;
+
+  std::string path_;
+  CheckpointOptions options_;
+};
+
+}  // namespace hvd

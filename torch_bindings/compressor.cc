@@ -1,0 +1,110 @@
+#include "torch_bindings/compressor.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "torch_bindings/collectives.h"
+
+namespace hvd {
+
+namespace {
+
+at::ScalarType memory_type(const at::Tensor& parameter) { return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+}  // namespace
+
+at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
+
+bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
+  if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) || parameter.numel() == 0) return false;
+  if (compression.kind() != Compression::Kind::PowerSgd) return true;
+  if (parameter.dim() < 2) return false;
+  const std::int64_t rows = parameter.size(0);
+  const std::int64_t columns = parameter.numel() / rows;
+  return compression.rank() * (rows + columns) < rows * columns;
+}
+
+std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
+  if (terms.compression.kind() == Compression::Kind::Int8) return make_int8_compressor(std::move(terms), std::move(parameters));
+  if (terms.compression.kind() == Compression::Kind::TopK) return make_topk_compressor(std::move(terms), std::move(parameters));
+  return make_powersgd_compressor(std::move(terms), std::move(parameters));
+}
+
+GradientCompressor::GradientCompressor(Terms terms, Parameters parameters)
+    : terms_(std::move(terms)), parameters_(std::move(parameters)), ranks_(terms_.process_set.size()), self_(terms_.process_set.rank()) {
+  for (const auto& [name, parameter] : parameters_)
+    residuals_.push_back(at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(memory_type(parameter))));
+}
+
+void GradientCompressor::count_allreduce(std::uint64_t bytes) {
+  const auto ranks = static_cast<std::uint64_t>(ranks_);
+  bytes_sent_ += 2 * bytes * (ranks - 1) / ranks;  // Patarasuk and Yuan 2009
+}
+void GradientCompressor::count_allgather(std::uint64_t own_bytes) { bytes_sent_ += own_bytes * static_cast<std::uint64_t>(ranks_ - 1); }
+void GradientCompressor::count_alltoall(std::uint64_t own_bytes) {
+  const auto ranks = static_cast<std::uint64_t>(ranks_);
+  bytes_sent_ += own_bytes * (ranks - 1) / ranks;
+}
+
+at::Tensor GradientCompressor::finish(at::Tensor sum) const {
+  if (terms_.predivide_factor != 1) return sum.mul_(terms_.predivide_factor / static_cast<double>(ranks_));
+  return terms_.op == ReduceOp::Average ? sum.div_(ranks_) : sum;
+}
+
+/// Once: a tensor of another size on another rank would make nonsense of everything after it.
+void GradientCompressor::check_alike() {
+  if (std::exchange(checked_, true)) return;
+  std::vector<std::int64_t> sizes;
+  for (const auto& [name, parameter] : parameters_) {
+    sizes.push_back(parameter.numel());
+    sizes.push_back(parameter.dim() == 0 ? 1 : parameter.size(0));
+    sizes.push_back(static_cast<std::int64_t>(parameter.scalar_type()));
+  }
+  const at::Tensor mine = torch::tensor(sizes, at::kLong);
+  const AllreduceOptions most{.name = name("largest"), .op = ReduceOp::Max, .process_set = terms_.process_set};
+  const AllreduceOptions least{.name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
+  const at::Tensor differs = allreduce(mine, most).ne(allreduce(mine, least)).view({-1, 3}).any(1).nonzero();
+  if (differs.numel() == 0) return;
+  checked_ = false;
+  throw Mismatch(fmt::format("{}: the shape or type of '{}' differs between ranks", terms_.name,
+                             parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
+}
+
+/// The parameters that have a gradient on any rank.
+std::vector<std::size_t> GradientCompressor::agree_on_present() {
+  at::Tensor present = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].second.grad().defined()) present[static_cast<std::int64_t>(i)] = 1;
+  allreduce_(present, {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
+  count_allreduce(present.nbytes());
+  std::vector<std::size_t> active;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (present.const_data_ptr<std::uint8_t>()[i] != 0) active.push_back(i);
+  return active;
+}
+
+void GradientCompressor::reduce() {
+  if (parameters_.empty()) return;
+  const at::NoGradGuard no_gradient;
+  check_alike();
+  const auto active = agree_on_present();
+  if (active.empty()) return;
+  for (const auto i : active) {
+    const at::Tensor& gradient = parameters_[i].second.grad();
+    if (!gradient.defined()) continue;
+    const at::Tensor dense = (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residuals_[i].scalar_type());
+    residuals_[i].add_(dense, 1 / terms_.predivide_factor);
+  }
+  const auto reduced = exchange(active);
+  for (std::size_t a = 0; a < active.size(); ++a) {
+    const at::Tensor& parameter = parameters_[active[a]].second;
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined() || gradient.is_sparse()) gradient = at::empty_like(parameter, parameter.options().requires_grad(false));
+    gradient.copy_(reduced[a].as_strided(residuals_[active[a]].sizes(), residuals_[active[a]].strides()));
+  }
+}
+
+}  // namespace hvd

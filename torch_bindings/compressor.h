@@ -1,0 +1,84 @@
+#pragma once
+/// Room card: gradients that travel lossily compressed, with a memory of what was left out, which is added to the next step's gradients
+/// (error feedback: Seide et al. 2014; Karimireddy et al. 2019), so that nothing is lost but only late.
+///   int8      blocks of 256 values with a scale each (Dettmers 2016). Each rank sums one part of all gradients and sends the sum on,
+///             rounded again, with a memory of its own (DoubleSqueeze, Tang et al. 2019): an error is at most half a step of the scale,
+///             which is the block's largest magnitude / 127, once for each rank's values and once for the sum.
+///   topk      the values of largest magnitude of each tensor, as indices and values (Aji and Heafield 2017; Lin et al. 2018).
+///   powersgd  a matrix M (first dimension by all others) as P Q^T, P orthonormal, by one step of subspace iteration from the last Q
+///             (Vogels, Karimireddy, Jaggi 2019). Tensors with fewer than two dimensions, or too small to gain, travel as they are.
+/// All ranks get the same bits. Sparse gradients become dense. Where a gradient is not finite, neither is the result, and what was
+/// remembered there is dropped. The memory has the size of the gradients, in fp32 or fp64, on each rank.
+/// Thread: one at a time. Errors: Mismatch where the ranks' tensors differ; what collectives throw.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+class GradientCompressor {
+ public:
+  using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
+  struct Terms {
+    Compression compression;
+    ReduceOp op = ReduceOp::Average;
+    double predivide_factor = 1;
+    ProcessSet process_set;
+    std::string name;  ///< of its collectives
+  };
+  /// Whether gradients of this parameter are compressed; the others travel as they are.
+  static bool takes(const Compression& compression, const at::Tensor& parameter);
+  /// Local. All of `parameters` must be ones that it takes.
+  static std::unique_ptr<GradientCompressor> make(Terms terms, Parameters parameters);
+  virtual ~GradientCompressor() = default;
+  GradientCompressor(const GradientCompressor&) = delete;
+  GradientCompressor& operator=(const GradientCompressor&) = delete;
+
+  /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without.
+  void reduce();
+  /// What this rank remembers, in a fixed order; it may be written to.
+  [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }
+  /// Bytes sent to other ranks so far, if each collective sends as few as it can.
+  [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
+
+ protected:
+  GradientCompressor(Terms terms, Parameters parameters);
+  /// Of the parameters whose numbers are in `active`, `residuals_` hold the gradients with what was left out; afterwards what is left
+  /// out now. Returns the reduced gradients, in the type and memory order of the residuals.
+  virtual std::vector<at::Tensor> exchange(const std::vector<std::size_t>& active) = 0;
+  /// The user's average or sum, from the sum of all ranks.
+  [[nodiscard]] at::Tensor finish(at::Tensor sum) const;
+  [[nodiscard]] std::string name(const char* part) const { return terms_.name + "/" + part; }
+  void count_allreduce(std::uint64_t bytes);
+  void count_allgather(std::uint64_t own_bytes);
+  void count_alltoall(std::uint64_t own_bytes);
+
+  const Terms terms_;
+  const Parameters parameters_;
+  const std::int64_t ranks_;
+  const std::int64_t self_;
+  std::vector<at::Tensor> residuals_;  ///< one for each parameter, in its memory order if that is dense; fp32 or fp64
+
+ private:
+  void check_alike();
+  std::vector<std::size_t> agree_on_present();
+
+  bool checked_ = false;
+  std::uint64_t bytes_sent_ = 0;
+};
+
+/// The elements in the order of their memory; `dense` has no gaps.
+at::Tensor in_memory_order(const at::Tensor& dense);
+
+std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
+std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
+std::unique_ptr<GradientCompressor> make_powersgd_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
+
+}  // namespace hvd
