@@ -2,7 +2,9 @@
 /// Room card: all of hvd for LibTorch users: `#include <hvd/torch.h>`.
 
 #include "hvd/hvd.h"
+#include "torch_bindings/autocast.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/grad_scaler.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
 #include "torch_bindings/threads.h"
