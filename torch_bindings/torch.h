@@ -7,4 +7,5 @@
 #include "torch_bindings/grad_scaler.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
+#include "torch_bindings/sync_batch_norm.h"
 #include "torch_bindings/threads.h"
