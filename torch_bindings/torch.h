@@ -4,6 +4,7 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/autocast.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/distributed_data_parallel.h"
 #include "torch_bindings/grad_scaler.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
