@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <array>
 #include <charconv>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/spawn.h"
 
 namespace hvd {
 
@@ -163,6 +165,9 @@ LauncherHints launcher_hints() {
   if (!hints.rank && environment("SLURM_STEP_ID")) hints = {hint("SLURM_PROCID"), hint("SLURM_STEP_NUM_TASKS"), hint("SLURM_LOCALID")};
   return hints;
 }
+
+char** detail::process_environment() { return environ; }
+const char* detail::spawn_reports() { return std::getenv(kSpawnReports); }
 
 bool thread_count_is_fixed() { return environment("OMP_NUM_THREADS") || environment("MKL_NUM_THREADS"); }
 

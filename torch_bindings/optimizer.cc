@@ -155,6 +155,12 @@ void DistributedOptimizer::synchronize() {
   reducer_->synchronize();
 }
 
+void DistributedOptimizer::synchronize_once() {
+  if (skips_ == 0 && !reducer_->is_synchronized()) synchronize();
+}
+
+void DistributedOptimizer::leave_out_step() { reducer_->begin_step(); }
+
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
   share_options();
   at::Tensor loss;
@@ -173,7 +179,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
     const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
     if (mine != losses.end()) loss = mine->second;
   } else {
-    if (skips_ == 0 && !reducer_->is_synchronized()) reducer_->synchronize();
+    synchronize_once();
     if (shards_) shards_->lend_gradients();
     loss = wrapped_.step();
   }

@@ -68,6 +68,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Collective. Reduces what is not yet reduced and waits; afterwards every `.grad` is the same on all ranks. A parameter without a
   /// gradient here counts as zeros if another rank has one, and stays without if none has. Throws Mismatch, RankFailed, Shutdown...
   void synchronize();
+  /// What `step()` begins with: `synchronize()`, unless a finished one did that already or `skip_synchronize()` is in force.
+  void synchronize_once();
+  /// Instead of `step()` when the step is not made (GradScaler): what backward gives next is reduced anew.
+  void leave_out_step();
 
   /// Drops (or zeroes) all gradients; reductions in flight are waited for first.
   void zero_grad(bool set_to_none = true);

@@ -46,8 +46,8 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
 
 }  // namespace
 
-GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number)
-    : options_(std::move(options)), number_(number), passes_per_step_(options_.backward_passes_per_step) {
+GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind)
+    : options_(std::move(options)), name_(fmt::format("{}.{}", kind, number)), passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot slot;
     slot.named = std::move(named);
@@ -69,7 +69,7 @@ void GradientReducer::make_compressor() {
                                           .op = options_.op,
                                           .predivide_factor = options_.gradient_predivide_factor,
                                           .process_set = options_.process_set,
-                                          .name = fmt::format("optimizer.{}/compressed", number_)},
+                                          .name = fmt::format("{}/compressed", name_)},
                                          std::move(parameters));
 }
 
@@ -95,7 +95,7 @@ void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
   if (slots.empty()) return;
   for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
   Bucket bucket;
-  bucket.name = fmt::format("optimizer.{}/gradients.{} ({}{})", number_, buckets_.size(), slots_[slots.front()].named.name,
+  bucket.name = fmt::format("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
                             slots.size() > 1 ? fmt::format(" and {} more", slots.size() - 1) : "");
   bucket.slots = std::move(slots);
   buckets_.push_back(std::move(bucket));
@@ -188,8 +188,14 @@ void GradientReducer::unhook() {
   }
 }
 
+void GradientReducer::listen(bool on) {
+  const std::lock_guard lock(mutex_);
+  listening_ = on;
+}
+
 void GradientReducer::on_gradient(std::size_t index) {
   const std::lock_guard lock(mutex_);
+  if (!listening_) return;
   Slot& slot = slots_[index];
   if (!slot.named.parameter.grad().defined()) return;
   if (slot.passes >= passes_per_step_)
@@ -363,7 +369,7 @@ void GradientReducer::reduce_sparse() {
     const at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
                             : gradient.is_sparse() ? gradient
                                                    : gradient.to_sparse(1);
-    AllreduceOptions options{.name = fmt::format("optimizer.{}/sparse gradient of {}", number_, slot.named.name),
+    AllreduceOptions options{.name = fmt::format("{}/sparse gradient of {}", name_, slot.named.name),
                              .op = options_.op,
                              .process_set = options_.process_set,
                              .compression = options_.compression};
@@ -441,8 +447,7 @@ void GradientReducer::set_passes(int passes) {
 }
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss) const {
-  return allreduce(loss.detach(),
-                   {.name = fmt::format("optimizer.{}/loss", number_), .op = options_.op, .process_set = options_.process_set});
+  return allreduce(loss.detach(), {.name = fmt::format("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
 }
 
 }  // namespace hvd

@@ -22,12 +22,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::string name;
     at::Tensor parameter;
   };
-  /// `number` tells the optimizers of a process apart, equally on all ranks.
-  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number);
+  /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has gradients reduced.
+  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer");
 
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
   void hook();
   void unhook();
+  /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
+  void listen(bool on);
 
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
@@ -81,13 +83,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
-  const int number_;
+  const std::string name_;  ///< "optimizer.0"
   int passes_per_step_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   bool synchronized_ = false;
+  bool listening_ = true;
 };
 
 }  // namespace hvd

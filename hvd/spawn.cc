@@ -1,0 +1,120 @@
+#include "hvd/spawn.h"
+
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "hvd/config.h"
+
+namespace hvd {
+
+namespace {
+
+/// A folder of files that are named after ranks; gone with this. (Not std::filesystem: libtorch.so exports one of its own that crashes.)
+class Reports {
+ public:
+  explicit Reports(int ranks) : ranks_(ranks) {
+    if (::mkdtemp(path_.data()) == nullptr) throw BackendError(fmt::format("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
+  }
+  ~Reports() {
+    for (int rank = 0; rank < ranks_; ++rank) ::unlink(file(path_, rank).c_str());
+    ::rmdir(path_.c_str());
+  }
+  Reports(const Reports&) = delete;
+  Reports& operator=(const Reports&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  static std::string file(const std::string& path, int rank) { return fmt::format("{}/{}", path, rank); }
+  /// "; rank 1: text; rank 3: text"
+  [[nodiscard]] std::string read() const {
+    std::string all;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      std::ifstream in(file(path_, rank));
+      if (in) all += fmt::format("; rank {}: {}", rank, std::string(std::istreambuf_iterator<char>(in), {}));
+    }
+    return all;
+  }
+
+ private:
+  int ranks_;
+  std::string path_ = "/tmp/hvd-spawn-XXXXXX";
+};
+
+std::vector<std::string> own_arguments() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(in, argument, '\0');) arguments.push_back(argument);
+  return arguments;
+}
+std::string own_program() {
+  std::string path(4096, '\0');
+  const auto length = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (length < 0) throw BackendError(fmt::format("spawn: readlink /proc/self/exe: {}", std::strerror(errno)));
+  path.resize(static_cast<std::size_t>(length));
+  return path;
+}
+
+void work_as_rank(int rank, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    if (const char* const folder = detail::spawn_reports()) std::ofstream(Reports::file(folder, rank)) << error.what();
+    throw;
+  }
+}
+
+/// Runs to the end; how it ended, in words, empty if well.
+std::string run(const std::vector<std::string>& command) {
+  std::vector<char*> arguments;
+  for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  pid_t process = 0;
+  const int error = ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(), detail::process_environment());
+  if (error != 0)
+    throw BackendError(fmt::format("spawn: {}: {}; it starts the ranks, and must be in PATH", command.front(), std::strerror(error)));
+  int status = 0;
+  while (::waitpid(process, &status, 0) < 0)
+    if (errno != EINTR) throw BackendError(fmt::format("spawn: waitpid: {}", std::strerror(errno)));
+  if (WIFSIGNALED(status)) return fmt::format("{} was ended by signal {}", command.front(), WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0) return fmt::format("{} ended with exit code {}", command.front(), WEXITSTATUS(status));
+  return "";
+}
+
+}  // namespace
+
+void spawn(int ranks, const std::function<void()>& work) {
+  if (ranks < 1) throw InvalidArgument(fmt::format("spawn: {} ranks", ranks));
+  const LauncherHints hints = launcher_hints();
+  if (hints.rank || ranks == 1) {
+    work_as_rank(hints.rank.value_or(0), work);
+    return;
+  }
+  const Reports reports(ranks);
+  // More ranks than cores, as root and in containers, as cmake/mpi_env.sh has it.
+  std::vector<std::string> command{"mpirun",
+                                   "-np",
+                                   std::to_string(ranks),
+                                   "--oversubscribe",
+                                   "--bind-to",
+                                   "none",
+                                   "-x",
+                                   fmt::format("{}={}", detail::kSpawnReports, reports.path())};
+  command.insert(command.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
+  if (::geteuid() == 0) command.emplace_back("--allow-run-as-root");
+  command.push_back(own_program());
+  const auto arguments = own_arguments();
+  command.insert(command.end(), arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  const std::string ended = run(command);
+  if (!ended.empty()) throw Error(fmt::format("spawn: {}{}", ended, reports.read()));
+}
+
+}  // namespace hvd

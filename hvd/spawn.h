@@ -1,0 +1,33 @@
+#pragma once
+/// Room card: a program that starts its own ranks, so that it needs no launcher on its command line. It is started once more under
+/// `mpirun`, with the same arguments, as often as there are ranks. Thread: the main one, before `init()`. Owns the launcher's process, and
+/// a folder for what the ranks have to say, while it waits.
+
+#include <functional>
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+/// In a process that a launcher has started (by this function or by hand), or for one rank: calls `work`. Otherwise starts `ranks`
+/// processes of this program, each of which is to come to this call and does its work there, waits for them and returns without having
+/// called `work` itself; so `main` should do nothing before it that is to be done once, and should return after it:
+///
+///     int main(int argc, char** argv) {
+///       hvd::spawn(4, [&] { hvd::init(); train(argc, argv); hvd::shutdown(); });
+///     }
+///
+/// An exception that leaves `work` leaves spawn() in that rank too. In the process that has started the ranks spawn() throws Error if
+/// they did not all end well, with the launcher's exit code and the text of each rank's exception; BackendError if there is no `mpirun`;
+/// InvalidArgument for fewer than one rank.
+void spawn(int ranks, const std::function<void()>& work);
+
+namespace detail {
+// Defined where the environment is read (config.cc).
+char** process_environment();
+/// The folder for what a rank has to say; empty if spawn() did not start it.
+const char* spawn_reports();
+inline constexpr const char* kSpawnReports = "HVD_SPAWN_REPORTS";
+}  // namespace detail
+
+}  // namespace hvd

@@ -1,0 +1,30 @@
+// Starts its own ranks: spawns RANKS [fail RANK | text]. Prints what each rank knows; what spawn() throws becomes "caught: ..." and exit
+// code 3.
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "hvd/hvd.h"
+#include "hvd/spawn.h"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  try {
+    hvd::spawn(std::stoi(arguments.at(0)), [&] {
+      hvd::init();
+      float sum = static_cast<float>(hvd::rank()) + 1;
+      const hvd::Buffer buffer{.data = &sum, .dtype = hvd::DataType::Float32, .shape = {1}};
+      hvd::allreduce(buffer, buffer, {.op = hvd::ReduceOp::Sum});
+      if (arguments.size() > 2 && arguments[1] == "fail" && hvd::rank() == std::stoi(arguments[2])) throw std::runtime_error("the user's");
+      std::printf("rank %d of %d: sum %g, argument '%s'\n", hvd::rank(), hvd::size(), sum,
+                  arguments.size() > 1 ? arguments[1].c_str() : "");
+      hvd::shutdown();
+    });
+    std::printf("end\n");
+  } catch (const std::exception& error) {
+    std::printf("caught: %s\n", error.what());
+    return 3;
+  }
+  return 0;
+}

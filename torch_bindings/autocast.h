@@ -1,0 +1,26 @@
+#pragma once
+/// Room card: automatic mixed precision for a scope: the products in it are computed in 16 bits, what needs more in fp32, as
+/// LibTorch's lists for the device say. The forward pass belongs into the scope, backward does not. Belongs to the thread that made it.
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+namespace hvd {
+
+/// Guards may be nested, also to switch autocast off for a part. The end of a guard brings back exactly what was before it; the end of
+/// the outermost one drops the 16-bit copies of parameters that LibTorch keeps meanwhile.
+class [[nodiscard]] AutocastGuard {
+ public:
+  /// `type`: bf16 or fp16. Throws InvalidArgument for other types if `enabled`, and for devices that have no autocast.
+  AutocastGuard(c10::DeviceType device_type, c10::ScalarType type, bool enabled = true);
+  ~AutocastGuard();
+  AutocastGuard(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(const AutocastGuard&) = delete;
+
+ private:
+  const c10::DeviceType device_type_;
+  const bool was_enabled_;
+  const c10::ScalarType type_before_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,185 @@
+#include "torch_bindings/data_parallel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "torch_bindings/autocast.h"
+
+namespace hvd::detail {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Module = torch::nn::Module;
+
+/// `work(i)` for each device in a thread of its own, with the caller's settings and a share of LibTorch's threads.
+void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
+  const int threads = at::get_num_threads();
+  const int share = std::max(1, threads / static_cast<int>(devices.size()));
+  const at::ThreadLocalState settings;
+  const auto kind = devices.front().type();
+  const bool autocast = at::autocast::is_autocast_enabled(kind);
+  const auto autocast_type = at::autocast::get_autocast_dtype(kind);
+  std::vector<std::exception_ptr> errors(devices.size());
+  std::vector<std::thread> running;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    running.emplace_back([&, i] {
+      try {
+        at::set_num_threads(share);
+        const at::ThreadLocalStateGuard same_settings(settings);
+        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
+        std::optional<AutocastGuard> same_autocast;
+        if (autocast) same_autocast.emplace(kind, autocast_type);
+        work(i);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : running) thread.join();
+  at::set_num_threads(threads);  // a thread's number is also that of threads to come
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+/// One forward pass on all replicas, kept for its backward pass.
+struct Pass : torch::CustomClassHolder {
+  std::vector<at::Device> devices;
+  std::int64_t dim = 0;
+  bool input_trained = false;
+  Tensors inputs, outputs;          ///< of each replica, with its graph between them
+  std::vector<Tensors> parameters;  ///< of each replica, those that require gradients
+
+  /// Of the input, if it takes any, and of the parameters.
+  Tensors backward(const at::Tensor& gradient) {
+    std::vector<std::int64_t> sizes;
+    for (const auto& output : outputs) sizes.push_back(output.size(dim));
+    const Tensors pieces = gradient.split_with_sizes(sizes, dim);
+    std::vector<Tensors> of_replicas(devices.size());
+    in_parallel(devices, [&](std::size_t i) {
+      Tensors wanted = parameters[i];
+      if (input_trained) wanted.push_back(inputs[i]);
+      if (!outputs[i].requires_grad()) {
+        of_replicas[i].resize(wanted.size());
+        return;
+      }
+      of_replicas[i] = torch::autograd::grad({outputs[i]}, wanted, {pieces[i].to(outputs[i].device())}, /*retain_graph=*/false,
+                                             /*create_graph=*/false, /*allow_unused=*/true);
+    });
+    Tensors result(1);
+    if (input_trained) {
+      Tensors of_inputs;
+      for (std::size_t i = 0; i < devices.size(); ++i) {
+        const at::Tensor& piece = of_replicas[i].back();
+        of_inputs.push_back((piece.defined() ? piece : at::zeros_like(inputs[i])).to(gradient.device()));
+      }
+      result[0] = at::cat(of_inputs, dim);
+    }
+    for (std::size_t p = 0; p < parameters.front().size(); ++p) {
+      at::Tensor sum;
+      for (const auto& of_replica : of_replicas) {
+        if (!of_replica[p].defined()) continue;
+        const at::Tensor here = of_replica[p].to(parameters.front()[p].device());
+        sum = sum.defined() ? sum + here : here;
+      }
+      result.push_back(sum);
+    }
+    outputs.clear();
+    return result;
+  }
+};
+
+/// Ties the output to the input and the parameters of the one module.
+class Replicated : public torch::autograd::Function<Replicated> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::TensorList /*input and parameters*/, const at::Tensor& output,
+                            const c10::IValue& pass) {
+    context->saved_data["pass"] = pass;
+    return output.view_as(output);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    if (at::GradMode::is_enabled()) throw InvalidArgument("data_parallel() cannot be differentiated twice (create_graph)");
+    const auto capsule = context->saved_data["pass"].toCapsule();
+    auto* const pass = static_cast<Pass*>(capsule.get());
+    if (pass->outputs.empty()) throw InvalidArgument("data_parallel(): a second backward pass through the same forward pass");
+    Tensors result = pass->backward(gradients[0]);
+    result.resize(result.size() + 2);  // none for the output and the pass
+    return result;
+  }
+};
+
+std::vector<at::Device> places(const Module& module, const at::Tensor& input, const DataParallelOptions& options) {
+  if (options.replicas < 0) throw InvalidArgument(fmt::format("data_parallel: {} replicas", options.replicas));
+  if (!options.devices.empty()) return options.devices;
+  const Tensors parameters = module.parameters();
+  const at::Device own = parameters.empty() ? input.device() : parameters.front().device();
+  if (own.is_cpu())
+    return std::vector<at::Device>(static_cast<std::size_t>(options.replicas > 0 ? options.replicas : at::get_num_threads()), own);
+  std::vector<at::Device> devices{own};
+  const int wanted = options.replicas > 0 ? options.replicas : static_cast<int>(torch::cuda::device_count());
+  for (int i = 0; i < static_cast<int>(torch::cuda::device_count()) && static_cast<int>(devices.size()) < wanted; ++i)
+    if (i != own.index()) devices.emplace_back(own.type(), static_cast<at::DeviceIndex>(i));
+  return devices;
+}
+
+/// A copy of the module on a device; on the module's own, its parameters are the module's memory.
+std::shared_ptr<Module> replicate(const std::shared_ptr<Module>& module, at::Device own, at::Device device) {
+  std::shared_ptr<Module> copy;
+  try {
+    const at::NoGradGuard no_gradient;
+    copy = device == own ? module->clone() : module->clone(device);
+  } catch (const c10::Error&) {
+    if (device == own && (module->buffers().empty() || !module->is_training())) return module;
+    throw InvalidArgument(fmt::format("data_parallel: {} cannot be copied; let it derive from torch::nn::Cloneable", module->name()));
+  }
+  const Tensors originals = module->parameters();
+  Tensors copies = copy->parameters();
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (device == own) copies[i].set_data(originals[i].detach());
+    copies[i].set_requires_grad(originals[i].requires_grad());
+  }
+  return copy;
+}
+
+}  // namespace
+
+at::Tensor data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const at::Tensor& input,
+                         const DataParallelOptions& options) {
+  auto pass = c10::make_intrusive<Pass>();
+  pass->dim = options.dim;
+  pass->devices = places(*module, input, options);
+  const Tensors pieces = input.detach().chunk(static_cast<std::int64_t>(pass->devices.size()), options.dim);
+  pass->devices.erase(pass->devices.begin() + static_cast<std::ptrdiff_t>(pieces.size()), pass->devices.end());
+  const at::Device own = pass->devices.front();
+
+  const bool gradients = at::GradMode::is_enabled();
+  pass->input_trained = gradients && input.requires_grad();
+  std::vector<std::shared_ptr<Module>> replicas;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    replicas.push_back(i == 0 ? module : replicate(module, own, pass->devices[i]));
+    pass->inputs.push_back(pieces[i].to(pass->devices[i]).detach().set_requires_grad(pass->input_trained));
+    pass->parameters.emplace_back();
+    for (const auto& parameter : replicas.back()->parameters())
+      if (parameter.requires_grad()) pass->parameters.back().push_back(parameter);
+  }
+  pass->outputs.resize(pieces.size());
+  in_parallel(pass->devices, [&](std::size_t i) { pass->outputs[i] = forward(*replicas[i], pass->inputs[i]); });
+  Tensors detached;
+  for (const auto& output : pass->outputs) detached.push_back(output.detach().to(own));
+  const at::Tensor output = at::cat(detached, options.dim);
+  if (!gradients || (!pass->input_trained && pass->parameters.front().empty())) return output;
+  Tensors tied{input};
+  tied.insert(tied.end(), pass->parameters.front().begin(), pass->parameters.front().end());
+  return Replicated::apply(at::TensorList(tied), output, c10::IValue::make_capsule(std::move(pass)));
+}
+
+}  // namespace hvd::detail

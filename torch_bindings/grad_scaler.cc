@@ -1,0 +1,169 @@
+#include "torch_bindings/grad_scaler.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <utility>
+
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/optimizer.h"
+
+namespace hvd {
+
+using torch::optim::Optimizer;
+
+GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)) {
+  if (!options_.enabled) return;
+  if (!(options_.growth_factor > 1))
+    throw InvalidArgument(fmt::format("growth_factor is {}; it must be greater than 1", options_.growth_factor));
+  if (!(options_.backoff_factor < 1))
+    throw InvalidArgument(fmt::format("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
+}
+
+void GradScaler::start(at::Device device) {
+  if (scale_.defined()) return;
+  const at::NoGradGuard no_gradient;
+  scale_ = at::full({}, options_.init_scale, at::TensorOptions(at::kFloat).device(device));
+  growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions(at::kInt).device(device));
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) {
+  if (!options_.enabled) return loss;
+  start(loss.device());
+  return loss * scale_.to(loss.device(), /*non_blocking=*/true);
+}
+
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) {
+  std::vector<at::Tensor> scaled;
+  for (const auto& loss : losses) scaled.push_back(scale(loss));
+  return scaled;
+}
+
+void GradScaler::check_scaled(const char* what) const {
+  if (!scale_.defined()) throw InvalidArgument(fmt::format("GradScaler: {} before any scale(loss)", what));
+}
+
+/// The sum of what was found on each device, on the scale's; undefined if there are no gradients.
+at::Tensor GradScaler::divide(Optimizer& optimizer) const {
+  const at::NoGradGuard no_gradient;
+  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_kind;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (gradient.scalar_type() == at::kHalf)
+        throw InvalidArgument("GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32");
+      const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+      by_kind[{values.device().str(), values.scalar_type()}].push_back(values);
+    }
+  }
+  // The reciprocal in double, as PyTorch takes it.
+  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  at::Tensor found;
+  for (const auto& [kind, gradients] : by_kind) {
+    const at::Device device = gradients.front().device();
+    const at::Tensor here = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
+    at::Tensor found_here = here;
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, inverse.to(device, /*non_blocking=*/true));
+    const at::Tensor moved = found_here.to(scale_.device(), /*non_blocking=*/true);
+    found = found.defined() ? found + moved : moved;
+  }
+  return found;
+}
+
+/// What any rank has found. A rank without gradients takes part.
+at::Tensor GradScaler::agreed(at::Tensor found) const {
+  if (!options_.agree || !is_initialized() || options_.process_set.size() == 1) return found;
+  const at::NoGradGuard no_gradient;
+  at::Tensor both = at::zeros({2}, at::kFloat);  // found anything, has any gradient
+  if (found.defined()) {
+    both[0] = found.item<float>() != 0 ? 1 : 0;
+    both[1] = 1;
+  }
+  both = allreduce_(both, {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = options_.process_set});
+  if (both[1].item<float>() == 0) return {};
+  return both[0].clone().to(scale_.device());
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!options_.enabled) return;
+  check_scaled("unscale_()");
+  const auto known = records_.find(&optimizer);
+  if (known != records_.end() && known->second.stage == Stage::Unscaled)
+    throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
+  if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->synchronize_once();
+  at::Tensor found = agreed(divide(optimizer));
+  records_[&optimizer] = {Stage::Unscaled, std::move(found)};
+}
+
+at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& closure) {
+  if (!options_.enabled) return optimizer.step(closure);
+  if (closure) throw InvalidArgument("GradScaler: step() with a closure is not supported");
+  check_scaled("step()");
+  if (records_[&optimizer].stage == Stage::Stepped) throw InvalidArgument("step() has already been called since the last update()");
+  if (records_[&optimizer].stage == Stage::Ready) unscale_(optimizer);
+  Record& record = records_[&optimizer];
+  if (!record.found_overflow.defined()) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
+  at::Tensor loss;
+  if (record.found_overflow.item<float>() == 0) {
+    loss = optimizer.step();
+  } else if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+    distributed->leave_out_step();
+  }
+  record.stage = Stage::Stepped;
+  return loss;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  check_scaled("update()");
+  const at::NoGradGuard no_gradient;
+  at::Tensor found;
+  for (const auto& [optimizer, record] : records_) {
+    if (!record.found_overflow.defined()) continue;
+    found = found.defined() ? found + record.found_overflow : record.found_overflow;
+  }
+  if (!found.defined()) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
+  at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor, options_.growth_interval);
+  records_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  check_scaled("update()");
+  const at::NoGradGuard no_gradient;
+  scale_.fill_(new_scale);
+  records_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!options_.enabled) return 1;
+  return scale_.defined() ? static_cast<double>(scale_.item<float>()) : options_.init_scale;
+}
+
+GradScalerState GradScaler::state() const {
+  if (!options_.enabled) return {};
+  return {.scale = get_scale(),
+          .growth_factor = options_.growth_factor,
+          .backoff_factor = options_.backoff_factor,
+          .growth_interval = options_.growth_interval,
+          .growth_tracker = growth_tracker_.defined() ? growth_tracker_.item<int>() : initial_growth_tracker_};
+}
+
+void GradScaler::load_state(const GradScalerState& state) {
+  if (!options_.enabled) return;
+  if (state == GradScalerState{}) throw InvalidArgument("GradScaler: the state is that of a scaler that was not enabled");
+  const at::NoGradGuard no_gradient;
+  options_.init_scale = state.scale;
+  options_.growth_factor = state.growth_factor;
+  options_.backoff_factor = state.backoff_factor;
+  options_.growth_interval = state.growth_interval;
+  initial_growth_tracker_ = state.growth_tracker;
+  if (!scale_.defined()) return;
+  scale_.fill_(state.scale);
+  growth_tracker_.fill_(state.growth_tracker);
+}
+
+}  // namespace hvd

@@ -1,0 +1,97 @@
+#pragma once
+/// Room card: dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
+/// torch.amp.GradScaler, which LibTorch's C++ API lacks. Small gradients survive in fp16 because the loss is multiplied by a scale; a
+/// step whose gradients overflow is left out and the scale lowered, after many good steps it is raised.
+/// Thread: one at a time. Owns the scale; refers to optimizers only between `unscale_` and `update`.
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;             ///< greater than 1
+  double backoff_factor = 0.5;          ///< less than 1
+  std::int64_t growth_interval = 2000;  ///< steps in a row without an overflow after which the scale grows
+  bool enabled = true;                  ///< false: `scale` returns what it gets, `step` only steps, the rest does nothing
+  /// Whether a step that one rank must leave out is left out by all ranks of the set (see `unscale_`). What it costs is one small
+  /// allreduce per optimizer and step. False: each rank decides for itself.
+  bool agree = true;
+  ProcessSet process_set;  ///< who agrees
+};
+
+/// What a continued run needs. Plain numbers: it can be written, or sent by `broadcast_object`.
+struct GradScalerState {
+  double scale = 0;  ///< 0: the state of a scaler that was not enabled
+  double growth_factor = 0;
+  double backoff_factor = 0;
+  std::int64_t growth_interval = 0;
+  std::int64_t growth_tracker = 0;  ///< good steps in a row so far
+  bool operator==(const GradScalerState&) const = default;
+};
+
+class GradScaler {
+ public:
+  /// Throws InvalidArgument for factors on the wrong side of 1.
+  explicit GradScaler(GradScalerOptions options = {});
+
+  /// `loss` (any shape, any device) times the scale; differentiable.
+  at::Tensor scale(const at::Tensor& loss);
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses);
+
+  /// Divides the optimizer's gradients by the scale, in place, and looks for infinities and NaN among them: for what comes between
+  /// backward and `step()`, such as clipping. On a DistributedOptimizer the reductions are waited for first (as `step()` would; not
+  /// twice, and not under `skip_synchronize()`), so the global gradients are scaled and judged, and an overflow on the wire of a
+  /// compressed reduction is seen too. Where the library runs and the set has several ranks this is collective, unless `agree` is
+  /// false: all ranks call it for the same optimizers in the same order, plain ones with gradients of their own included, and if one
+  /// rank has found an overflow, all leave out the step and lower the scale. So the ranks' scales never part.
+  /// Throws InvalidArgument if called twice, or after `step()`, since the last `update()`; before any `scale()`; for fp16 gradients.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// `unscale_(optimizer)`, if that was not done already, then `optimizer.step()`, unless an overflow was found: then the step is left
+  /// out and an undefined tensor returned. Throws InvalidArgument with a closure; if called twice since the last `update()`; if no
+  /// rank has any gradient.
+  at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure = nullptr);
+
+  /// After the steps of all optimizers: lowers the scale if one was left out, raises it after `growth_interval` good ones in a row.
+  /// Throws InvalidArgument if no optimizer was unscaled since the last one.
+  void update();
+  /// Sets the scale.
+  void update(double new_scale);
+
+  /// 1 if it is not enabled. On a GPU it waits for the device.
+  [[nodiscard]] double get_scale() const;
+  [[nodiscard]] bool is_enabled() const { return options_.enabled; }
+
+  [[nodiscard]] GradScalerState state() const;
+  /// Does nothing if it is not enabled. Throws InvalidArgument for the state of a scaler that was not.
+  void load_state(const GradScalerState& state);
+
+ private:
+  enum class Stage { Ready, Unscaled, Stepped };
+  struct Record {
+    Stage stage = Stage::Ready;
+    at::Tensor found_overflow;  ///< float32 on the scale's device, 0 if none; undefined if there was no gradient
+  };
+
+  void check_scaled(const char* what) const;
+  void start(at::Device device);
+  [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
+  [[nodiscard]] at::Tensor agreed(at::Tensor found) const;
+
+  GradScalerOptions options_;
+  // As in PyTorch, on the device of the first loss, and undefined before that.
+  at::Tensor scale_;           ///< float32, no dimensions
+  at::Tensor growth_tracker_;  ///< int32, no dimensions
+  std::int64_t initial_growth_tracker_ = 0;
+  std::unordered_map<torch::optim::Optimizer*, Record> records_;  ///< since the last update
+};
+
+}  // namespace hvd

@@ -1,0 +1,63 @@
+#include "torch_bindings/moving_average.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+
+ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options)
+    : options_(options), parameters_(std::move(parameters)) {
+  if (!(options_.decay >= 0 && options_.decay < 1))
+    throw InvalidArgument(fmt::format("decay is {}; it must be from 0 to below 1", options_.decay));
+  for (const auto& parameter : parameters_) averages_.push_back(parameter.detach().clone());
+}
+
+ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options)
+    : ExponentialMovingAverage(module.parameters(), options) {}
+
+void ExponentialMovingAverage::update() {
+  const at::NoGradGuard no_gradient;
+  const auto t = static_cast<double>(updates_++);
+  const double decay = options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
+  for (std::size_t i = 0; i < averages_.size(); ++i) averages_[i].lerp_(parameters_[i].detach(), 1 - decay);
+}
+
+void ExponentialMovingAverage::copy_to_parameters() {
+  const at::NoGradGuard no_gradient;
+  for (std::size_t i = 0; i < averages_.size(); ++i) parameters_[i].copy_(averages_[i]);
+}
+
+void ExponentialMovingAverage::exchange() {
+  const at::NoGradGuard no_gradient;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    const at::Tensor kept = parameters_[i].detach().clone();
+    parameters_[i].copy_(averages_[i]);
+    averages_[i].copy_(kept);
+  }
+}
+
+void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("updates", c10::IValue(updates_));
+  for (std::size_t i = 0; i < averages_.size(); ++i) archive.write(fmt::format("average.{}", i), averages_[i]);
+}
+
+void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
+  c10::IValue updates;
+  archive.read("updates", updates);
+  const at::NoGradGuard no_gradient;
+  std::vector<at::Tensor> read;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    at::Tensor average;
+    archive.read(fmt::format("average.{}", i), average);
+    TORCH_CHECK(average.sizes() == averages_[i].sizes(), "average ", i, " is of shape ", average.sizes(), ", the parameter of ",
+                averages_[i].sizes());
+    read.push_back(average);
+  }
+  for (std::size_t i = 0; i < averages_.size(); ++i) averages_[i].copy_(read[i]);
+  updates_ = updates.toInt();
+}
+
+}  // namespace hvd

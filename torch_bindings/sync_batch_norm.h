@@ -1,0 +1,101 @@
+#pragma once
+/// Room card: batch normalisation over the batches of all ranks together (Ioffe, Szegedy: Batch normalization, 2015; across devices as
+/// in Peng et al.: MegDet, 2018). Forward gathers each rank's mean, sum of squared deviations and count at once and combines them as
+/// Chan, Golub and LeVeque do (Updating formulae and a pairwise algorithm for computing sample variances, 1979); backward adds up two
+/// sums per channel at once.
+/// Thread: one forward or backward at a time. In training all ranks of the set must go through the same layers in the same order.
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/options/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <ostream>
+#include <type_traits>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+/// Stands in for BatchNorm1d, 2d and 3d, with their options, names and initial values, so that their files load. Inputs: [N, C] to
+/// [N, C, D, H, W], of double, float, bf16 or fp16, on the CPU or a GPU. N may differ between ranks and be 0. In a set of one rank, and in
+/// evaluation, it is ordinary batch normalisation: evaluation never communicates. Gradients of weight and bias are this rank's part of
+/// the sum, as other parameters' gradients are. Not differentiable twice.
+class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+ public:
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, ProcessSet process_set = {});
+  /// With the tensors, shared, of another layer: a BatchNorm?dImpl.
+  template <class Other>
+  requires requires(Other other) { other.num_batches_tracked; }
+  SyncBatchNormImpl(const Other& other, ProcessSet process_set)
+      : options(other.options),
+        weight(register_parameter("weight", other.weight, other.weight.defined() && other.weight.requires_grad())),
+        bias(register_parameter("bias", other.bias, other.bias.defined() && other.bias.requires_grad())),
+        running_mean(register_buffer("running_mean", other.running_mean)),
+        running_var(register_buffer("running_var", other.running_var)),
+        num_batches_tracked(register_buffer("num_batches_tracked", other.num_batches_tracked)),
+        process_set_(process_set) {
+    train(other.is_training());
+  }
+
+  void reset() override;
+  void reset_running_stats();
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// In training (with `track_running_stats` also the running statistics change: those of the whole batch, its variance unbiased). Throws
+  /// InvalidArgument for a wrong shape, on this rank; on all ranks if they have but one value per channel together; and what
+  /// collectives throw.
+  at::Tensor forward(const at::Tensor& input);
+
+  [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }
+
+  torch::nn::BatchNormOptions options;
+  // Undefined where the options say so.
+  at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+
+ private:
+  ProcessSet process_set_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+namespace detail {
+/// The layer as a function, in training. `momentum`: the share of this batch in the running statistics, which may be undefined.
+at::Tensor sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
+                           const at::Tensor& running_var, double momentum, double eps, const ProcessSet& process_set);
+void convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set);
+}  // namespace detail
+
+/// Makes every BatchNorm1d, 2d and 3d in `module`, itself included, normalise over all ranks of the set in training. Returns `module`;
+/// parameters, buffers and their names stay, so optimizers and files stay valid.
+/// - In Sequential, ModuleList and ModuleDict the layers are replaced by SyncBatchNorm.
+/// - Everywhere else (a member `torch::nn::BatchNorm2d bn1` of the user's class, one in an AnyModule, `module` itself), where C++ calls
+///   `forward` of the very type and no replacement would be noticed, the layer stays what it is and is converted in place: from then on
+///   `torch::batch_norm` in training sends the inputs of these layers, known by their tensors, the way of SyncBatchNorm. So such a layer
+///   must keep its parameters: `to(device)`, `to(dtype)`, torch::load are fine, but a `clone()` is not converted. And LibTorch itself then
+///   still refuses, on that rank, a batch with one value per channel.
+/// Throws InvalidArgument, naming the layer and changing nothing, for one of the second kind that has neither parameters nor running
+/// statistics, as it could not be told from others, and for a module that no shared_ptr owns.
+template <class Module>
+requires std::is_base_of_v<torch::nn::Module, Module> std::shared_ptr<Module> convert_sync_batchnorm(std::shared_ptr<Module> module,
+                                                                                                     const ProcessSet& process_set = {}) {
+  detail::convert_sync_batchnorm(*module, process_set);
+  return module;
+}
+template <class Holder>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> Holder convert_sync_batchnorm(Holder module,
+                                                                                                       const ProcessSet& process_set = {}) {
+  detail::convert_sync_batchnorm(*module, process_set);
+  return module;
+}
+template <class Module>
+requires std::is_base_of_v<torch::nn::Module, Module> Module& convert_sync_batchnorm(Module& module, const ProcessSet& process_set = {}) {
+  detail::convert_sync_batchnorm(module, process_set);
+  return module;
+}
+
+/// Whether `layer` is a SyncBatchNorm or a converted layer.
+bool is_sync_batchnorm(const torch::nn::Module& layer);
+
+}  // namespace hvd
