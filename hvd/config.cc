@@ -93,6 +93,8 @@ Enum choice(const Variable& variable, const std::array<std::pair<std::string_vie
 constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
 constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory{
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
+constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
+    {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
 constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{{{"trace", LogLevel::Trace},
                                                                            {"debug", LogLevel::Debug},
                                                                            {"info", LogLevel::Info},
@@ -135,6 +137,7 @@ Config Config::from_environment() {
   if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
   if (auto v = variable("ELASTIC")) config.elastic = choice(*v, kSwitch);
   if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
+  if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
   if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
   return config;
 }
@@ -143,10 +146,10 @@ std::string shared_part(const Config& config) {
   const auto on = [](bool value) { return value ? "on" : "off"; };
   return fmt::format(
       "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets {}, timeline '{}', NCCL streams {}, "
-      "elastic {}",
+      "elastic {}, GPU backend {}",
       config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
       config.shared_memory == SharedMemory::Auto ? "auto" : "off", config.process_sets, config.timeline, config.num_nccl_streams,
-      on(config.elastic));
+      on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first);
 }
 
 std::vector<std::string> remarks(const Config& config) {

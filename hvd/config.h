@@ -13,6 +13,8 @@
 namespace hvd {
 
 enum class SharedMemory : std::uint8_t { Auto, Off };
+/// How GPU tensors travel.
+enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
 
 struct Config {
   /// Bytes that tensors may fill together in one batch (HVD_FUSION_THRESHOLD, default 128 MiB, 0 = every tensor alone).
@@ -53,8 +55,8 @@ struct Config {
   /// pinned). A thread that waits for its result drives the library itself and stays where it is.
   std::vector<int> thread_affinity;
 
-  /// Streams that the NCCL backend may use for batches at once (HVD_NUM_NCCL_STREAMS, default 1, at most 64). Read and checked; the
-  /// backend does not use more than one yet.
+  /// Streams, each with communicators and a fusion buffer of its own, that the batches of GPU tensors go to in turn (HVD_NUM_NCCL_STREAMS,
+  /// default 1, at most 64). Raised: the copies of a batch overlap the reduction of the one before; more device memory held.
   int num_nccl_streams = 1;
 
   /// Accepted for Horovod's sake; `init()` says that they do nothing (HVD_AUTOTUNE, default 0; HVD_AUTOTUNE_LOG, a path). There is no
@@ -72,6 +74,11 @@ struct Config {
   /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
   /// several times slower; for measuring, and for hosts that forbid one process to see another's memory.
   SharedMemory shared_memory = SharedMemory::Auto;
+
+  /// How GPU tensors travel (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by NCCL among ranks that have a GPU each;
+  /// through CUDA IPC among ranks of a host that share one; otherwise staged through host memory, which is slow. The other words are for
+  /// tests and measurements, and are followed where that is possible: `nccl` as auto, `shared` also for one rank, `staged` always.
+  GpuBackend gpu_backend = GpuBackend::Auto;
 
   /// Address space that each rank reserves for tensors in shared memory (HVD_ARENA_BYTES, default 64 GiB). Only what is used takes
   /// memory. Tensors beyond it take the slower copying path.

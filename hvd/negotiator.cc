@@ -317,12 +317,10 @@ Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const
   Status status = verdict(display_name(unit.key.name), ranks, signatures);
   if (!status.ok() || absent.empty()) return status;
   // The values of those who have joined count as zeros; where there is no such value, they are missed.
-  const bool zeros_do =
-      unit.key.kind == OpKind::Barrier || (unit.key.kind == OpKind::Allreduce && signatures[0]->device == DeviceKind::Cpu);
-  if (zeros_do) return {};
-  return {Status::Code::Joined, fmt::format("{} '{}'{}: rank{} {} {} joined and cannot take part", name_of(unit.key.kind),
-                                            display_name(unit.key.name), unit.key.kind == OpKind::Allreduce ? " of GPU tensors" : "",
-                                            absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
+  if (unit.key.kind == OpKind::Barrier || unit.key.kind == OpKind::Allreduce) return {};
+  return {Status::Code::Joined,
+          fmt::format("{} '{}': rank{} {} {} joined and cannot take part", name_of(unit.key.kind), display_name(unit.key.name),
+                      absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
 }
 
 std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signature& first) const {

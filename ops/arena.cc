@@ -33,6 +33,12 @@ void Arena::erase_free(std::map<std::size_t, std::size_t>::iterator block) {
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
+  if (std::byte* block = try_allocate(bytes); block != nullptr) return block;
+  throw BackendError(
+      fmt::format("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
+}
+
+std::byte* Arena::try_allocate(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes);
   const std::size_t alignment = wanted >= kPagedFrom ? kPage : kLine;
   const std::lock_guard lock(mutex_);
@@ -49,8 +55,7 @@ std::byte* Arena::allocate(std::size_t bytes) {
     used_[start] = wanted;
     return memory_.data() + start;
   }
-  throw BackendError(
-      fmt::format("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
+  return nullptr;
 }
 
 void Arena::free(void* block) noexcept {

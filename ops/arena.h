@@ -26,6 +26,8 @@ class Arena {
 
   /// At least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError when there is no room.
   std::byte* allocate(std::size_t bytes);
+  /// The same, or null when there is no room. Never touches the memory, which may be a device's.
+  std::byte* try_allocate(std::size_t bytes);
   void free(void* block) noexcept;
 
   [[nodiscard]] bool contains(const void* address) const { return address >= memory_.data() && address < memory_.data() + memory_.size(); }

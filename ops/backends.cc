@@ -1,31 +1,98 @@
 #include "ops/backends.h"
 
+#include <new>
+#include <optional>
+#include <utility>
+
 #include "hvd/hvd.h"
+#include "hvd/wire.h"
 #include "ops/mpi_backend.h"
 #include "ops/nccl/nccl_backend.h"
+#include "ops/nccl/placement.h"
+#include "ops/nccl/shared_gpu_backend.h"
+#include "ops/nccl/staged_backend.h"
 #include "ops/shm_backend.h"
 
 namespace hvd {
 
-std::vector<std::unique_ptr<Backend>> make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
-                                                    const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
-  const Topology& topology = parts.topology;
-  std::vector<std::unique_ptr<Backend>> backends;
-  backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
-  if (topology.domains > 1)
-    backends.push_back(
-        std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm().get()), topology, memory, arena, *parts.board, parts.stats));
-  if (const auto* table = nccl::real_nccl_table()) {
-    auto exchange = [bootstrap](const ProcessSetInfo& set, Bytes mine) { return bootstrap->give_from_first(set.ranks, mine, set.id); };
-    nccl::NcclOptions options;
-    options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-    options.patience.interrupted = [board = parts.board.get()] { return board->failed(); };  // the engine owns both, the board longer
-    backends.push_back(std::make_unique<nccl::NcclBackend>(*table, topology.local_rank, std::move(exchange), options));
+namespace {
+
+/// This rank's control lies in its arena, for as long as the world; every rank of the domain learns where. Collective.
+std::vector<nccl::SharedControl*> share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory,
+                                                 Arena& arena) {
+  auto* mine = new (arena.allocate(sizeof(nccl::SharedControl))) nccl::SharedControl{};
+  const auto places = bootstrap.allgather(Writer().put(arena.offset(mine)).take());
+  std::vector<nccl::SharedControl*> controls;
+  for (std::size_t i = 0; i < topology.domain_ranks.size(); ++i) {
+    const auto place = Reader(places[static_cast<std::size_t>(topology.domain_ranks[i])]).get<std::uint64_t>();
+    controls.push_back(reinterpret_cast<nccl::SharedControl*>(memory.arenas[i].data() + place));
   }
-  return backends;
+  return controls;
 }
 
-std::string device_description() { return nccl::nccl_version(); }
+std::optional<nccl::Way> wanted_way(GpuBackend wanted) {
+  switch (wanted) {
+    case GpuBackend::Nccl:
+      return nccl::Way::Nccl;
+    case GpuBackend::Shared:
+      return nccl::Way::SharedGpu;
+    case GpuBackend::Staged:
+      return nccl::Way::Staged;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Behind those for host tensors, which `made` has already.
+void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
+                      const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
+  const Topology& topology = parts.topology;
+  const int device = nccl::device_of(table, topology.local_rank);
+  std::vector<std::string> gpus;
+  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).take()))
+    gpus.push_back(Reader(said).get_string());
+  std::vector<int> hosts;
+  for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
+  const auto placement = std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, wanted_way(parts.config.gpu_backend));
+  made.devices += ", " + placement->describe();
+  const auto takes = [placement](nccl::Way way) {
+    return [=](const ProcessSetInfo& set) { return placement->way_of_set(set.id, set.ranks) == way; };
+  };
+  const auto interrupted = [board = parts.board.get()] { return board->failed(); };  // the engine owns both, the board longer
+
+  std::vector<Backend*> host;
+  for (const auto& backend : made.all) host.push_back(backend.get());
+
+  nccl::NcclOptions options;
+  options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
+  options.patience.interrupted = interrupted;
+  options.streams = parts.config.num_nccl_streams;
+  options.takes = takes(nccl::Way::Nccl);
+  auto exchange = [bootstrap](const ProcessSetInfo& set, Bytes mine) { return bootstrap->give_from_first(set.ranks, mine, set.id); };
+  made.all.push_back(std::make_unique<nccl::NcclBackend>(table, device, std::move(exchange), options));
+
+  auto controls = share_controls(topology, *bootstrap, memory, *arena);
+  nccl::SharedGpuOptions shared;
+  shared.takes = takes(nccl::Way::SharedGpu);
+  made.all.push_back(std::make_unique<nccl::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
+
+  made.all.push_back(
+      std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index, interrupted));
+}
+
+}  // namespace
+
+Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
+                       const std::shared_ptr<Arena>& arena) {
+  const Topology& topology = parts.topology;
+  Backends made{.devices = nccl::nccl_version()};
+  made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
+  if (topology.domains > 1)
+    made.all.push_back(
+        std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm().get()), topology, memory, arena, *parts.board, parts.stats));
+  if (const auto* table = nccl::real_nccl_table()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
+  return made;
+}
 
 bool nccl_built() { return nccl::nccl_built(); }
 bool cuda_built() { return nccl::nccl_built(); }

@@ -11,11 +11,15 @@
 
 namespace hvd {
 
-/// The backends of this process. Collective: communicators are made. `parts` has its topology, board and stats already.
-std::vector<std::unique_ptr<Backend>> make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
-                                                    const DomainMemory& memory, const std::shared_ptr<Arena>& arena);
+/// The backends of this process.
+struct Backends {
+  std::vector<std::unique_ptr<Backend>> all;
+  /// "NCCL 2.28.9, CUDA 13.0, one rank per GPU", "..., 4 ranks share a GPU, through CUDA IPC", or why there is none.
+  std::string devices;
+};
 
-/// "NCCL 2.28.9, CUDA 13.0", or why there is none.
-std::string device_description();
+/// Collective: communicators are made, and the ranks say which GPUs they have. `parts` has its topology, board and stats already.
+Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
+                       const std::shared_ptr<Arena>& arena);
 
 }  // namespace hvd

@@ -59,7 +59,7 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
       throw InvalidArgument(fmt::format("{} (rank {})", said, rank));
 }
 
-std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared) {
+std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared, const std::string& devices) {
   const auto plural = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
   std::string path = topology.size == 1                        ? "alone"
                      : topology.domains == 1                   ? "shared memory"
@@ -67,7 +67,7 @@ std::string describe(const Topology& topology, const Bootstrap& bootstrap, const
                                                                : "MPI";
   if (!why_not_shared.empty()) path += fmt::format(" (no shared memory: {})", why_not_shared);
   return fmt::format("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
-                     plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), device_description(),
+                     plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
                      !bootstrap.has_mpi()            ? "not used"
                      : bootstrap.threads_supported() ? "with threads"
                                                      : "without threads");
@@ -129,10 +129,11 @@ void init(const Config& config) {
       parts.transport = std::move(made);
     }
   }
-  parts.backends = make_backends(parts, *bootstrap, memory, arena);
+  Backends backends = make_backends(parts, *bootstrap, memory, arena);
+  parts.backends = std::move(backends.all);
 
   World world;
-  world.description = describe(topology, ranks, why_not_shared);
+  world.description = describe(topology, ranks, why_not_shared, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   if (topology.domain_ranks.size() > 1 || topology.size == 1) {
     world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) {

@@ -15,6 +15,19 @@ void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t c
   lane.communicator->settle(lane.site, code, "ncclAllReduce");
 }
 
+/// Folds a zero into the values that are about to be reduced.
+void fold_zeros(const Lane& lane, const ReductionPlan& plan, ReduceOp op, void* values, std::int64_t count) {
+  const void* const input = values;
+  ReduceJob job;
+  job.inputs = std::span(&input, 1);
+  job.outputs = std::span(&values, 1);
+  job.counts = std::span(&count, 1);
+  job.dtype = plan.wire;
+  job.op = op;
+  job.zeros = true;
+  check(lane.site, lane.site.table->shared_reduce(job, lane.stream.get()), "launch_shared_reduce");
+}
+
 void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& piece) {
   const std::int64_t count = piece.count * plan.lanes;
   const void* send = piece.input;
@@ -26,11 +39,12 @@ void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& pie
   if (!plan.after.none()) copy(lane, {{piece.output, piece.output, count}}, plan.type, plan.type, plan.after);
 }
 
-void reduce_fused(const Lane& lane, const ReductionPlan& plan, std::span<const Piece> pieces) {
+void reduce_fused(const Lane& lane, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
   const std::size_t element = element_bytes(plan.wire);
   const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
   std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicator);
   pack(lane, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
+  if (plan.zeros) fold_zeros(lane, plan, op, buffer, static_cast<std::int64_t>(layout.bytes / element));
   all_reduce(lane, buffer, buffer, layout.bytes / element, plan);
   unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
 }
@@ -64,10 +78,10 @@ void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<c
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
   const ReductionPlan plan = plan_reduction(reduction, lane.ranks, fulls == 1);
-  if (fulls == 1 && plan.wire == plan.type) {
+  if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
     reduce_direct(lane, plan, *std::find_if(pieces.begin(), pieces.end(), full));
   } else {
-    reduce_fused(lane, plan, pieces);
+    reduce_fused(lane, plan, reduction.op, pieces);
   }
 }
 

@@ -56,9 +56,10 @@ void Communicator::abort() noexcept {
 Communicators::Communicators(const NcclTable& table, int device, Patience patience)
     : table_(table), device_(device), patience_(std::move(patience)) {}
 
-std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vector<int>& ranks, int rank, const IdBroadcast& exchange) {
+std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vector<int>& ranks, int rank, int track,
+                                                const IdBroadcast& exchange) {
   if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
-  auto& communicator = by_ranks_[ranks];
+  auto& communicator = by_ranks_[{track, ranks}];
   if (communicator == nullptr) {
     const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
     communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank);

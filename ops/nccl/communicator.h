@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: NCCL communicators, one per set of ranks, made at first use and aborted together. The driver's thread only.
+/// Room card: NCCL communicators, one per set of ranks and stream, made at first use and aborted together. The driver's thread only.
 /// They fail by throwing BackendError and then are good for nothing but being aborted.
 ///
 /// A communicator ends by ncclCommAbort, never by ncclCommDestroy: the latter waits for the other ranks of the node, which a destructor
@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ops/nccl/call.h"
@@ -64,8 +65,9 @@ class Communicators {
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
-  /// The communicator of these global ranks, of which this is `ranks[rank]`; made at first use, together with the other ranks.
-  std::shared_ptr<Communicator> of(const Site& site, const std::vector<int>& ranks, int rank, const IdBroadcast& exchange);
+  /// The communicator of these global ranks, of which this is `ranks[rank]`, for one of the streams (`track`); made at first use, together
+  /// with the other ranks.
+  std::shared_ptr<Communicator> of(const Site& site, const std::vector<int>& ranks, int rank, int track, const IdBroadcast& exchange);
   /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
   void abort_all() noexcept;
   bool aborted() const { return aborted_; }
@@ -76,7 +78,7 @@ class Communicators {
   const NcclTable& table_;
   const int device_;
   const Patience patience_;
-  std::map<std::vector<int>, std::shared_ptr<Communicator>> by_ranks_;
+  std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Communicator>> by_ranks_;  // and track
   bool aborted_ = false;
 };
 

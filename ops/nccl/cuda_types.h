@@ -1,6 +1,9 @@
 #pragma once
 /// Room card: CUDA's handles and return codes for files that include no CUDA header. Values only.
 
+#include <array>
+#include <cstddef>
+
 namespace hvd::nccl {
 
 struct CudaStream;  ///< what a cudaStream_t points to; never defined
@@ -8,5 +11,10 @@ struct CudaEvent;   ///< what a cudaEvent_t points to; never defined
 
 /// cudaError_t: the numbers that the backend tells apart. Any other number is a failure.
 enum class CudaCode : int { Success = 0, InvalidValue = 1, OutOfMemory = 2, NotReady = 600 };
+
+/// A cudaIpcMemHandle_t or cudaIpcEventHandle_t: what another process of the host opens memory or an event by.
+struct IpcHandle {
+  std::array<std::byte, 64> bytes{};
+};
 
 }  // namespace hvd::nccl

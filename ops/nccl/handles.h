@@ -59,6 +59,12 @@ class Stream {
 class Event {
  public:
   explicit Event(const Site& site) : table_(site.table) { check(site, table_->event_create(&event_), "cudaEventCreateWithFlags"); }
+  /// One that other processes may wait for.
+  static Event interprocess(const Site& site) {
+    Event made(*site.table);
+    check(site, site.table->ipc_event_create(&made.event_), "cudaEventCreateWithFlags");
+    return made;
+  }
   ~Event() {
     if (event_ != nullptr) table_->event_destroy(event_);
   }
@@ -74,6 +80,7 @@ class Event {
   CudaEvent* get() const { return event_; }
 
  private:
+  explicit Event(const NcclTable& table) : table_(&table) {}
   const NcclTable* table_;
   CudaEvent* event_ = nullptr;
 };

@@ -3,14 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
 #include "ops/nccl/collectives.h"
 #include "ops/nccl/reduction_plan.h"
+#include "ops/nccl/rest.h"
 
 namespace hvd::nccl {
 
@@ -63,6 +62,14 @@ class NcclExecution : public Execution {
 
 int global_rank(const ProcessSetInfo& set) { return set.ranks.at(static_cast<std::size_t>(set.rank)); }
 
+/// The ranks of the set that take part: those that have not joined.
+ProcessSetInfo those_present(const Batch& batch) {
+  const ProcessSetInfo& set = *batch.traits.set;
+  if (batch.ranks.empty() || batch.ranks.size() == set.ranks.size()) return set;
+  const auto place = std::lower_bound(batch.ranks.begin(), batch.ranks.end(), global_rank(set));
+  return {set.id, batch.ranks, static_cast<int>(place - batch.ranks.begin())};
+}
+
 /// The root's rank in the set.
 int local_root(const BatchTraits& traits) {
   const auto& ranks = traits.set->ranks;
@@ -84,12 +91,15 @@ NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange ex
       device_(device),
       exchange_(std::move(exchange)),
       rest_limit_(options.rest_limit),
-      communicators_(std::make_shared<Communicators>(table, device, std::move(options.patience))),
-      fusion_(options.fusion_threshold_bytes, options.register_fusion_buffer) {}
+      takes_(options.takes),
+      communicators_(std::make_shared<Communicators>(table, device, options.patience)) {
+  for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>(options));
+}
 
 NcclBackend::~NcclBackend() {
   communicators_->abort_all();
-  if (!comes_to_rest()) fusion_.leak();
+  if (comes_to_rest()) return;
+  for (const auto& track : tracks_) track->fusion.leak();
 }
 
 void NcclBackend::abort() noexcept {
@@ -98,7 +108,7 @@ void NcclBackend::abort() noexcept {
 }
 
 bool NcclBackend::supports(const BatchTraits& traits) const {
-  if (traits.device.kind != DeviceKind::Cuda) return false;
+  if (traits.device.kind != DeviceKind::Cuda || (takes_ && !takes_(*traits.set))) return false;
   switch (traits.kind) {
     case OpKind::Allreduce:
       return reducible(traits.dtype, traits.op);
@@ -119,12 +129,15 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   const Site site{.table = &table_, .rank = global_rank(set), .device = device_, .tensors = names};
   try {
     const DeviceGuard guard(site);
-    auto communicator =
-        communicators_->of(site, set.ranks, set.rank, [&](std::vector<std::byte> mine) { return exchange_(set, std::move(mine)); });
-    stream_.create(site);
+    const ProcessSetInfo present = those_present(batch);
+    const auto number = static_cast<std::size_t>(batch.order % tracks_.size());
+    Track& track = *tracks_[number];
+    auto communicator = communicators_->of(site, present.ranks, present.rank, static_cast<int>(number),
+                                           [&](std::vector<std::byte> mine) { return exchange_(present, std::move(mine)); });
+    track.stream.create(site);
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
-    enqueue(execution->site(), execution->batch(), communicator);
-    execution->launched(stream_, communicators_, std::move(communicator));
+    enqueue(execution->site(), execution->batch(), track, communicator);
+    execution->launched(track.stream, communicators_, std::move(communicator));
     return execution;
   } catch (...) {
     communicators_->abort_all();
@@ -132,19 +145,21 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   }
 }
 
-void NcclBackend::enqueue(const Site& site, const Batch& batch, const std::shared_ptr<Communicator>& communicator) {
+void NcclBackend::enqueue(const Site& site, const Batch& batch, Track& track, const std::shared_ptr<Communicator>& communicator) {
   void* last = nullptr;  // members of one step often share their event
   for (const BatchMember& member : batch.members) {
     if (member.ready_event == nullptr || member.ready_event == last) continue;
     last = member.ready_event;
-    check(site, table_.stream_wait_event(stream_.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+    check(site, table_.stream_wait_event(track.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
   }
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
     pieces.push_back({member.input, member.output, member.count, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
-  const Lane lane{site, stream_, fusion_, communicator, static_cast<int>(traits.set->ranks.size()), traits.set->rank};
-  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor};
+  const ProcessSetInfo present = those_present(batch);
+  const Lane lane{site, track.stream, track.fusion, communicator, static_cast<int>(present.ranks.size()), present.rank};
+  const auto joined = static_cast<int>(traits.set->ranks.size() - present.ranks.size());
+  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};
   switch (traits.kind) {
     case OpKind::Allreduce:
       return enqueue_allreduce(lane, reduction, pieces);
@@ -161,22 +176,11 @@ void NcclBackend::enqueue(const Site& site, const Batch& batch, const std::share
   }
 }
 
-/// Waits for what the stream still does, for a limited time; whether it has ended.
+/// Waits for what the streams still do, for a limited time; whether it has ended.
 bool NcclBackend::comes_to_rest() noexcept {
-  if (stream_.get() == nullptr) return true;
-  const DeviceGuard guard(table_, device_);
-  CudaEvent* event = nullptr;
-  if (table_.event_create(&event) != CudaCode::Success) return false;
-  CudaCode code = table_.event_record(event, stream_.get());
-  const auto deadline = std::chrono::steady_clock::now() + rest_limit_;
-  while (code == CudaCode::Success) {
-    code = table_.event_query(event);
-    if (code != CudaCode::NotReady || std::chrono::steady_clock::now() > deadline) break;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-    code = CudaCode::Success;
-  }
-  table_.event_destroy(event);
-  return code == CudaCode::Success;
+  bool rests = true;
+  for (const auto& track : tracks_) rests = nccl::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
+  return rests;
 }
 
 }  // namespace hvd::nccl

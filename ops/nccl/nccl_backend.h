@@ -6,8 +6,11 @@
 /// end (see communicator.h) or after `abort`; its executions before or after.
 ///
 /// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
-/// follow in stream order, and so does the next batch, which is what lets batches in flight share one fusion buffer. (The price: the pack
-/// of a batch does not overlap the reduction of the one before. With several streams each would need its own buffer.)
+/// follow in stream order, and so does the next batch of the stream, which is what lets batches in flight share its fusion buffer. With
+/// several streams, each with its own communicators and buffer, the batches of a process set go to them in turn, by their order in the set,
+/// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before.
+///
+/// Ranks that have joined are left out, by a communicator of those that have not; their zeros count where they change something.
 
 #include <chrono>
 #include <cstddef>
@@ -34,6 +37,10 @@ struct NcclOptions {
   std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
   /// Register the fusion buffer with NCCL (faster over NVLink SHARP and InfiniBand SHARP; holds pinned mappings).
   bool register_fusion_buffer = true;
+  /// Streams that batches go to in turn.
+  int streams = 1;
+  /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
+  std::function<bool(const ProcessSetInfo& set)> takes;
   /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
   /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
@@ -53,16 +60,22 @@ class NcclBackend : public Backend {
   void abort() noexcept override;
 
  private:
-  void enqueue(const Site& site, const Batch& batch, const std::shared_ptr<Communicator>& communicator);
+  /// What a batch in flight shares with no batch but those before it.
+  struct Track {
+    explicit Track(const NcclOptions& options) : fusion(options.fusion_threshold_bytes, options.register_fusion_buffer) {}
+    Stream stream;
+    FusionBuffer fusion;
+  };
+  void enqueue(const Site& site, const Batch& batch, Track& track, const std::shared_ptr<Communicator>& communicator);
   bool comes_to_rest() noexcept;
 
   const NcclTable& table_;
   const int device_;
   const UniqueIdExchange exchange_;
   const std::chrono::milliseconds rest_limit_;
+  const std::function<bool(const ProcessSetInfo& set)> takes_;
   std::shared_ptr<Communicators> communicators_;
-  Stream stream_;
-  FusionBuffer fusion_;
+  std::vector<std::unique_ptr<Track>> tracks_;
 };
 
 }  // namespace hvd::nccl

@@ -11,6 +11,7 @@
 
 #include "ops/nccl/batched_copy.h"
 #include "ops/nccl/cuda_types.h"
+#include "ops/nccl/shared_reduce.h"
 
 namespace hvd::nccl {
 
@@ -47,7 +48,22 @@ struct NcclTable {
   std::function<CudaCode(CudaEvent* event)> event_query;                            ///< cudaEventQuery
   std::function<CudaCode(std::size_t* free_bytes, std::size_t* total_bytes)> mem_info;  ///< cudaMemGetInfo
   std::function<CudaCode(const CopyJob& job, CudaStream* stream)> batched_copy;         ///< launch_batched_copy
-  std::function<std::string(CudaCode code)> cuda_error;                                 ///< cudaGetErrorName and cudaGetErrorString
+  std::function<CudaCode(const ReduceJob& job, CudaStream* stream)> shared_reduce;      ///< launch_shared_reduce
+  std::function<CudaCode(int* count)> device_count;                                     ///< cudaGetDeviceCount
+  /// cudaGetDeviceProperties: the device's UUID as text, the same in all processes of a host. Makes no context.
+  std::function<CudaCode(int device, std::string* id)> device_id;
+  std::function<CudaCode(void** memory, std::size_t bytes)> device_malloc;  ///< cudaMalloc
+  std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
+  /// cudaMemcpyAsync, either way between host and device
+  std::function<CudaCode(void* to, const void* from, std::size_t bytes, CudaStream* stream)> memcpy_async;
+  std::function<CudaCode(IpcHandle* handle, void* memory)> ipc_get_memory;          ///< cudaIpcGetMemHandle; of memory from device_malloc
+  std::function<CudaCode(void** memory, const IpcHandle& handle)> ipc_open_memory;  ///< cudaIpcOpenMemHandle; of another process only
+  std::function<CudaCode(void* memory)> ipc_close_memory;                           ///< cudaIpcCloseMemHandle
+  std::function<CudaCode(CudaEvent** event)> ipc_event_create;                      ///< cudaEventCreateWithFlags: no timing, interprocess
+  std::function<CudaCode(IpcHandle* handle, CudaEvent* event)> ipc_get_event;       ///< cudaIpcGetEventHandle
+  /// cudaIpcOpenEventHandle; of another process only. Ends by `event_destroy`.
+  std::function<CudaCode(CudaEvent** event, const IpcHandle& handle)> ipc_open_event;
+  std::function<std::string(CudaCode code)> cuda_error;  ///< cudaGetErrorName and cudaGetErrorString
 
   // NCCL
   std::function<NcclCode(NcclUniqueId* id)> get_unique_id;  ///< ncclGetUniqueId

@@ -57,6 +57,82 @@ CudaCode query_event(CudaEvent* event) {
   return code_of(error);
 }
 
+CudaCode create_ipc_event(CudaEvent** event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess);
+  *event = reinterpret_cast<CudaEvent*>(made);
+  return code_of(error);
+}
+
+CudaCode identify(int device, std::string* id) {
+  cudaDeviceProp properties{};
+  const cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  if (error != cudaSuccess) return code_of(error);
+  constexpr char kDigits[] = "0123456789abcdef";
+  id->clear();
+  for (const char byte : properties.uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    id->push_back(kDigits[value >> 4]);
+    id->push_back(kDigits[value & 15]);
+  }
+  return code_of(error);
+}
+
+static_assert(sizeof(IpcHandle) == sizeof(cudaIpcMemHandle_t) && sizeof(IpcHandle) == sizeof(cudaIpcEventHandle_t));
+
+template <class Native>
+Native native(const IpcHandle& handle) {
+  Native made;
+  std::memcpy(&made, handle.bytes.data(), sizeof made);
+  return made;
+}
+template <class Native>
+void store(IpcHandle* handle, const Native& made) {
+  std::memcpy(handle->bytes.data(), &made, sizeof made);
+}
+
+void fill_sharing(NcclTable& table) {
+  table.shared_reduce = launch_shared_reduce;
+  table.device_count = [](int* count) {
+    const cudaError_t error = cudaGetDeviceCount(count);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return code_of(error);
+  };
+  table.device_id = identify;
+  table.device_malloc = [](void** memory, std::size_t bytes) {
+    const cudaError_t error = cudaMalloc(memory, bytes);
+    if (error == cudaErrorMemoryAllocation) (void)cudaGetLastError();  // may be answered by asking for less
+    return code_of(error);
+  };
+  table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
+  table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
+    return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
+  };
+  table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
+    cudaIpcMemHandle_t made{};
+    const cudaError_t error = cudaIpcGetMemHandle(&made, memory);
+    store(handle, made);
+    return code_of(error);
+  };
+  table.ipc_open_memory = [](void** memory, const IpcHandle& handle) {
+    return code_of(cudaIpcOpenMemHandle(memory, native<cudaIpcMemHandle_t>(handle), cudaIpcMemLazyEnablePeerAccess));
+  };
+  table.ipc_close_memory = [](void* memory) { return code_of(cudaIpcCloseMemHandle(memory)); };
+  table.ipc_event_create = create_ipc_event;
+  table.ipc_get_event = [](IpcHandle* handle, CudaEvent* event) {
+    cudaIpcEventHandle_t made{};
+    const cudaError_t error = cudaIpcGetEventHandle(&made, native(event));
+    store(handle, made);
+    return code_of(error);
+  };
+  table.ipc_open_event = [](CudaEvent** event, const IpcHandle& handle) {
+    cudaEvent_t made = nullptr;
+    const cudaError_t error = cudaIpcOpenEventHandle(&made, native<cudaIpcEventHandle_t>(handle));
+    *event = reinterpret_cast<CudaEvent*>(made);
+    return code_of(error);
+  };
+}
+
 NcclCode get_unique_id(NcclUniqueId* id) {
   ncclUniqueId made;
   const ncclResult_t result = ncclGetUniqueId(&made);
@@ -96,6 +172,7 @@ NcclTable make_table() {
   table.event_query = query_event;
   table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
   table.batched_copy = launch_batched_copy;
+  fill_sharing(table);
   table.cuda_error = [](CudaCode code) {
     const auto error = static_cast<cudaError_t>(code);
     return std::string(cudaGetErrorName(error)).append(": ").append(cudaGetErrorString(error));

@@ -51,17 +51,19 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool direct)
   plan.lanes = is_complex(reduction.dtype) ? 2 : 1;
   plan.wire = wire_type(plan.type, average);
   plan.op = nccl_op(reduction.op);
+  plan.zeros = reduction.joined > 0 && plan.op != NcclOp::Sum;
   if (reduction.dtype == DataType::Bool) return plan;
   plan.before.factor = reduction.prescale;
   plan.after.factor = reduction.postscale;
-  if (!average || ranks == 1) return plan;
-  const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks));
+  const int divisor = ranks + reduction.joined;
+  if (!average || divisor == 1) return plan;
+  const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) && reduction.joined == 0;
   if (direct && exact) {
     plan.op = NcclOp::Avg;
   } else if (plan.type == DataType::Float16) {
-    plan.before.divisor = ranks;
+    plan.before.divisor = divisor;
   } else {
-    plan.after.divisor = ranks;
+    plan.after.divisor = divisor;
   }
   return plan;
 }

@@ -25,6 +25,7 @@ struct Reduction {
   ReduceOp op = ReduceOp::Sum;
   double prescale = 1;
   double postscale = 1;
+  int joined = 0;  ///< ranks that have joined, and count as zeros
 };
 
 /// dst = src / divisor * factor, as `CopyJob` does it.
@@ -42,14 +43,16 @@ struct ReductionPlan {
   NcclOp op = NcclOp::Sum;
   Scaling before;
   Scaling after;
+  /// Zeros change the result: each rank folds one into its own values first (which is the same as one more rank of zeros).
+  bool zeros = false;
   bool operator==(const ReductionPlan&) const = default;
 };
 
 /// Whether NCCL can do this, with the help of the copy kernels.
 bool reducible(DataType dtype, ReduceOp op);
 
-/// `direct`: the tensor travels alone, and NCCL may then do the division where that changes nothing: ncclAvg multiplies every input by 1/n
-/// rounded to the type, which is exact for powers of two only. Precondition: `reducible`.
+/// `ranks`: those that take part. `direct`: the tensor travels alone, and NCCL may then do the division where that changes nothing: ncclAvg
+/// multiplies every input by 1/n rounded to the type, which is exact for powers of two only. Precondition: `reducible`.
 ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool direct);
 
 /// NCCL's name of a type that `plan_reduction` gave as `wire`.

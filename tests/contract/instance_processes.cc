@@ -52,7 +52,7 @@ void collect(Report& report, int rank, int size) {
 
 }  // namespace
 
-Report run_processes(const Choice& choice, bool& is_first) {
+Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
   Report report;
   std::map<std::string, Block> notebook;
   int own_rank = 0;
@@ -66,12 +66,15 @@ Report run_processes(const Choice& choice, bool& is_first) {
     own_rank = rank();
     ranks = size();
     const bool one_domain = engine()->topology().domains == 1;
-    const Setting setting{.name = (one_domain ? "shm, " : "mpi, ") + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
+    const bool in_rank_order =
+        backend_description().find("CUDA IPC") != std::string::npos || backend_description().find("staged through") != std::string::npos;
+    const std::string way = !gpu ? (one_domain ? "shm, " : "mpi, ") : in_rank_order ? "shared GPU or staged, " : "nccl, ";
+    const Setting setting{.name = way + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
                           .size = ranks,
-                          .device = {},
-                          .any_order = false,
+                          .device = gpu ? Device{DeviceKind::Cuda, 0} : Device{},
+                          .any_order = gpu && !in_rank_order,
                           .front_door = true,
-                          .arena = allocate_shared(64) != nullptr,
+                          .arena = !gpu && allocate_shared(64) != nullptr,
                           .one_domain = one_domain,
                           .fuses = fuses};
     const auto door = make_front_door();

@@ -9,9 +9,10 @@ namespace hvd::contract {
 
 namespace {
 
-using Dress = std::function<void(int rank, EngineParts& parts)>;
+/// Adds to what a rank's engine is made of.
+using Dress = std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;
 
-/// Runs the suite in both worlds of an instance. `dress` adds to what a rank's engine is made of.
+/// Runs the suite in both worlds of an instance. `make_dress`: afresh for each.
 Report run_threads(Setting setting, const Choice& choice, const std::function<Dress()>& make_dress) {
   Report report;
   std::vector<std::map<std::string, Block>> notebooks(static_cast<std::size_t>(setting.size));
@@ -24,7 +25,7 @@ Report run_threads(Setting setting, const Choice& choice, const std::function<Dr
     options.limit = std::chrono::hours(1);  // the Watch knows more
     options.config.fusion_threshold_bytes = fuses ? kThreshold : 0;
     options.config.process_sets = {ranks_of(SetKind::Early, setting.size)};
-    if (make_dress) options.dress = make_dress();
+    if (make_dress) options.add_backends = make_dress();
     test::ThreadWorld world(options);
     Watch watch(where, 0, setting.size);
     std::vector<Report> reports(static_cast<std::size_t>(setting.size));
@@ -54,11 +55,13 @@ Report run_shm_threads(int ranks, const Choice& choice) {
   return run_threads({.name = title("shm", ranks), .size = ranks, .device = {}}, choice, {});
 }
 
-Report run_nccl_threads(int ranks, const Choice& choice) {
-  const Setting setting{.name = title("nccl", ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = true};
-  return run_threads(setting, choice, [ranks]() -> Dress {
-    return [devices = std::make_shared<LockedDevices>(ranks)](int rank, EngineParts& parts) {
-      parts.backends.insert(parts.backends.begin(), devices->make_backend(rank));
+Report run_gpu_threads(nccl::Way way, int ranks, const Choice& choice) {
+  const char* name = way == nccl::Way::Nccl ? "nccl" : way == nccl::Way::SharedGpu ? "shared GPU" : "staged";
+  // NCCL's sums are not made in rank order; those of the others are the host's.
+  const Setting setting{.name = title(name, ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = way == nccl::Way::Nccl};
+  return run_threads(setting, choice, [ranks, way]() -> Dress {
+    return [devices = std::make_shared<LockedDevices>(ranks), way](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+      devices->add_backends(way, rank, parts, arena);
       parts.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(devices, parts.memory);
     };
   });

@@ -4,15 +4,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/nccl/placement.h"
 #include "tests/contract/runner.h"
 
 namespace hvd::contract {
 
-/// Ranks are threads; host memory through the shared-memory backend, or device memory (a host's, pretended) through the NCCL backend.
+/// Ranks are threads; host memory through the shared-memory backend, or device memory (a host's, pretended) that travels one of its ways.
 Report run_shm_threads(int ranks, const Choice& choice);
-Report run_nccl_threads(int ranks, const Choice& choice);
+Report run_gpu_threads(nccl::Way way, int ranks, const Choice& choice);
 /// This process is a rank; hvd::init() finds the others. The report of all ranks on rank 0, empty on the others.
-Report run_processes(const Choice& choice, bool& is_first);
+/// `gpu`: this program's memory is a GPU's too (tests/gpu/managed_new.cc), and is submitted as such.
+Report run_processes(const Choice& choice, bool gpu, bool& is_first);
 
 /// Both worlds of an instance start with this threshold and with 0.
 inline constexpr std::uint64_t kThreshold = std::uint64_t{128} << 20;

@@ -2,12 +2,16 @@
 /// Room card: the host-memory devices of tests/support for whole engines. There, as on a GPU, any thread may let go of an event: the
 /// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
 
-#include <map>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
 
+#include "hvd/engine.h"
+#include "ops/nccl/placement.h"
+#include "ops/nccl/shared_gpu_backend.h"
+#include "ops/nccl/staged_backend.h"
 #include "tests/support/nccl_world.h"
 
 namespace hvd::contract {
@@ -22,11 +26,13 @@ inline nccl::NcclTable locked(nccl::NcclTable table, std::mutex& mutex) {
   };
   const auto lock_all = [&](auto&... entries) { (lock(entries), ...); };
   lock_all(table.get_device, table.set_device, table.stream_create, table.stream_destroy, table.stream_wait_event, table.event_create,
-           table.event_destroy, table.event_record, table.event_query, table.mem_info, table.batched_copy);
+           table.event_destroy, table.event_record, table.event_query, table.mem_info, table.batched_copy, table.shared_reduce,
+           table.device_count, table.device_id, table.device_malloc, table.device_free, table.memcpy_async, table.ipc_get_memory,
+           table.ipc_open_memory, table.ipc_close_memory, table.ipc_event_create, table.ipc_get_event, table.ipc_open_event);
   lock_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
            table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
            table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
-  constexpr std::size_t kLocked = 28;
+  constexpr std::size_t kLocked = 40;
   constexpr std::size_t kTexts = 2;
   static_assert(sizeof(nccl::NcclTable) == (kLocked + kTexts) * sizeof(std::function<void()>),
                 "a new entry of the table: lock it here too");
@@ -39,13 +45,36 @@ class LockedDevices {
     for (int rank = 0; rank < ranks; ++rank) {
       auto& device = *devices_.emplace_back(std::make_unique<Locked>(cluster_, rank));
       device.table = locked(device.device.table(), device.mutex);
+      controls_.emplace_back();
     }
   }
 
-  std::unique_ptr<Backend> make_backend(int rank) {
-    return std::make_unique<nccl::NcclBackend>(
-        devices_.at(static_cast<std::size_t>(rank))->table, rank,
-        [this](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange(set, std::move(mine)); }, nccl::NcclOptions{});
+  /// To make it fail; not while a world uses it.
+  nccl::test::HostDevice& device(int rank) { return devices_.at(static_cast<std::size_t>(rank))->device; }
+
+  /// As ops/backends.cc does it, for ranks whose tensors all travel one way. What that cannot do is staged.
+  void add_backends(nccl::Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+    const auto& table = devices_.at(static_cast<std::size_t>(rank))->table;
+    std::vector<Backend*> host;
+    for (const auto& backend : parts.backends) host.push_back(backend.get());
+    if (way == nccl::Way::Nccl) {
+      nccl::NcclOptions options;
+      options.streams = 2;
+      parts.backends.push_back(std::make_unique<nccl::NcclBackend>(
+          table, rank,
+          [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine)); },
+          options));
+    }
+    if (way == nccl::Way::SharedGpu) {
+      std::vector<nccl::SharedControl*> controls;
+      for (auto& control : controls_) controls.push_back(&control);
+      nccl::SharedGpuOptions options;
+      options.rest_limit = std::chrono::milliseconds(0);  // the engines go one after the other, all in one thread
+      parts.backends.push_back(
+          std::make_unique<nccl::SharedGpuBackend>(table, rank, *parts.board, parts.topology, std::move(controls), options));
+    }
+    parts.backends.push_back(
+        std::make_unique<nccl::StagedBackend>(table, rank, rank, std::move(host), arena, parts.topology.domain_index, nullptr));
   }
 
  private:
@@ -56,19 +85,10 @@ class LockedDevices {
     std::mutex mutex;
   };
 
-  std::vector<std::byte> exchange(const ProcessSetInfo& set, std::vector<std::byte> mine) {
-    std::unique_lock lock(mutex_);
-    if (set.rank == 0) posted_[set.ranks] = std::move(mine);
-    arrived_.notify_all();
-    arrived_.wait(lock, [&] { return posted_.contains(set.ranks); });
-    return posted_[set.ranks];
-  }
-
   nccl::test::HostCluster cluster_;
   std::vector<std::unique_ptr<Locked>> devices_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<std::vector<int>, std::vector<std::byte>> posted_;
+  std::deque<nccl::SharedControl> controls_;
+  nccl::test::IdExchange exchange_;
 };
 
 }  // namespace hvd::contract

@@ -1,9 +1,11 @@
-// The contract suite: contract_tests [--threads N[,N...] | --mpi] [--backend shm|nccl] [--filter text]
-//   --threads  worlds of so many threads, of the backend shm (the default) or nccl
+// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|shared|staged] [--filter text]
+//   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
+//   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
 //   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI)
 // The last line is "contract: R cells run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
 
 #include <cstdio>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,7 @@
 
 namespace {
 
+namespace nccl = hvd::nccl;
 using namespace hvd::contract;
 
 constexpr int kEvery = hvd::test::kThreadSanitizer ? 37 : hvd::test::kSanitized ? 12 : 1;
@@ -20,16 +23,26 @@ constexpr int kEvery = hvd::test::kThreadSanitizer ? 37 : hvd::test::kSanitized 
 struct Arguments {
   std::vector<int> threads;
   bool mpi = false;
-  std::string backend = "shm";
+  bool gpu = false;
+  std::optional<nccl::Way> backend;  ///< none: shared memory
   Choice choice;
 };
+
+/// None of an unknown word.
+std::optional<std::optional<nccl::Way>> backend_of(const std::string& word) {
+  if (word == "shm") return std::optional<nccl::Way>();
+  if (word == "nccl") return nccl::Way::Nccl;
+  if (word == "shared") return nccl::Way::SharedGpu;
+  if (word == "staged") return nccl::Way::Staged;
+  return std::nullopt;
+}
 
 Arguments parse(const std::vector<std::string>& words) {
   Arguments arguments;
   arguments.choice.every = kEvery;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--mpi") {
-      arguments.mpi = true;
+    if (words[i] == "--mpi" || words[i] == "--gpu") {
+      (words[i] == "--mpi" ? arguments.mpi : arguments.gpu) = true;
       continue;
     }
     if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " is unknown, or needs a value");
@@ -37,8 +50,8 @@ Arguments parse(const std::vector<std::string>& words) {
     if (words[i] == "--threads") {
       std::istringstream list(value);
       for (std::string number; std::getline(list, number, ',');) arguments.threads.push_back(std::stoi(number));
-    } else if (words[i] == "--backend" && (value == "shm" || value == "nccl")) {
-      arguments.backend = value;
+    } else if (words[i] == "--backend" && backend_of(value)) {
+      arguments.backend = *backend_of(value);
     } else if (words[i] == "--filter") {
       arguments.choice.filter = value;
     } else {
@@ -56,11 +69,11 @@ int run(const Arguments& arguments) {
   Report report;
   if (arguments.mpi) {
     bool is_first = true;
-    report = run_processes(choice, is_first);
+    report = run_processes(choice, arguments.gpu, is_first);
     if (!is_first) return report.failed.empty() ? 0 : 1;
   }
   for (const int ranks : arguments.threads)
-    report.add(arguments.backend == "nccl" ? run_nccl_threads(ranks, choice) : run_shm_threads(ranks, choice));
+    report.add(arguments.backend ? run_gpu_threads(*arguments.backend, ranks, choice) : run_shm_threads(ranks, choice));
   return conclude(report);
 }
 
@@ -70,7 +83,9 @@ int main(int argc, char** argv) {
   try {
     return run(parse({argv + 1, argv + argc}));
   } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi] [--backend shm|nccl] [--filter text]\n",
+    std::fprintf(stderr,
+                 "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|shared|staged] "
+                 "[--filter text]\n",
                  error.what());
     return 2;
   } catch (const std::exception& error) {

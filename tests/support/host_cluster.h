@@ -3,9 +3,11 @@
 /// memory by the rank that arrives last. Any thread; one lock.
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
@@ -215,7 +217,53 @@ class HostCluster {
     return misuses_;
   }
 
+  // ---- CUDA IPC: handles are numbers
+  /// An event that all ranks see. Never goes away while the cluster lives.
+  struct SharedEvent {
+    std::atomic<std::uint64_t> recorded{0}, happened{0};
+  };
+  IpcHandle publish(int owner, void* memory) {
+    const std::lock_guard lock(mutex_);
+    published_.push_back({owner, memory, nullptr});
+    return handle_of(published_.size());
+  }
+  IpcHandle publish(int owner, SharedEvent* event) {
+    const std::lock_guard lock(mutex_);
+    published_.push_back({owner, nullptr, event});
+    return handle_of(published_.size());
+  }
+  SharedEvent* new_event() {
+    const std::lock_guard lock(mutex_);
+    return &shared_events_.emplace_back();
+  }
+  struct Published {
+    int owner = -1;
+    void* memory = nullptr;
+    SharedEvent* event = nullptr;
+  };
+  /// Nothing if there is no such handle.
+  Published published(const IpcHandle& handle) {
+    const std::lock_guard lock(mutex_);
+    std::size_t number = 0;
+    std::memcpy(&number, handle.bytes.data(), sizeof number);
+    return number >= 1 && number <= published_.size() ? published_[number - 1] : Published{};
+  }
+  /// How often a piece of memory is open in other ranks.
+  void opened(void* memory, int change) {
+    const std::lock_guard lock(mutex_);
+    open_[memory] += change;
+  }
+  bool is_open(void* memory) {
+    const std::lock_guard lock(mutex_);
+    return open_[memory] > 0;
+  }
+
  private:
+  static IpcHandle handle_of(std::size_t number) {
+    IpcHandle handle;
+    std::memcpy(handle.bytes.data(), &number, sizeof number);
+    return handle;
+  }
   void note_locked(const std::string& misuse) { misuses_.push_back(misuse); }
 
   std::mutex mutex_;
@@ -223,6 +271,9 @@ class HostCluster {
   int ids_ = 0;
   std::map<std::string, Clique> cliques_;
   std::vector<std::string> misuses_;
+  std::vector<Published> published_;
+  std::deque<SharedEvent> shared_events_;
+  std::map<void*, int> open_;
 };
 
 }  // namespace hvd::nccl::test

@@ -22,6 +22,7 @@
 #include "ops/nccl/nccl_table.h"
 #include "tests/support/host_cluster.h"
 #include "tests/support/host_copy.h"
+#include "tests/support/host_reduce.h"
 
 namespace hvd::nccl::test {
 
@@ -32,6 +33,7 @@ class HostDevice {
   int delay = 0;                                    ///< an operation lets up to so many queries pass before it runs
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
+  int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
 
@@ -75,6 +77,7 @@ class HostDevice {
     count("events", events_.size() - user_events_);
     count("communicators", live_comms_);
     count("pieces of memory", memory_.size());
+    count("opened pieces of memory", opened_);
     count("registrations", registrations_.size());
     count("open groups", static_cast<std::size_t>(group_depth_));
     return text;
@@ -83,7 +86,7 @@ class HostDevice {
   /// An event of the user's, which happens when asked `queries` times for progress; `before` runs just before that.
   void* user_event(int queries, std::function<void()> before) {
     auto& event = *events_.emplace_back(std::make_unique<Event>());
-    event.recorded = 1;
+    event.own.recorded = 1;
     ++user_events_;
     user_.push_back({&event, queries, std::move(before)});
     return &event;
@@ -93,7 +96,8 @@ class HostDevice {
 
  private:
   struct Event {
-    std::uint64_t recorded = 0, happened = 0;
+    HostCluster::SharedEvent own;
+    HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
   };
   struct Operation {
     int delay = 0;
@@ -162,9 +166,9 @@ class HostDevice {
 
   void pump() {
     for (auto& user : user_) {
-      if (user.event->happened == 0 && user.queries-- <= 0) {
+      if (user.event->own.happened == 0 && user.queries-- <= 0) {
         if (user.before) user.before();
-        user.event->happened = 1;
+        user.event->own.happened = 1;
       }
     }
     for (auto& stream : streams_) {
@@ -263,13 +267,7 @@ class HostDevice {
     allocations.push_back(bytes);
     const NcclCode code = enter<NcclCode>("ncclMemAlloc");
     if (code != NcclCode::Success) return code;
-    if (bytes > memory_bytes) return NcclCode::UnhandledCudaError;
-    memory_bytes -= bytes;
-    *memory = ::operator new(bytes, std::align_val_t(4096));
-    std::memset(*memory, 0x5a, bytes);
-    memory_.insert(*memory);
-    sizes_[*memory] = bytes;
-    return code;
+    return take_memory(memory, bytes) ? code : NcclCode::UnhandledCudaError;
   }
 
   void fill() {
@@ -303,8 +301,8 @@ class HostDevice {
       const CudaCode code = enter<CudaCode>("cudaStreamWaitEvent");
       if (code != CudaCode::Success) return code;
       enqueued.emplace_back("cudaStreamWaitEvent");
-      Event* awaited = known(event);
-      enqueue(known(stream), [awaited, turn = awaited->recorded] { return awaited->happened >= turn; });
+      HostCluster::SharedEvent* awaited = known(event)->shared;
+      enqueue(known(stream), [awaited, turn = awaited->recorded.load()] { return awaited->happened.load() >= turn; });
       return code;
     };
     table_.event_create = [this](CudaEvent** event) {
@@ -314,7 +312,7 @@ class HostDevice {
     };
     table_.event_destroy = [this](CudaEvent* event) {
       Event* found = known(event);
-      if (found->happened < found->recorded) {
+      if (found->own.happened < found->own.recorded) {
         graveyard_.push_back(
             std::move(*std::find_if(events_.begin(), events_.end(), [&](const auto& owned) { return owned.get() == found; })));
       }
@@ -325,7 +323,7 @@ class HostDevice {
       const CudaCode code = enter<CudaCode>("cudaEventRecord");
       if (code != CudaCode::Success) return code;
       enqueued.emplace_back("cudaEventRecord");
-      Event* recorded = known(event);
+      HostCluster::SharedEvent* recorded = known(event)->shared;
       const std::uint64_t turn = ++recorded->recorded;
       enqueue(known(stream), [recorded, turn] {
         recorded->happened = turn;
@@ -337,7 +335,7 @@ class HostDevice {
       const CudaCode code = enter<CudaCode>("cudaEventQuery");
       if (code != CudaCode::Success) return code;
       pump();
-      const Event* asked = known(event);
+      const HostCluster::SharedEvent* asked = known(event)->shared;
       return asked->happened >= asked->recorded ? CudaCode::Success : CudaCode::NotReady;
     };
     table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -359,7 +357,121 @@ class HostDevice {
       });
       return code;
     };
+    fill_sharing();
     table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+  }
+
+  void fill_sharing() {
+    table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
+      const CudaCode code = enter<CudaCode>("launch_shared_reduce");
+      if (code != CudaCode::Success) return code;
+      enqueued.emplace_back("launch_shared_reduce");
+      enqueue(known(stream),
+              [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()),
+               outputs = std::vector(job.outputs.begin(), job.outputs.end()), counts = std::vector(job.counts.begin(), job.counts.end())] {
+                ReduceJob kept = job;
+                kept.inputs = inputs;
+                kept.outputs = outputs;
+                kept.counts = counts;
+                reduce_job_on_host(kept);
+                return true;
+              });
+      return code;
+    };
+    table_.device_count = [this](int* count) {
+      *count = devices;
+      return enter<CudaCode>("cudaGetDeviceCount");
+    };
+    table_.device_id = [this](int device, std::string* id) {
+      *id = "host GPU " + std::to_string(device);
+      return enter<CudaCode>("cudaGetDeviceProperties");
+    };
+    table_.device_malloc = [this](void** memory, std::size_t bytes) {
+      allocations.push_back(bytes);
+      const CudaCode code = enter<CudaCode>("cudaMalloc");
+      if (code != CudaCode::Success) return code;
+      return take_memory(memory, bytes) ? code : CudaCode::OutOfMemory;
+    };
+    table_.device_free = [this](void* memory) {
+      if (cluster_.is_open(memory)) cluster_.note("cudaFree of memory that another rank has open");
+      give_memory(memory, "cudaFree");
+      return enter<CudaCode>("cudaFree");
+    };
+    table_.memcpy_async = [this](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
+      const CudaCode code = enter<CudaCode>("cudaMemcpyAsync");
+      if (code != CudaCode::Success) return code;
+      enqueued.emplace_back("cudaMemcpyAsync");
+      enqueue(known(stream), [=] {
+        std::memcpy(to, from, bytes);
+        return true;
+      });
+      return code;
+    };
+    table_.ipc_get_memory = [this](IpcHandle* handle, void* memory) {
+      const CudaCode code = enter<CudaCode>("cudaIpcGetMemHandle");
+      if (!memory_.contains(memory)) cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
+      if (code == CudaCode::Success) *handle = cluster_.publish(index_, memory);
+      return code;
+    };
+    table_.ipc_open_memory = [this](void** memory, const IpcHandle& handle) {
+      const CudaCode code = enter<CudaCode>("cudaIpcOpenMemHandle");
+      if (code != CudaCode::Success) return code;
+      const auto found = cluster_.published(handle);
+      if (found.memory == nullptr || found.owner == index_) return CudaCode::InvalidValue;
+      *memory = found.memory;
+      cluster_.opened(found.memory, 1);
+      ++opened_;
+      return code;
+    };
+    table_.ipc_close_memory = [this](void* memory) {
+      cluster_.opened(memory, -1);
+      --opened_;
+      return enter<CudaCode>("cudaIpcCloseMemHandle");
+    };
+    table_.ipc_event_create = [this](CudaEvent** event) {
+      const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
+      if (code == CudaCode::Success) *event = adopt(cluster_.new_event());
+      return code;
+    };
+    table_.ipc_get_event = [this](IpcHandle* handle, CudaEvent* event) {
+      const CudaCode code = enter<CudaCode>("cudaIpcGetEventHandle");
+      Event* found = known(event);
+      if (found->shared == &found->own) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
+      if (code == CudaCode::Success) *handle = cluster_.publish(index_, found->shared);
+      return code;
+    };
+    table_.ipc_open_event = [this](CudaEvent** event, const IpcHandle& handle) {
+      const CudaCode code = enter<CudaCode>("cudaIpcOpenEventHandle");
+      if (code != CudaCode::Success) return code;
+      const auto found = cluster_.published(handle);
+      if (found.event == nullptr || found.owner == index_) return CudaCode::InvalidValue;
+      *event = adopt(found.event);
+      return code;
+    };
+  }
+
+  CudaEvent* adopt(HostCluster::SharedEvent* shared) {
+    auto& made = *events_.emplace_back(std::make_unique<Event>());
+    made.shared = shared;
+    return reinterpret_cast<CudaEvent*>(&made);
+  }
+
+  bool take_memory(void** memory, std::size_t bytes) {
+    if (bytes > memory_bytes) return false;
+    memory_bytes -= bytes;
+    *memory = ::operator new(bytes, std::align_val_t(4096));
+    std::memset(*memory, 0x5a, bytes);
+    memory_.insert(*memory);
+    sizes_[*memory] = bytes;
+    return true;
+  }
+  void give_memory(void* memory, const char* call) {
+    if (memory_.erase(memory) != 1) {
+      cluster_.note(std::string(call) + " of something unknown");
+    } else {
+      memory_bytes += sizes_[memory];
+      ::operator delete(memory, std::align_val_t(4096));
+    }
   }
 
   void fill_nccl() {
@@ -411,12 +523,7 @@ class HostDevice {
     };
     table_.mem_alloc = [this](void** memory, std::size_t bytes) { return allocate(memory, bytes); };
     table_.mem_free = [this](void* memory) {
-      if (memory_.erase(memory) != 1) {
-        cluster_.note("ncclMemFree of something unknown");
-      } else {
-        memory_bytes += sizes_[memory];
-        ::operator delete(memory, std::align_val_t(4096));
-      }
+      give_memory(memory, "ncclMemFree");
       return enter<NcclCode>("ncclMemFree");
     };
     table_.group_start = [this] {
@@ -468,6 +575,7 @@ class HostDevice {
   std::size_t live_comms_ = 0;
   std::set<void*> memory_;
   std::map<void*, std::size_t> sizes_;
+  std::size_t opened_ = 0;  ///< of other ranks' memory
   std::uintptr_t last_registration_ = 0;
   std::map<void*, Comm*> registrations_;
   int group_depth_ = 0;

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -70,6 +71,29 @@ struct Tensor {
 };
 
 class World;
+
+/// How the first rank of a set gives its bytes to the others. A set comes here several times, once for each of its communicators.
+class IdExchange {
+ public:
+  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed = nullptr) {
+    std::unique_lock lock(mutex_);
+    auto& given = given_[set.ranks];
+    if (set.rank == 0) given.push_back(std::move(mine));
+    arrived_.notify_all();
+    const std::size_t turn = turns_[{rank, set.ranks}]++;
+    while (given.size() <= turn) {
+      if (failed != nullptr && *failed) throw std::runtime_error("the world failed during the exchange");
+      arrived_.wait_for(lock, std::chrono::milliseconds(10));
+    }
+    return given[turn];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::vector<int>, std::deque<std::vector<std::byte>>> given_;
+  std::map<std::pair<int, std::vector<int>>, std::size_t> turns_;
+};
 
 /// What a rank's thread has.
 struct Rank {
@@ -136,7 +160,6 @@ class World {
         } catch (...) {
           errors[rank] = std::current_exception();
           failed = true;
-          arrived_.notify_all();
         }
         const std::lock_guard lock(mutex);
         ended[rank] = true;
@@ -175,25 +198,15 @@ class World {
     HostDevice& device = *devices[static_cast<std::size_t>(rank)];
     Rank self{*this, rank, everyone(rank), device, nullptr};
     self.backend = std::make_unique<NcclBackend>(
-        device.table(), rank, [this](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange(set, std::move(mine)); },
+        device.table(), rank,
+        [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) {
+          return exchange_.give(rank, set, std::move(mine), &failed);
+        },
         std::move(own));
     body(self);
   }
 
-  std::vector<std::byte> exchange(const ProcessSetInfo& set, std::vector<std::byte> mine) {
-    std::unique_lock lock(mutex_);
-    if (set.rank == 0) posted_[set.ranks] = std::move(mine);
-    arrived_.notify_all();
-    while (!posted_.contains(set.ranks)) {
-      if (failed) throw std::runtime_error("the world failed during the exchange");
-      arrived_.wait_for(lock, std::chrono::milliseconds(10));
-    }
-    return posted_[set.ranks];
-  }
-
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<std::vector<int>, std::vector<std::byte>> posted_;
+  IdExchange exchange_;
 };
 
 /// As the engine drives it: until done, or until another rank has failed.

@@ -206,6 +206,8 @@ struct WorldOptions {
   unsigned cores = 2;
   std::chrono::seconds limit{60};
   std::function<void(int rank, EngineParts& parts)> dress;  ///< has the last word on what a rank's engine is made of
+  /// Before that, for what works in the arena.
+  std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)> add_backends;
 };
 
 class ThreadWorld {
@@ -248,6 +250,7 @@ class ThreadWorld {
         parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
         parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
         if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
+        if (options_.add_backends) options_.add_backends(rank, parts, arena);
         if (options_.dress) options_.dress(rank, parts);
         engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));
       }

@@ -344,6 +344,8 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
       {"HIERARCHICAL_ALLREDUCE", "0", "?", "one of 0, 1", [](const Config& c) { return !c.hierarchical_allreduce; }},
       {"ELASTIC", "1", "maybe", "one of 0, 1", [](const Config& c) { return c.elastic; }},
       {"SHARED_MEMORY", "off", "on", "one of auto, off", [](const Config& c) { return c.shared_memory == SharedMemory::Off; }},
+      {"GPU_BACKEND", "staged", "nvlink", "one of auto, nccl, shared, staged",
+       [](const Config& c) { return c.gpu_backend == GpuBackend::Staged; }},
       {"ARENA_BYTES", "1048576", "1", "bytes, 1048576 to", [](const Config& c) { return c.arena_bytes == 1 << 20; }},
       {"TIMELINE", "a/b", "", "", [](const Config& c) { return c.timeline == "a/b"; }},
       {"AUTOTUNE_LOG", "c", "", "", [](const Config& c) { return c.autotune_log == "c"; }},
@@ -381,7 +383,7 @@ TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked
            [](Config& c) { c.fusion_threshold_bytes = 1; }, [](Config& c) { c.cache_capacity = 17; },
            [](Config& c) { c.disable_group_fusion = true; }, [](Config& c) { c.shared_memory = SharedMemory::Off; },
            [](Config& c) { c.process_sets = {{0}}; }, [](Config& c) { c.timeline = "t"; }, [](Config& c) { c.num_nccl_streams = 2; },
-           [](Config& c) { c.elastic = true; }}) {
+           [](Config& c) { c.elastic = true; }, [](Config& c) { c.gpu_backend = GpuBackend::Shared; }}) {
     Config config;
     change(config);
     CHECK(shared_part(config) != usual);

@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# Builds and runs everything that needs a GPU, and keeps what came out in tests/gpu-results/: <date>_<GPU>.log, .json (verdicts and rates).
+# Exit code 0: all passed; 1: something failed; 77: there is no GPU here, and nothing was run.
+#   bash tests/gpu.sh [SECTION...]     default: all, in this order
+#     build      CUDA and NCCL required, warnings are errors, in build-gpu/
+#     kernels    the copy and the reduction kernels against the host's, and their rates
+#     contract   the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU
+#     train      the example trainer on the CPU and on the GPU: the same losses, with 1 rank and with 4
+#     sanitizer  compute-sanitizer memcheck and racecheck over the kernels, memcheck over a part of the contract suite
+# It needs nvcc, cmake, ninja and LibTorch (the python3's torch), and for what such a machine often lacks (Open MPI, header-only libraries)
+# the folder .gpu-kit made elsewhere: ../shared/tools/gpu-kit .gpu-kit nlohmann CLI
+# No section but build takes longer than ten minutes; each can be asked for alone, once there is a build.
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+
+if ! command -v nvidia-smi >/dev/null || ! gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || [ -z "$gpu" ]; then
+  echo "SKIP: there is no GPU here: nothing of tests/gpu.sh was run"
+  exit 77
+fi
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+
+if [ -e .gpu-kit/env.sh ]; then
+  # shellcheck source=/dev/null
+  . .gpu-kit/env.sh
+fi
+# shellcheck source=../cmake/mpi_env.sh
+. cmake/mpi_env.sh
+for tool in nvcc cmake ninja mpirun python3; do
+  if ! command -v "$tool" >/dev/null; then
+    echo "FAILED: $tool is missing; see the head of tests/gpu.sh about .gpu-kit"
+    exit 1
+  fi
+done
+
+results=tests/gpu-results
+mkdir -p "$results"
+stamp=$(date -u +%Y-%m-%dT%H%M%SZ)
+name=$results/${stamp}_$(printf '%s' "$gpu" | tr -c 'A-Za-z0-9' '_')
+log=$name.log
+verdicts=$name.verdicts
+: >"$verdicts"
+{
+  echo "date: $stamp"
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
+  nvcc --version | tail -n 2
+  git rev-parse HEAD 2>/dev/null || true
+} | tee "$log"
+
+# step NAME SECONDS COMMAND...: runs it with a limit; output to the log too. A skip (77) counts as such, not as a pass.
+step() {
+  local what=$1 limit=$2 code started=$SECONDS
+  shift 2
+  printf '\n== %s\n' "$what" | tee -a "$log"
+  timeout --kill-after=10 "$limit" "$@" </dev/null 2>&1 | tee -a "$log"
+  code=${PIPESTATUS[0]}
+  case $code in
+    0) verdict=passed ;;
+    77) verdict=skipped ;;
+    *) verdict="failed ($code)" ;;
+  esac
+  printf '%s\t%s\t%s\n' "$what" "$verdict" $((SECONDS - started)) >>"$verdicts"
+  echo "== $what: $verdict" | tee -a "$log"
+  [ "$code" -eq 0 ]
+}
+
+configure() {
+  local options=(-S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_WARNINGS_AS_ERRORS=ON -DHVD_CUDA=ON -DHVD_NCCL=ON -DHVD_INSTALL=OFF)
+  cmake "${options[@]}" -DHVD_TORCH_BINDINGS=AUTO "$@"
+}
+
+section_build() {
+  if ! step "configure" 120 bash -c "$(declare -f configure); configure"; then
+    # zlib's headers, of the trainer, are what is missing most often
+    step "configure without the examples" 120 bash -c "$(declare -f configure); configure -DHVD_BUILD_EXAMPLES=OFF" || return
+  fi
+  step "build" 3000 cmake --build build-gpu
+}
+
+section_kernels() {
+  step "copy kernels" 300 build-gpu/tests/batched_copy_gpu_test
+  step "reduction kernel" 300 build-gpu/tests/shared_reduce_gpu_test
+  step "control flow over the host table" 300 build-gpu/tests/unit_tests "--source-file=*nccl_*,*shared_*"
+}
+
+# contract BACKEND RANKS [FILTER...]
+contract() {
+  local backend=$1 ranks=$2
+  shift 2
+  step "contract, $backend, $ranks ranks" 280 env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
+}
+
+section_contract() {
+  local ranks
+  for ranks in 1 2 4; do contract shared "$ranks"; done
+  contract staged 2
+  for ranks in 1 2 4; do
+    if [ "$ranks" -le "$gpus" ]; then contract nccl "$ranks"; fi
+  done
+}
+
+# The losses of two records agree to a thousandth.
+equal_losses() {
+  python3 - "$1" "$2" <<'PY'
+import json
+import sys
+
+def losses(file):
+    text = open(file).read().strip()
+    try:
+        records = json.loads(text)
+    except ValueError:
+        records = [json.loads(line) for line in text.splitlines()]
+    records = records if isinstance(records, list) else records.get("epochs", [records])
+    return [record["loss"] for record in records if "loss" in record]
+
+mine, other = losses(sys.argv[1]), losses(sys.argv[2])
+print("losses", mine, other)
+equal = len(mine) == len(other) and mine and all(abs(a - b) <= 1e-3 * max(1, abs(a)) for a, b in zip(mine, other))
+sys.exit(0 if equal else 1)
+PY
+}
+
+section_train() {
+  local ranks device
+  if [ ! -x build-gpu/examples/train ]; then
+    step "training" 10 bash -c 'echo "SKIP: the trainer was not built (see configure)"; exit 77'
+    return
+  fi
+  for ranks in 1 4; do
+    for device in cpu cuda; do
+      step "train mlp, $ranks ranks, $device" 280 mpirun -np "$ranks" build-gpu/examples/train --model mlp --epochs 2 --optimizer sgd --lr 0.01 \
+        --seed 1 --device "$device" --json "build-gpu/train_${ranks}_$device.json"
+    done
+    step "CPU and GPU learn the same, $ranks ranks" 30 bash -c "$(declare -f equal_losses); equal_losses build-gpu/train_${ranks}_cpu.json build-gpu/train_${ranks}_cuda.json"
+  done
+}
+
+section_sanitizer() {
+  local tool test
+  for tool in memcheck racecheck; do
+    for test in batched_copy_gpu_test shared_reduce_gpu_test; do
+      step "compute-sanitizer $tool, $test" 280 compute-sanitizer --tool "$tool" --error-exitcode 1 build-gpu/tests/$test
+    done
+  done
+  step "compute-sanitizer memcheck, allreduce of ranks that share the GPU" 280 env HVD_GPU_BACKEND=shared mpirun -np 2 compute-sanitizer \
+    --tool memcheck --error-exitcode 1 build-gpu/tests/contract_gpu_tests --mpi --gpu --filter "allreduce/float32 sum"
+}
+
+sections=("$@")
+if [ ${#sections[@]} -eq 0 ]; then sections=(build kernels contract train sanitizer); fi
+for section in "${sections[@]}"; do
+  if ! declare -F "section_$section" >/dev/null; then
+    echo "FAILED: no section is called $section"
+    exit 1
+  fi
+  "section_$section"
+done
+
+# Verdicts, and every rate that a program printed ("... 12.3 us 456 GB/s 78.9 % of copy"), as JSON.
+python3 - "$gpu" "$gpus" "$stamp" "$verdicts" "$log" "$name.json" <<'PY'
+import json
+import re
+import sys
+
+gpu, gpus, stamp, verdicts, log, out = sys.argv[1:]
+rows = [line.rstrip("\n").split("\t") for line in open(verdicts)]
+rate = re.compile(r"^\s+(.*\S)\s+([\d.]+) us\s+([\d.]+) GB/s\s+([\d.]+) % of copy")
+rates, step = [], ""
+for line in open(log, errors="replace"):
+    if line.startswith("== ") and line.count(":") == 0:
+        step = line[3:].strip()
+    found = rate.match(line)
+    if found and "sanitizer" not in step:
+        rates.append({"what": found[1], "us": float(found[2]), "gb_per_s": float(found[3]), "percent_of_copy": float(found[4])})
+record = {"gpu": gpu, "gpus": int(gpus), "date": stamp,
+          "steps": [{"step": r[0], "verdict": r[1], "seconds": int(r[2])} for r in rows], "rates": rates}
+json.dump(record, open(out, "w"), indent=1)
+PY
+passed=$(awk -F'\t' '$2 == "passed"' "$verdicts" | wc -l)
+skipped=$(awk -F'\t' '$2 == "skipped"' "$verdicts" | wc -l)
+failed=$(awk -F'\t' '$2 ~ /^failed/' "$verdicts" | wc -l)
+rm -f "$verdicts"
+echo "$passed passed, $failed failed, $skipped skipped on $gpu; kept in $log" | tee -a "$log"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,394 @@
+// Ranks that share a GPU, and tensors staged through the host: whole engines as threads, over the host table. What is launched, by whom;
+// what happens when a call is refused, memory ends, NCCL meets an error or a rank dies: an error on every rank, and no hang.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "tests/contract/locked_table.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::nccl::test {
+namespace {
+
+using hvd::contract::LockedDevices;
+using hvd::test::ThreadWorld;
+using hvd::test::WorldOptions;
+
+WorldOptions options_of(Way way, int ranks, LockedDevices& devices) {
+  WorldOptions options;
+  options.size = ranks;
+  options.limit = std::chrono::seconds(120);
+  options.add_backends = [way, &devices](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+    devices.add_backends(way, rank, parts, arena);
+  };
+  return options;
+}
+
+std::vector<float> values_of(int rank, std::size_t count) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(rank + 1) * 0.37F + static_cast<float>(i % 97);
+  return values;
+}
+
+/// A group of tensors of this rank's, summed in place.
+Submission sum_of(int rank, std::vector<std::vector<float>>& tensors, const std::string& name, ReduceOp op = ReduceOp::Sum) {
+  Submission submission;
+  submission.name = name;
+  submission.op = op;
+  submission.device = {DeviceKind::Cuda, rank};
+  for (auto& values : tensors)
+    submission.tensors.push_back(
+        {values.data(), values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, nullptr, true});
+  return submission;
+}
+
+std::string failure_of(Engine& engine, Submission submission) {
+  try {
+    engine.wait(*engine.submit(std::move(submission), After::Wait));
+  } catch (const BackendError& error) {
+    return std::string("BackendError: ") + error.what();
+  } catch (const RankFailed& error) {
+    return std::string("RankFailed: ") + error.what();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return {};
+}
+
+int calls(LockedDevices& devices, int ranks, const std::string& name) {
+  int sum = 0;
+  for (int rank = 0; rank < ranks; ++rank) sum += devices.device(rank).calls(name);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("shared gpu: a batch of many tensors is one launch each way and one reduction for all ranks") {
+  constexpr int kRanks = 4;
+  LockedDevices devices(kRanks);
+  {
+    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+    world.run([](int rank, Engine& engine) {
+      std::vector<std::vector<float>> tensors;
+      for (std::size_t i = 0; i < 161; ++i) tensors.push_back(values_of(rank, 1 + i * 7));
+      CHECK(failure_of(engine, sum_of(rank, tensors, "burst")).empty());
+      for (std::size_t i = 0; i < 161; ++i) {
+        std::vector<float> expected = values_of(0, 1 + i * 7);
+        for (int other = 1; other < kRanks; ++other) {
+          const auto more = values_of(other, expected.size());
+          for (std::size_t k = 0; k < expected.size(); ++k) expected[k] += more[k];
+        }
+        CHECK(tensors[i] == expected);  // bit for bit: in rank order
+      }
+    });
+  }
+  CHECK(calls(devices, kRanks, "launch_shared_reduce") == 1);
+  CHECK(calls(devices, kRanks, "launch_batched_copy") == 2 * kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) CHECK(devices.device(rank).calls("cudaMalloc") == 1);
+}
+
+TEST_CASE("shared gpu: tensors that live in the ranks' own pools are neither packed nor unpacked") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);
+  {
+    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+    world.run([](int rank, Engine& engine) {
+      SharedGpuBackend* shared = nullptr;
+      for (const auto& backend : engine.backends())
+        if (auto* found = dynamic_cast<SharedGpuBackend*>(backend.get())) shared = found;
+      REQUIRE(shared != nullptr);
+      const auto memory = shared->allocate(1000 * sizeof(float));
+      auto* numbers = static_cast<float*>(memory.get());
+      for (int round = 0; round < 6; ++round) {
+        std::fill(numbers, numbers + 1000, static_cast<float>(rank + round));
+        Submission submission;
+        submission.name = "gradients";
+        submission.op = ReduceOp::Average;
+        submission.device = {DeviceKind::Cuda, rank};
+        submission.tensors.push_back({numbers, numbers, DataType::Float32, {1000}, nullptr, true});
+        CHECK(failure_of(engine, std::move(submission)).empty());
+        CHECK(std::all_of(numbers, numbers + 1000, [&](float value) { return value == static_cast<float>(1 + round); }));
+      }
+    });
+  }
+  CHECK(calls(devices, kRanks, "launch_shared_reduce") == 6);
+  CHECK(calls(devices, kRanks, "launch_batched_copy") == 0);
+}
+
+TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
+  const std::vector<std::pair<std::string, int>> cases{{"cudaMalloc", 1},
+                                                       {"cudaIpcGetMemHandle", 1},
+                                                       {"cudaIpcGetEventHandle", 1},
+                                                       {"cudaIpcOpenMemHandle", 1},
+                                                       {"cudaIpcOpenEventHandle", 1},
+                                                       {"cudaStreamCreateWithPriority", 1},
+                                                       {"cudaEventCreateWithFlags", 1},
+                                                       {"cudaStreamWaitEvent", 1},
+                                                       {"cudaEventRecord", 2},
+                                                       {"cudaEventQuery", 1},
+                                                       {"launch_shared_reduce", 1},
+                                                       {"launch_batched_copy", 2}};
+  for (const auto& [call, nth] : cases) {
+    CAPTURE(call);
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    // Which rank comes last and works for all is not known beforehand.
+    const bool of_the_last = call.find("Open") != std::string::npos || call.starts_with("launch") || call == "cudaStreamWaitEvent";
+    for (int rank = 0; rank < kRanks; ++rank)
+      if (of_the_last || rank == 1) devices.device(rank).fail_call(call, 700, nth);
+    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+    std::vector<std::string> words(kRanks);
+    world.run([&](int rank, Engine& engine) {
+      std::string& said = words[static_cast<std::size_t>(rank)];
+      for (int round = 0; round < 50 && said.empty(); ++round) {  // a rank may be done with a batch that fails on another
+        std::vector<std::vector<float>> tensors{values_of(rank, 100), values_of(rank, 33)};
+        said = failure_of(engine, sum_of(rank, tensors, "layer"));
+      }
+    });
+    for (const auto& said : words) {
+      CAPTURE(said);
+      CHECK(said.starts_with("BackendError: "));
+      const bool told = said.find(call) != std::string::npos || said.find("has no place for") != std::string::npos;
+      CHECK(told);
+    }
+  }
+}
+
+TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after trying the least that would do") {
+  constexpr int kRanks = 2;
+  LockedDevices devices(kRanks);
+  devices.device(1).memory_bytes = std::size_t{3} << 20;
+  ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+  std::vector<std::string> words(kRanks);
+  world.run([&](int rank, Engine& engine) {
+    std::vector<std::vector<float>> small{values_of(rank, 1000)};
+    CHECK(failure_of(engine, sum_of(rank, small, "small")).empty());
+    std::vector<std::vector<float>> large{values_of(rank, 1 << 20)};
+    words[static_cast<std::size_t>(rank)] = failure_of(engine, sum_of(rank, large, "large"));
+  });
+  CHECK(devices.device(1).allocations ==
+        std::vector<std::size_t>{std::size_t{32} << 20, std::size_t{2} << 20, std::size_t{32} << 20, std::size_t{4} << 20});
+  for (const auto& said : words) {
+    CAPTURE(said);
+    CHECK(said.find("rank 1 has no place for 'large' (4.0 MiB)") != std::string::npos);
+  }
+}
+
+TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on the others") {
+  for (const Way way : {Way::SharedGpu, Way::Nccl, Way::Staged}) {
+    CAPTURE(static_cast<int>(way));
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    ThreadWorld world(options_of(way, kRanks, devices));
+    world.run(
+        [&](int rank, Engine& engine) {
+          std::vector<std::vector<float>> tensors{values_of(rank, 100)};
+          CHECK(failure_of(engine, sum_of(rank, tensors, "before")).empty());
+          if (rank == 2) return engine.die_for_test();
+          const std::string said = failure_of(engine, sum_of(rank, tensors, "after"));
+          CAPTURE(said);
+          CHECK(said.starts_with("RankFailed: "));
+          CHECK(said.find("rank 2") != std::string::npos);
+        },
+        false);
+  }
+}
+
+TEST_CASE("nccl: batches go to the streams in turn, each with communicators of its own, in one order on all ranks") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);  // with two streams
+  {
+    ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+    world.run([](int rank, Engine& engine) {
+      for (int round = 0; round < 6; ++round) {
+        std::vector<std::vector<float>> tensors{std::vector<float>(50, static_cast<float>(rank + round)), values_of(rank, 7)};
+        CHECK(failure_of(engine, sum_of(rank, tensors, "layer")).empty());
+        CHECK(tensors[0] == std::vector<float>(50, static_cast<float>(3 + 3 * round)));
+      }
+    });
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    auto& device = devices.device(rank);
+    CHECK(device.calls("cudaStreamCreateWithPriority") == 2);
+    CHECK(device.calls("ncclCommInitRankConfig") == 2);
+    CHECK(device.calls("ncclMemAlloc") == 2);
+    CHECK(device.calls("ncclCommRegister") == 2);
+    CHECK(device.calls("ncclAllReduce") == 6);
+    CHECK(device.leaks().empty());
+  }
+}
+
+TEST_CASE("nccl: a rank that has joined is left out by a communicator of the others, and its zeros count") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);
+  ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+  world.run([](int rank, Engine& engine) {
+    const auto join = [&] {
+      Submission joining;
+      joining.kind = OpKind::Join;
+      engine.wait(*engine.submit(std::move(joining), After::Wait));
+    };
+    if (rank == 1) return join();
+    for (const auto& [op, expected] : std::vector<std::pair<ReduceOp, float>>{{ReduceOp::Sum, 10.0F},
+                                                                              {ReduceOp::Average, 10.0F / 3},
+                                                                              {ReduceOp::Min, 0.0F},
+                                                                              {ReduceOp::Max, 6.0F},
+                                                                              {ReduceOp::Product, 0.0F}}) {
+      std::vector<std::vector<float>> tensors{std::vector<float>(9, static_cast<float>(4 + rank))};
+      CHECK(failure_of(engine, sum_of(rank, tensors, "after rank 1 has joined", op)).empty());
+      CHECK(tensors[0] == std::vector<float>(9, expected));
+    }
+    join();
+  });
+}
+
+TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendError on every rank") {
+  const std::vector<std::function<void(HostDevice&)>> troubles{
+      [](HostDevice& device) { device.async_error_after = 4; },                // NCCL's own, noticed between the calls
+      [](HostDevice& device) { device.fail_call("cudaEventQuery", 700, 2); },  // a kernel of the user's
+      [](HostDevice& device) { device.memory_bytes = std::size_t{1} << 20; },  // of the fusion buffer
+      [](HostDevice& device) { device.fail_call("ncclGroupEnd", 3); }};
+  for (std::size_t trouble = 0; trouble < troubles.size(); ++trouble) {
+    CAPTURE(trouble);
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) devices.device(rank).delay = 2;
+    troubles[trouble](devices.device(1));
+    ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+    std::vector<std::string> words(kRanks);
+    world.run([&](int rank, Engine& engine) {
+      std::string& said = words[static_cast<std::size_t>(rank)];
+      for (int round = 0; round < 50 && said.empty(); ++round) {
+        std::vector<std::vector<float>> tensors{values_of(rank, 100), values_of(rank, 33)};
+        said = failure_of(engine, sum_of(rank, tensors, "layer"));
+        if (!said.empty()) break;
+        Submission gather = sum_of(rank, tensors, "rows");
+        gather.kind = OpKind::Allgather;
+        std::vector<std::vector<float>> all(2, std::vector<float>(kRanks * 100));
+        for (std::size_t i = 0; i < 2; ++i) gather.tensors[i].output = nullptr;
+        gather.allocate = [&](std::size_t index, std::int64_t) { return static_cast<void*>(all[index].data()); };
+        said = failure_of(engine, std::move(gather));
+      }
+    });
+    for (const auto& said : words) {
+      CAPTURE(said);
+      CHECK(said.starts_with("BackendError: "));
+    }
+  }
+}
+
+TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the others") {
+  for (const Way way : {Way::Nccl, Way::SharedGpu, Way::Staged}) {
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    {
+      ThreadWorld world(options_of(way, kRanks, devices));
+      world.run([&](int rank, Engine& engine) {
+        std::vector<std::vector<float>> on_device{values_of(rank, 500)}, on_host = on_device;
+        Submission staged = sum_of(rank, on_device, "staged", ReduceOp::Adasum);
+        bool ready = false;
+        staged.tensors[0].ready_event = devices.device(rank).user_event(3, [&] { ready = true; });
+        CHECK(failure_of(engine, std::move(staged)).empty());
+        CHECK(ready);
+        Submission plain = sum_of(rank, on_host, "plain", ReduceOp::Adasum);
+        plain.device = {};
+        CHECK(failure_of(engine, std::move(plain)).empty());
+        CHECK(on_device == on_host);
+      });
+    }
+    for (int rank = 0; rank < kRanks; ++rank) CHECK(devices.device(rank).calls("cudaMemcpyAsync") == 2);
+  }
+}
+
+TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is given up with the world") {
+  for (const std::string call : {"cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery"}) {
+    CAPTURE(call);
+    LockedDevices devices(1);
+    devices.device(0).fail_call(call, 700);
+    ThreadWorld world(options_of(Way::Staged, 1, devices));
+    world.run([&](int rank, Engine& engine) {
+      std::vector<std::vector<float>> tensors{values_of(rank, 10)};
+      Submission submission = sum_of(rank, tensors, "t");
+      submission.tensors[0].ready_event = devices.device(0).user_event(1, {});
+      const std::string said = failure_of(engine, std::move(submission));
+      CAPTURE(said);
+      CHECK(said.find(call) != std::string::npos);
+    });
+  }
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  alignas(64) std::array<std::byte, 4096> memory{};
+  auto arena = std::make_shared<Arena>(memory);
+  struct Host : Backend {
+    std::string_view name() const override { return "host"; }
+    bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu; }
+    std::unique_ptr<Execution> launch(Batch) override { return nullptr; }
+  } host;
+  StagedBackend backend(device.table(), 0, 0, {&host}, arena, 0, [] { return true; });
+  BatchTraits traits;
+  traits.device.kind = DeviceKind::Cuda;
+  float value = 1;
+  BatchMember member;
+  member.name = "never";
+  member.input = member.output = &value;
+  member.count = 1;
+  member.ready_event = device.user_event(1 << 30, {});
+  CHECK_THROWS_WITH_AS(backend.prepare(traits, member),
+                       "the copy to the host failed on rank 0 (cuda:0) for 'never': given up, because the world has failed meanwhile",
+                       BackendError);
+}
+
+TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors travel") {
+  struct Machines {
+    std::vector<int> hosts, domains;
+  };
+  const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}}, no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
+  const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
+    return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, wanted);
+  };
+  const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
+    return placed(machines, gpus, wanted)->way_of({0, 1, 2, 3});
+  };
+  CHECK(way(one_host, {"a", "b", "c", "d"}) == Way::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}) == Way::SharedGpu);
+  CHECK(way(one_host, {"a", "a", "b", "b"}) == Way::Staged);
+  CHECK(way(one_host, {"a", "b", "c", ""}) == Way::Staged);
+  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == Way::Nccl);  // a number means something on its own host only
+  CHECK(way(two_hosts, {"a", "a", "a", "a"}) == Way::Staged);
+  CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == Way::Staged);
+  CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == Way::Nccl);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, Way::Staged) == Way::Staged);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, Way::SharedGpu) == Way::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}, Way::Nccl) == Way::SharedGpu);
+
+  const auto pairs = placed(one_host, {"a", "a", "b", "b"});
+  CHECK(pairs->way_of({0, 1}) == Way::SharedGpu);
+  CHECK(pairs->way_of({1, 2}) == Way::Nccl);
+  CHECK(pairs->way_of({0}) == Way::Nccl);
+  CHECK(placed(one_host, {"a", "a", "b", "b"}, Way::SharedGpu)->way_of({0}) == Way::SharedGpu);
+  CHECK(pairs->way_of_set(3, {0, 1}) == Way::SharedGpu);
+  CHECK(pairs->way_of_set(3, {0, 2}) == Way::Nccl);  // the number of a set that was removed, given again
+
+  CHECK(pairs->describe() == "2 ranks share a GPU, staged through host memory");
+  CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() == "4 ranks share a GPU, through CUDA IPC");
+  CHECK(placed(one_host, {"a", "b", "c", "d"})->describe() == "one rank per GPU, NCCL");
+  CHECK(placed(one_host, {"", "", "", ""})->describe() == "no GPU found");
+
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  device.devices = 2;
+  CHECK(device_of(device.table(), 3) == 1);
+  CHECK(gpu_id(device.table(), 1) == "host GPU 1");
+  device.devices = 0;
+  CHECK(device_of(device.table(), 3) == -1);
+  CHECK(gpu_id(device.table(), -1).empty());
+}
+
+}  // namespace hvd::nccl::test
