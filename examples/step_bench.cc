@@ -1,4 +1,4 @@
-// What communication costs a training step: the same step (SGD with momentum) without communication, with the optimizer wrapped in
+// What communication costs a training step: the same step (SGD with momentum, or Adam) without communication, with the optimizer wrapped in
 // hvd::DistributedOptimizer, and with one MPI_Allreduce per gradient by hand, in turn within one run. All are timed from barrier to
 // barrier, so each figure is that of the slowest rank; the table has medians over the rounds.
 //   mpirun -np 4 step_bench [rounds [batch]] [--model resnet18|resnet50|bert-base] ...; --help lists the options
@@ -39,6 +39,8 @@ struct Options {
   int classes = 100;
   examples::BertOptions bert;
   std::int64_t sequence = 128;
+  std::string optimizer = "sgd";
+  int updates = 0;
   bool check = false;
   std::string json;
 };
@@ -48,10 +50,10 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("-m,--model", options.model, "resnet18 (default), resnet50 or bert-base")
       ->check(CLI::IsMember({"resnet18", "resnet50", "bert-base"}));
   app.add_option("-s,--subjects", options.subjects,
-                 "What is measured, in turn: none (no communication), hvd, hvd-fp16, hvd-bf16, mpi (default none,hvd,mpi). "
-                 "Each has a copy of the model")
+                 "What is measured, in turn: none (no communication), hvd, hvd-fp16, hvd-bf16, hvd-sharded (optimizer "
+                 "state shared out), mpi (default none,hvd,mpi). Each has a copy of the model")
       ->delimiter(',')
-      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "mpi"}));
+      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "mpi"}));
   app.add_option("-n,--rounds,rounds", options.rounds, "Measured steps of each (default 20)")->check(at_least_1);
   app.add_option("-w,--warmup", options.warmup, "Steps before them that do not count (default 3)")->check(CLI::Range(0, 1'000'000));
   app.add_option("-b,--batch-size,batch", options.batch, "Images or sequences per rank (default 4)")->check(at_least_1);
@@ -62,6 +64,10 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--width", options.bert.width, "bert-base: less than its 768, a multiple of --heads")->check(at_least_1);
   app.add_option("--heads", options.bert.heads, "bert-base: fewer than its 12")->check(at_least_1);
   app.add_option("--vocabulary", options.bert.vocabulary, "bert-base: words, fewer than its 30522")->check(at_least_1);
+  app.add_option("--optimizer", options.optimizer, "sgd (with momentum, default) or adam")->check(CLI::IsMember({"sgd", "adam"}));
+  app.add_option("--updates", options.updates,
+                 "Then measure step() alone, of gradients already reduced, so many times for each hvd subject, in turn (default 0)")
+      ->check(CLI::Range(0, 1'000'000));
   app.add_flag("-c,--check", options.check,
                "Compare the parameters at the end: those of hvd are the same on all ranks, and moved as those of mpi did");
   app.add_option("--json", options.json, "Write the results to this file too");
@@ -101,18 +107,18 @@ void average_by_hand(const std::vector<torch::Tensor>& parameters) {
 /// One way of training, with a model of its own.
 class Subject {
  public:
-  Subject(std::string name, const Options& options)
-      : name_(std::move(name)), model_(make_model(options)), plain_(model_->parameters(), sgd_options()) {
+  Subject(std::string name, const Options& options) : name_(std::move(name)), model_(make_model(options)), plain_(make_optimizer(options)) {
     if (!is_hvd()) return;
     hvd::DistributedOptimizerOptions how;
     if (name_ == "hvd-fp16") how.compression = hvd::Compression::fp16();
     if (name_ == "hvd-bf16") how.compression = hvd::Compression::bf16();
-    wrapped_.emplace(plain_, model_->named_parameters(), how);
+    how.shard_optimizer_state = name_ == "hvd-sharded";
+    wrapped_.emplace(*plain_, model_->named_parameters(), how);
   }
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] bool is_hvd() const { return name_.starts_with("hvd"); }
-  [[nodiscard]] bool is_compressed() const { return is_hvd() && name_ != "hvd"; }
+  [[nodiscard]] bool is_compressed() const { return name_ == "hvd-fp16" || name_ == "hvd-bf16"; }
   [[nodiscard]] std::vector<torch::Tensor> parameters() const { return model_->parameters(); }
   /// All parameters in one row.
   [[nodiscard]] torch::Tensor flat() const {
@@ -120,6 +126,7 @@ class Subject {
     for (const auto& parameter : model_->parameters()) rows.push_back(parameter.detach().flatten());
     return torch::cat(rows);
   }
+  [[nodiscard]] const std::vector<double>& update_milliseconds() const { return update_milliseconds_; }
   [[nodiscard]] const std::vector<double>& milliseconds() const { return milliseconds_; }
   [[nodiscard]] double batches_per_step() const { return static_cast<double>(batches_) / static_cast<double>(milliseconds_.size()); }
 
@@ -136,8 +143,21 @@ class Subject {
     batches_ += after - before;
   }
 
+  /// The optimizer's step alone, with the gradients of the last step.
+  void update() {
+    wrapped_->synchronize();
+    hvd::barrier();
+    const auto start = std::chrono::steady_clock::now();
+    wrapped_->step();
+    hvd::barrier();
+    update_milliseconds_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+
  private:
-  static torch::optim::SGDOptions sgd_options() { return torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(5e-4); }
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options) const {
+    if (options.optimizer == "adam") return std::make_unique<torch::optim::Adam>(model_->parameters(), torch::optim::AdamOptions(1e-3));
+    return std::make_unique<torch::optim::SGD>(model_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(5e-4));
+  }
 
   void train(const Batch& batch) {
     const auto backward = [&] { torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels).backward(); };
@@ -147,17 +167,17 @@ class Subject {
       wrapped_->step();
       return;
     }
-    plain_.zero_grad();
+    plain_->zero_grad();
     backward();
     if (name_ == "mpi") average_by_hand(model_->parameters());
-    plain_.step();
+    plain_->step();
   }
 
   std::string name_;
   std::shared_ptr<examples::Classifier> model_;
-  torch::optim::SGD plain_;
+  std::unique_ptr<torch::optim::Optimizer> plain_;
   std::optional<hvd::DistributedOptimizer> wrapped_;
-  std::vector<double> milliseconds_;
+  std::vector<double> milliseconds_, update_milliseconds_;
   std::uint64_t batches_ = 0;
 };
 
@@ -230,6 +250,17 @@ Json report(const Options& options, const Subjects& subjects) {
                subject->is_hvd() ? fmt::format("{:.1f}", subject->batches_per_step()) : "-");
     json["rows"].push_back(row);
   }
+  if (options.updates > 0) {
+    fmt::print("# step() of {} alone, gradients already reduced: {} updates, all in turn\n", options.optimizer, options.updates);
+    fmt::print("#{:>11} {:>10} {:>10} {:>10}\n", "subject", "ms", "p90", "min");
+    for (const auto& subject : subjects) {
+      const auto& times = subject->update_milliseconds();
+      if (times.empty()) continue;
+      fmt::print(" {:>11} {:>10.2f} {:>10.2f} {:>10.2f}\n", subject->name(), quantile(times, 0.5), quantile(times, 0.9),
+                 quantile(times, 0));
+      json["updates"].push_back({{"subject", subject->name()}, {"median_ms", quantile(times, 0.5)}, {"min_ms", quantile(times, 0)}});
+    }
+  }
   std::fflush(stdout);
   return json;
 }
@@ -244,6 +275,9 @@ int run(const Options& options) {
     for (std::size_t i = 0; i < subjects.size(); ++i)
       subjects[(i + static_cast<std::size_t>(round + options.warmup)) % subjects.size()]->step(batch, round >= 0);
   }
+  for (int update = 0; update < options.updates; ++update)
+    for (std::size_t i = 0; i < subjects.size(); ++i)
+      if (auto& subject = subjects[(i + static_cast<std::size_t>(update)) % subjects.size()]; subject->is_hvd()) subject->update();
   bool failed = false;
   if (options.check) {
     const std::string found = mistakes(subjects, start);
@@ -272,6 +306,8 @@ std::string wrong_with(const Options& options) {
   if (options.model != "bert-base" && options.batch == 1 && options.side <= 32)
     return fmt::format("--batch-size 1 with --image-size {}: the last batch norm needs more than one value; take 2, or larger images",
                        options.side);
+  if (options.check && options.updates > 0) return "--check compares what the same steps came to; not with --updates";
+  if (options.check && options.optimizer != "sgd") return "--check goes with --optimizer sgd";
   for (const auto& subject : options.subjects)
     if (std::count(options.subjects.begin(), options.subjects.end(), subject) > 1) return "--subjects: " + subject + " is there twice";
   return {};

@@ -51,6 +51,9 @@ bert=(--model bert-base --width 48 --vocabulary 300 --sequence 16)
 right "resnet18" 3 '"tensors": 62,' -np 2 "$bench" "${short[@]}" --rounds 2
 right "resnet50 with 1,000 classes" 2 '"bytes": 102228128,' -np 2 "$bench" "${short[@]}" --rounds 1 --model resnet50 --classes 1000 --subjects none,hvd
 right "a narrow encoder, also in 16 bits" 5 '"tensors": 201,' -np 3 "$bench" "${short[@]}" --rounds 2 "${bert[@]}" --subjects none,hvd,hvd-fp16,hvd-bf16,mpi
+timeout --kill-after=5 100 mpirun -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --optimizer adam --updates 2 --subjects hvd,hvd-sharded \
+  >"$work/out" 2>"$work/err" </dev/null && [ "$(grep -cE '^ +hvd(-sharded)? +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$work/out")" -eq 2 ]
+verdict "step() alone, sharded and not" "$([ $? -eq 0 ] || echo "not 2 rows of updates")"
 refused "an unknown model" "vgg not in {resnet18,resnet50,bert-base}" --model vgg
 refused "the same subject again" "is there twice" --subjects hvd,hvd
 refused "heads that do not fit" "--width 100 is not a multiple of --heads 12" --model bert-base --width 100
