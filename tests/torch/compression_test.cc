@@ -221,7 +221,7 @@ TEST_CASE("compression: a model learns as without, for fewer bytes") {
       int variant = 0;
       for (auto& parameter : net->parameters()) parameter.copy_(noise(parameter.sizes(), kFloat, 0, variant++) * 0.15);
     }
-    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
     DistributedOptimizer optimizer(sgd, net->named_parameters(), {.compression = compression});
     const at::Tensor x = noise({64, 10}, kFloat, hvd::rank(), 20);
     const at::Tensor y = torch::sin(x.sum(1, true));
