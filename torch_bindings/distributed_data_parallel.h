@@ -123,7 +123,11 @@ class DistributedDataParallel : public torch::nn::Module {
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(std::shared_ptr<detail::ModuleReducer> reducer) : reducer_(std::move(reducer)) { ++reducer_->unsynchronized; }
-    ~NoSync() { --reducer_->unsynchronized; }
+    ~NoSync() {
+      if (reducer_) --reducer_->unsynchronized;
+    }
+    NoSync(NoSync&& other) noexcept = default;  // so that it goes into a std::optional
+    NoSync& operator=(NoSync&&) = delete;
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 

@@ -16,25 +16,46 @@ Position position_of(const std::string& words) {
   return {.epoch = stored.at("epoch"), .images = stored.at("images"), .step = stored.at("step"), .loss_sum = stored.at("loss_sum")};
 }
 
+std::string words_of(const hvd::GradScalerState& state) {
+  return nlohmann::json{{"scale", state.scale},
+                        {"growth_factor", state.growth_factor},
+                        {"backoff_factor", state.backoff_factor},
+                        {"growth_interval", state.growth_interval},
+                        {"growth_tracker", state.growth_tracker}}
+      .dump();
+}
+
+hvd::GradScalerState scaler_of(const std::string& words) {
+  const auto stored = nlohmann::json::parse(words);
+  return {.scale = stored.at("scale"),
+          .growth_factor = stored.at("growth_factor"),
+          .backoff_factor = stored.at("backoff_factor"),
+          .growth_interval = stored.at("growth_interval"),
+          .growth_tracker = stored.at("growth_tracker")};
+}
+
 }  // namespace
 
 CheckpointFile::CheckpointFile(const std::string& folder, Identity identity)
     : file_(folder + "/checkpoint.pt", {.load_options = false}), identity_(std::move(identity)) {}
 
-void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position) const {
+void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
+                          const std::optional<hvd::GradScaler>& scaler) const {
   nlohmann::json identity = nlohmann::json::object();
   for (const auto& [name, value] : identity_) identity[name] = value;
-  file_.save(model, optimizer, position.step,
-             {.strings = {{"identity", identity.dump()}, {"position", words_of(position)}}, .tensors = {}});
+  hvd::Checkpoint::Extra extra{.strings = {{"identity", identity.dump()}, {"position", words_of(position)}}, .tensors = {}};
+  if (scaler) extra.strings["scaler"] = words_of(scaler->state());
+  file_.save(model, optimizer, position.step, extra);
 }
 
-Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const {
+Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler) const {
   if (!file_.exists())
     throw std::runtime_error("there is no " + file_.path() + " to resume from; begin without --resume, or name the right folder");
   try {
     auto extra = file_.read_extra();
     check_identity(extra.strings["identity"]);
     file_.load(model, optimizer, extra);
+    if (scaler && extra.strings.contains("scaler")) scaler->load_state(scaler_of(extra.strings["scaler"]));
     return position_of(extra.strings["position"]);
   } catch (const hvd::CheckpointError& error) {
     throw std::runtime_error(std::string(error.what()) + "; remove it or name another folder");

@@ -29,12 +29,17 @@ class CheckpointFile {
   /// The file is DIR/checkpoint.pt.
   CheckpointFile(const std::string& folder, Identity identity);
 
-  /// Replaces the file.
-  void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position) const;
+  /// Replaces the file. `scaler`: where there is one, its state is saved and loaded too.
+  void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
+            const std::optional<hvd::GradScaler>& scaler = std::nullopt) const;
 
   /// Overwrites the parameters and buffers of the model and the state of the optimizer; the optimizer's options (learning rate …) stay as
   /// they are. Nothing is changed when the identity differs.
-  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const;
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler) const;
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const {
+    std::optional<hvd::GradScaler> none;
+    return load(model, optimizer, none);
+  }
 
  private:
   void check_identity(const std::string& stored) const;

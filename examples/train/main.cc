@@ -61,8 +61,17 @@ int main(int argc, char** argv) {
       if (launcher_rank() == 0) std::fputs(line.help.c_str(), stdout);
       return 0;
     }
-    hvd::init();
-    return train(line.options);
+    int code = 0;
+    const auto work = [&] {
+      hvd::init();
+      code = train(line.options);
+    };
+    if (line.options.processes > 0) {
+      hvd::spawn(static_cast<int>(line.options.processes), work);  // here only if no launcher has started this process
+    } else {
+      work();
+    }
+    return code;
   } catch (const examples::UsageError& error) {
     return complain_of_options(error.what());
   } catch (const std::exception& error) {

@@ -72,9 +72,19 @@ void add_options(CLI::App& app, Options& options) {
       ->default_str("sgd 0.01, with mlp 0.05; adam, adamw 0.0005");
   app.add_option("--momentum", options.momentum, "Momentum of sgd")->check(number("a number from 0", 0, false));
   app.add_option("--weight-decay", options.weight_decay, "Weight decay")->check(number("a number from 0", 0, false));
+  app.add_option("--strategy", options.strategy,
+                 "Ways to train in parallel; hvd: DistributedOptimizer, ddp: DistributedDataParallel, both on all ranks; data-parallel: "
+                 "replicas in one process; single: none")
+      ->check(one_of({"hvd", "ddp", "data-parallel", "single"}));
+  app.add_option("--replicas", options.replicas, "Of --strategy data-parallel")->check(whole(1))->default_str("GPUs, or cores");
+  app.add_option("--amp", options.amp, "Mixed precision")->check(one_of({"none", "bf16", "fp16"}));
+  app.add_flag("--sync-bn", options.sync_bn, "Batch norm over the batches of all ranks");
+  app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank keeps its share of the optimizer's state (ZeRO stage 1)");
   app.add_option("--compression", options.compression, "How gradients travel")
       ->check(one_of({"none", "fp16", "bf16", "int8", "topk", "powersgd"}));
-  app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank has a share of the optimizer's state");
+  app.add_option("--powersgd-rank", options.powersgd_rank, "Rank of --compression powersgd")->check(whole(1));
+  app.add_option("--topk-ratio", options.topk_ratio, "Share of the gradients that --compression topk sends")
+      ->check(number("a number above 0, at most 1", 0, true));
   app.add_option("--accumulate", options.accumulate, "Backward passes per step")->check(whole(1));
   app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept");
   app.add_option("--checkpoint-steps", options.checkpoint_steps, "Also write it every so many steps")
@@ -84,7 +94,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--max-steps", options.max_steps, "End after so many steps in all")->check(whole(1))->default_str("no limit");
   app.add_option("--seed", options.seed, "Seed of weights, order and synthetic images")->check(whole(0));
   app.add_option("--device", options.device, "Where to compute")->check(one_of({"auto", "cpu", "cuda"}));
+  app.add_option("--nproc", options.processes, "Start so many ranks without a launcher")->check(whole(1))->default_str("none");
   app.add_option("--threads", options.threads, "Threads of LibTorch per rank")->check(whole(1))->default_str("cores / ranks");
+  app.add_option("--untimed-steps", options.untimed_steps, "First steps that seconds and images/s leave out")->check(whole(0));
   app.add_option("--json", options.json, "File for a record per epoch");
 }
 
@@ -99,6 +111,20 @@ void check_combinations(const CLI::App& app, const Options& options) {
   if (options.checkpoint.empty() && (options.resume || given("--checkpoint-steps"))) {
     throw UsageError(std::string(options.resume ? "--resume" : "--checkpoint-steps") + " needs --checkpoint and a folder");
   }
+}
+
+void check_strategy(const CLI::App& app, const Options& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  const auto only = [&](const char* name, bool used, bool allowed, const char* strategies) {
+    if (used && !allowed)
+      throw UsageError(std::string(name) + " is of no use to --strategy " + options.strategy + "; it goes with " + strategies);
+  };
+  const bool ranks = options.strategy == "hvd" || options.strategy == "ddp";
+  only("--replicas", given("--replicas"), options.strategy == "data-parallel", "data-parallel");
+  only("--sync-bn", options.sync_bn, ranks, "hvd and ddp");
+  only("--compression", options.compression != "none", ranks, "hvd and ddp");
+  only("--shard-optimizer", options.shard_optimizer, options.strategy == "hvd", "hvd");
+  if (options.topk_ratio > 1) throw UsageError("--topk-ratio is " + std::to_string(options.topk_ratio) + "; it is a share, at most 1");
 }
 
 double default_rate(const Options& options) {
@@ -123,6 +149,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     throw UsageError(std::string(error.what()) + "; 'train --help' lists the options");
   }
   check_combinations(app, line.options);
+  check_strategy(app, line.options);
   if (line.options.learning_rate == 0) line.options.learning_rate = default_rate(line.options);
   return line;
 }

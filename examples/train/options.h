@@ -26,8 +26,14 @@ struct Options {
   double learning_rate = 0;  ///< used as it is given, whatever the number of ranks; 0: the default of optimizer and model
   double momentum = 0.9;     ///< sgd only
   double weight_decay = 0;
-  std::string compression = "none";
-  bool shard_optimizer = false;
+  std::string strategy = "hvd";      ///< hvd, ddp: ranks; data-parallel: replicas in one process; single: one process
+  std::int64_t replicas = 0;         ///< data-parallel only; 0: as many as there are GPUs, or cores
+  std::string amp = "none";          ///< type of mixed precision
+  bool sync_bn = false;              ///< batch norm over the batches of all ranks
+  bool shard_optimizer = false;      ///< each rank keeps its share of the optimizer's state
+  std::string compression = "none";  ///< of gradients on their way
+  std::int64_t powersgd_rank = 2;
+  double topk_ratio = 0.01;
   std::int64_t accumulate = 1;        ///< backward passes per step; the gradient is their mean
   std::string checkpoint;             ///< folder; empty: none is written
   std::int64_t checkpoint_steps = 0;  ///< steps between checkpoints besides the one at the end of each epoch; 0: only that
@@ -35,8 +41,10 @@ struct Options {
   std::int64_t max_steps = 0;  ///< steps after which training ends, counted from the first epoch; 0: no limit
   std::uint64_t seed = 0;
   std::string device = "auto";
-  std::int64_t threads = 0;  ///< of LibTorch in each rank; 0: as hvd::init() shares the cores out
-  std::string json;          ///< file of the records; empty: none is written
+  std::int64_t threads = 0;        ///< of LibTorch in each rank; 0: as hvd::init() shares the cores out
+  std::int64_t processes = 0;      ///< ranks that the program starts by itself; 0: a launcher starts them
+  std::int64_t untimed_steps = 0;  ///< first steps that seconds and images per second leave out
+  std::string json;                ///< file of the records; empty: none is written
 };
 
 /// What --help prints is in `help`, and nothing else is to be done, if that is not empty.

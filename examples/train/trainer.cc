@@ -9,30 +9,16 @@
 #include "examples/train/together.h"
 
 namespace examples {
-namespace {
-
-hvd::Compression compression_of(const std::string& name) {
-  if (name == "fp16") return hvd::Compression::fp16();
-  if (name == "bf16") return hvd::Compression::bf16();
-  if (name == "int8") return hvd::Compression::int8();
-  if (name == "topk") return hvd::Compression::topk();
-  if (name == "powersgd") return hvd::Compression::powersgd();
-  return hvd::Compression::none();
-}
-
-}  // namespace
-
 Trainer::Trainer(const Options& options)
     : options_(options), shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())}, display_(hvd::rank()) {
   if (options_.threads > 0) torch::set_num_threads(static_cast<int>(options_.threads));  // otherwise hvd::init() has shared out the cores
   load_inputs();
   hvd::broadcast_parameters(*model_, 0);
   hvd::broadcast_optimizer_state(*optimizer_, 0);
-  distributed_ = std::make_unique<hvd::DistributedOptimizer>(
-      *optimizer_, model_->named_parameters(),
-      hvd::DistributedOptimizerOptions{.compression = compression_of(options_.compression),
-                                       .backward_passes_per_step = static_cast<int>(options_.accumulate),
-                                       .shard_optimizer_state = options_.shard_optimizer});
+  alike([&] {
+    if (options_.sync_bn) hvd::convert_sync_batchnorm(*model_);
+    strategy_.emplace(options_, model_, *optimizer_, device_);
+  });
   restore();
   loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
   display_.line(describe(options_, data_, *model_, device_));
@@ -61,7 +47,7 @@ void Trainer::load_inputs() {
 void Trainer::restore() {
   if (!options_.checkpoint.empty()) {
     checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_));
-    if (options_.resume) alike([&] { position_ = checkpoint_->load(*model_, *distributed_); });
+    if (options_.resume) alike([&] { position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler()); });
   }
   on_rank_zero([&] {
     if (!options_.checkpoint.empty()) check_writable(options_.checkpoint);
@@ -88,14 +74,14 @@ bool Trainer::finished() const {
 void Trainer::train_epoch() {
   model_->train();
   loader_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
-  images_at_start_ = position_.images;
-  epoch_started_ = std::chrono::steady_clock::now();
+  start_clock();
   while (!finished()) {
     const auto micro_batches = loader_->next();
     if (micro_batches.empty()) break;
     const auto loss = train_step(micro_batches);
     position_.images = static_cast<std::int64_t>(loader_->position());
     ++position_.step;
+    if (position_.step == options_.untimed_steps) start_clock();
     show_progress(loss);
     if (options_.checkpoint_steps > 0 && position_.step % options_.checkpoint_steps == 0) {
       gather_loss();
@@ -107,17 +93,15 @@ void Trainer::train_epoch() {
 
 /// The last micro-batch's loss.
 torch::Tensor Trainer::train_step(const std::vector<Batch>& micro_batches) {
-  torch::Tensor loss;
-  distributed_->zero_grad();
-  for (const auto& batch : micro_batches) {
-    const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
-    loss = torch::nn::functional::cross_entropy(model_->forward(images), labels);
-    (loss / static_cast<double>(micro_batches.size())).backward();
-    loss = loss.detach();
+  return strategy_->step(micro_batches, [this](const torch::Tensor& loss, const Batch& batch) {
     loss_sum_ += loss.to(torch::kFloat64) * static_cast<double>(batch.labels.size(0));
-  }
-  distributed_->step();
-  return loss;
+  });
+}
+
+/// Of seconds and images per second.
+void Trainer::start_clock() {
+  images_at_start_ = position_.images;
+  epoch_started_ = std::chrono::steady_clock::now();
 }
 
 void Trainer::show_progress(const torch::Tensor& loss) {
@@ -148,6 +132,7 @@ void Trainer::close_epoch() {
                 .world_size = hvd::size()};
   average_buffers();
   const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
+  const auto mixed = strategy_->autocast();
   record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
   if (loader_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
   display_.show(record, options_.epochs);
@@ -186,7 +171,7 @@ void Trainer::average_buffers() {
 }
 
 void Trainer::save_checkpoint() {
-  alike([&] { checkpoint_->save(*model_, *distributed_, position_); });
+  alike([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler()); });
 }
 
 }  // namespace examples

@@ -1,6 +1,7 @@
 #pragma once
 /// Room card: the training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
-/// data, the model and both optimizers. Fails by throwing: Refused when all ranks know of it, anything else when only this rank does.
+/// data, the model, the optimizer and what wraps them. Fails by throwing: Refused when all ranks know of it, anything else when only this
+/// rank does.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -14,6 +15,7 @@
 #include "examples/train/display.h"
 #include "examples/train/options.h"
 #include "examples/train/records.h"
+#include "examples/train/strategy.h"
 
 namespace examples {
 
@@ -32,6 +34,7 @@ class Trainer {
 
   void train_epoch();
   torch::Tensor train_step(const std::vector<Batch>& micro_batches);
+  void start_clock();
   void show_progress(const torch::Tensor& loss);
   double images_per_second() const;
 
@@ -47,7 +50,7 @@ class Trainer {
   torch::Device device_ = torch::kCPU;
   std::shared_ptr<Classifier> model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::unique_ptr<hvd::DistributedOptimizer> distributed_;
+  std::optional<Strategy> strategy_;
   std::optional<CheckpointFile> checkpoint_;  ///< with --checkpoint
   std::optional<RecordFile> records_;         ///< rank 0
   std::unique_ptr<BatchLoader> loader_;
