@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "ops/nccl/batched_copy.h"
+#include "ops/nccl/device_floats.h"
 
 namespace hvd::nccl::device {
 
@@ -39,26 +40,6 @@ inline constexpr int kSmall = 128;
 static_assert(sizeof(Table<kItemsPerLaunch>) + 64 <= 32764, "kernel parameters end there");
 
 // ---- one element
-
-template <class T>
-constexpr bool kFloating =
-    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
-
-HVD_DEVICE float widened(float value) { return value; }
-HVD_DEVICE double widened(double value) { return value; }
-HVD_DEVICE float widened(__half value) { return __half2float(value); }
-HVD_DEVICE float widened(__nv_bfloat16 value) { return __bfloat162float(value); }
-
-template <class D, class Wide>
-HVD_DEVICE D narrowed(Wide value) {
-  if constexpr (std::is_same_v<D, __half>) {
-    return __float2half_rn(value);
-  } else if constexpr (std::is_same_v<D, __nv_bfloat16>) {
-    return __float2bfloat16_rn(value);
-  } else {
-    return static_cast<D>(value);
-  }
-}
 
 template <class T>
 constexpr T kLeast = std::numeric_limits<T>::min();

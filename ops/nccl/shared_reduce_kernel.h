@@ -14,6 +14,7 @@
 #include <span>
 #include <type_traits>
 
+#include "ops/nccl/device_floats.h"
 #include "ops/nccl/shared_reduce.h"
 
 namespace hvd::nccl::reduction {
@@ -43,20 +44,7 @@ struct Scales {
 
 enum class Fold : int { Sum, Average, Min, Max, Product };
 
-HVD_DEVICE float widened(float value) { return value; }
-HVD_DEVICE double widened(double value) { return value; }
-HVD_DEVICE float widened(__half value) { return __half2float(value); }
-HVD_DEVICE float widened(__nv_bfloat16 value) { return __bfloat162float(value); }
-template <class T, class Wide>
-HVD_DEVICE T narrowed(Wide value) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(value);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(value);
-  } else {
-    return value;
-  }
-}
+using device::narrowed, device::widened;
 
 /// Of equal values the first; a NaN wins.
 template <class A>

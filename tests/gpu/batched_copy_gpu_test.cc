@@ -17,31 +17,14 @@
 
 #include "ops/nccl/batched_copy.h"
 #include "tests/support/copy_cases.h"
+#include "tests/support/gpu.h"
 
 namespace {
 
 using hvd::DataType;
 using hvd::element_bytes;
 using namespace hvd::nccl;
-
-void require(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void require(CudaCode code, const char* what) { require(static_cast<cudaError_t>(code), what); }
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(std::size_t bytes) { require(cudaMalloc(&data_, bytes), "cudaMalloc"); }
-  ~DeviceMemory() { cudaFree(data_); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  void* data_ = nullptr;
-};
+using namespace hvd::test;
 
 /// The number of cases that came out wrong.
 int compare_all() {
@@ -85,26 +68,6 @@ std::vector<std::int64_t> resnet50() {
   }
   counts.insert(counts.end(), {2048 * 1000, 1000});
   return counts;
-}
-
-/// Seconds of the fastest of 20, by events.
-double fastest(const std::function<void()>& launch) {
-  cudaEvent_t begin, end;
-  require(cudaEventCreate(&begin), "cudaEventCreate");
-  require(cudaEventCreate(&end), "cudaEventCreate");
-  float best = 1e30F;
-  for (int i = 0; i < 20; ++i) {
-    require(cudaEventRecord(begin, nullptr), "cudaEventRecord");
-    launch();
-    require(cudaEventRecord(end, nullptr), "cudaEventRecord");
-    require(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float milliseconds = 0;
-    require(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    best = std::min(best, milliseconds);
-  }
-  require(cudaEventDestroy(begin), "cudaEventDestroy");
-  require(cudaEventDestroy(end), "cudaEventDestroy");
-  return static_cast<double>(best) * 1e-3;
 }
 
 void measure() {

@@ -1,0 +1,56 @@
+#pragma once
+/// Room card: what the programs of tests/gpu share: CUDA calls that must succeed, device memory, time. A call that fails ends the program
+/// with its name. One thread.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+
+#include "ops/nccl/cuda_types.h"
+
+namespace hvd::test {
+
+inline void require(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+inline void require(nccl::CudaCode code, const char* what) { require(static_cast<cudaError_t>(code), what); }
+
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes) { require(cudaMalloc(&data_, bytes), "cudaMalloc"); }
+  ~DeviceMemory() { cudaFree(data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+/// Seconds of the fastest of 20, by events.
+inline double fastest(const std::function<void()>& launch) {
+  cudaEvent_t begin, end;
+  require(cudaEventCreate(&begin), "cudaEventCreate");
+  require(cudaEventCreate(&end), "cudaEventCreate");
+  float best = 1e30F;
+  for (int i = 0; i < 20; ++i) {
+    require(cudaEventRecord(begin, nullptr), "cudaEventRecord");
+    launch();
+    require(cudaEventRecord(end, nullptr), "cudaEventRecord");
+    require(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float milliseconds = 0;
+    require(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    best = std::min(best, milliseconds);
+  }
+  require(cudaEventDestroy(begin), "cudaEventDestroy");
+  require(cudaEventDestroy(end), "cudaEventDestroy");
+  return static_cast<double>(best) * 1e-3;
+}
+
+}  // namespace hvd::test
