@@ -21,6 +21,7 @@
 
 #include "ops/nccl/nccl_backend.h"
 #include "tests/support/host_nccl_table.h"
+#include "tests/support/sanitized.h"
 
 namespace hvd::nccl::test {
 
@@ -169,9 +170,10 @@ class World {
     {
       std::unique_lock lock(mutex);
       const auto all = [&] { return std::find(ended.begin(), ended.end(), false) == ended.end(); };
-      if (!changed.wait_for(lock, std::chrono::seconds(20), all)) {
+      constexpr int kSeconds = hvd::test::kSanitized ? 120 : 20;
+      if (!changed.wait_for(lock, std::chrono::seconds(kSeconds), all)) {
         for (std::size_t rank = 0; rank < ranks; ++rank) {
-          if (!ended[rank]) std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after 20 s\n", rank, ranks);
+          if (!ended[rank]) std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after %d s\n", rank, ranks, kSeconds);
         }
         std::abort();
       }
