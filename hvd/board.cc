@@ -35,7 +35,7 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-enum FailureState : std::uint32_t { kNoFailure, kBeingWritten, kFailed };
+constexpr int kNoFailure = -1;
 
 }  // namespace
 
@@ -47,9 +47,7 @@ struct Board::Header {
   alignas(64) std::atomic<std::uint64_t> tail{0};
   alignas(64) FutexWord wait_bell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
-  alignas(64) std::atomic<std::uint32_t> failure_state{kNoFailure};
-  Status::Code failure_code = Status::Code::Ok;
-  std::array<char, kFailureText> failure_text{};
+  alignas(64) std::atomic<int> first_failure{kNoFailure};  // the rank whose failure stays
   std::array<BatchState, kBatchRing> batches;
 };
 
@@ -60,6 +58,9 @@ struct alignas(64) Board::RankArea {
   std::atomic<std::uint32_t> born{0};
   std::atomic<std::uint32_t> left{0};
   alignas(64) std::atomic<std::uint64_t> read{0};  // log bytes this rank has read
+  // What this rank says, written before `first_failure` can name it.
+  Status::Code failure_code = Status::Code::Ok;
+  std::array<char, kFailureText> failure_text{};
 };
 
 struct Board::SlotHead {
@@ -346,18 +347,25 @@ bool Board::all_left() const {
 }
 
 void Board::set_failure(const Status& status) {
-  std::uint32_t expected = kNoFailure;
-  if (!header().failure_state.compare_exchange_strong(expected, kBeingWritten)) return;
-  header().failure_code = status.code();
-  auto& text = header().failure_text;
-  const std::size_t length = std::min(status.text().size(), text.size() - 1);
-  std::copy_n(status.text().data(), length, text.data());
-  text[length] = '\0';
-  header().failure_state.store(kFailed, std::memory_order_release);
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failed()) return;
+    RankArea& own = area(self_);
+    own.failure_code = status.code();
+    const std::size_t length = std::min(status.text().size(), own.failure_text.size() - 1);
+    std::copy_n(status.text().data(), length, own.failure_text.data());
+    own.failure_text[length] = '\0';
+    int expected = kNoFailure;
+    if (!header().first_failure.compare_exchange_strong(expected, self_, std::memory_order_acq_rel)) return;
+  }
   ring_waiters();
   ring_all_workers();
 }
-bool Board::failed() const { return header().failure_state.load(std::memory_order_acquire) == kFailed; }
-Status Board::failure() const { return failed() ? Status(header().failure_code, header().failure_text.data()) : Status(); }
+bool Board::failed() const { return header().first_failure.load(std::memory_order_acquire) != kNoFailure; }
+Status Board::failure() const {
+  const int rank = header().first_failure.load(std::memory_order_acquire);
+  if (rank == kNoFailure) return {};
+  return {area(rank).failure_code, area(rank).failure_text.data()};
+}
 
 }  // namespace hvd

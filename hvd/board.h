@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -143,7 +144,7 @@ class Board {
   void leave();
   [[nodiscard]] bool all_left() const;
 
-  /// The failure that ended this world. The first one said stays.
+  /// The failure that ended this world. The first one said stays; `failed()` holds once this has returned, whoever was first.
   void set_failure(const Status& status);
   [[nodiscard]] bool failed() const;
   [[nodiscard]] Status failure() const;
@@ -166,6 +167,7 @@ class Board {
   std::uint32_t slots_;
   std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
   std::uint64_t position_ = 0;
+  std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
 };
 
 /// Holds the board's lock.

@@ -2,9 +2,13 @@
 /// the configuration.
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <map>
+#include <span>
 #include <thread>
 
 #include "hvd/affinity.h"
@@ -25,6 +29,25 @@ Signature signature_of(DataType dtype, Shape shape, OpKind kind = OpKind::Allred
   signature.tensors.push_back({dtype, std::move(shape)});
   return signature;
 }
+
+/// Memory of a board whose ranks are of this process.
+class BoardMemory {
+ public:
+  BoardMemory(int ranks, std::uint32_t slots)
+      : bytes_(Board::bytes_needed(ranks, slots)),
+        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    REQUIRE(memory_ != MAP_FAILED);
+    Board::format(block(), ranks, slots);
+  }
+  ~BoardMemory() { ::munmap(memory_, bytes_); }
+  BoardMemory(const BoardMemory&) = delete;
+  BoardMemory& operator=(const BoardMemory&) = delete;
+  [[nodiscard]] std::span<std::byte> block() const { return {static_cast<std::byte*>(memory_), bytes_}; }
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+};
 
 SharedSignature shared(Signature signature) { return std::make_shared<const Signature>(std::move(signature)); }
 
@@ -222,73 +245,83 @@ TEST_CASE("records that make no sense are refused") {
 }
 
 TEST_CASE("the board's log: all read the same, round and round; it is full until the slowest has read") {
-  const std::size_t bytes = Board::bytes_needed(2, 16);
-  void* raw = std::aligned_alloc(4096, bytes);
-  std::memset(raw, 0, bytes);
-  const std::span block(static_cast<std::byte*>(raw), bytes);
-  Board::format(block, 2, 16);
-  {
-    Board writer(block, 0);
-    Board reader(block, 1);
-    std::uint64_t written = 0;
-    std::uint64_t read = 0;
-    bool was_full = false;
-    for (int i = 0; i < 3000; ++i) {
-      const Bytes record(1000 + static_cast<std::size_t>(i) * 7 % 5000, static_cast<std::byte>(i));
-      const BoardLock lock(writer);
-      if (!writer.has_room(record.size())) {
-        was_full = true;
-        while (auto one = reader.read_next()) {
-          CHECK((*one)[0] == static_cast<std::byte>(read));
-          CHECK(one->size() == 1000 + read * 7 % 5000);
-          ++read;
-        }
-        REQUIRE(writer.has_room(record.size()));
+  const BoardMemory memory(2, 16);
+  Board writer(memory.block(), 0);
+  Board reader(memory.block(), 1);
+  std::uint64_t written = 0;
+  std::uint64_t read = 0;
+  bool was_full = false;
+  for (int i = 0; i < 3000; ++i) {
+    const Bytes record(1000 + static_cast<std::size_t>(i) * 7 % 5000, static_cast<std::byte>(i));
+    const BoardLock lock(writer);
+    if (!writer.has_room(record.size())) {
+      was_full = true;
+      while (auto one = reader.read_next()) {
+        CHECK((*one)[0] == static_cast<std::byte>(read));
+        CHECK(one->size() == 1000 + read * 7 % 5000);
+        ++read;
       }
-      writer.append(record);
-      ++written;
+      REQUIRE(writer.has_room(record.size()));
     }
-    while (reader.read_next()) ++read;
-    CHECK(was_full);
-    CHECK(read == written);
-    CHECK_FALSE(writer.read_next().has_value());  // an appender has read what it wrote
+    writer.append(record);
+    ++written;
   }
-  std::free(raw);
+  while (reader.read_next()) ++read;
+  CHECK(was_full);
+  CHECK(read == written);
+  CHECK_FALSE(writer.read_next().has_value());  // an appender has read what it wrote
 }
 
 TEST_CASE("slots: arrivals, generations, and locations of two rounds") {
-  const std::size_t bytes = Board::bytes_needed(2, 16);
-  void* raw = std::aligned_alloc(4096, bytes);
-  std::memset(raw, 0, bytes);
-  const std::span block(static_cast<std::byte*>(raw), bytes);
-  Board::format(block, 2, 16);
+  const BoardMemory memory(2, 16);
+  Board a(memory.block(), 0);
+  Board b(memory.block(), 1);
+  a.set_location(3, 11);
+  CHECK(a.arrive(3, 0) == 1);
+  CHECK_FALSE(a.has_arrived_too(3, 1));
+  b.set_location(3, 12);
+  CHECK(b.arrive(3, 0) == 2);
+  CHECK(b.coming_location(3, 0) == 11);
   {
-    Board a(block, 0);
-    Board b(block, 1);
-    a.set_location(3, 11);
-    CHECK(a.arrive(3, 0) == 1);
-    CHECK_FALSE(a.has_arrived_too(3, 1));
-    b.set_location(3, 12);
-    CHECK(b.arrive(3, 0) == 2);
-    CHECK(b.coming_location(3, 0) == 11);
-    {
-      const BoardLock lock(b);
-      b.reset_arrivals(3, 1);
-    }
-    CHECK(a.has_arrived_too(3, 1));  // still asked about the round that is over
-    a.set_location(3, 21);           // already in the next round
-    CHECK(a.arrive(3, 0) == 1);
-    CHECK(b.location(3, 0) == 11);  // what a late reader of the last round needs
-    CHECK(b.coming_location(3, 0) == 21);
-    {
-      const BoardLock lock(b);
-      CHECK_FALSE(b.evict(3));  // somebody is there
-      CHECK(b.evict(4));
-    }
-    CHECK(a.arrive(4, 0) == 0);  // an old generation
-    CHECK(a.arrive(4, 1) == 1);
+    const BoardLock lock(b);
+    b.reset_arrivals(3, 1);
   }
-  std::free(raw);
+  CHECK(a.has_arrived_too(3, 1));  // still asked about the round that is over
+  a.set_location(3, 21);           // already in the next round
+  CHECK(a.arrive(3, 0) == 1);
+  CHECK(b.location(3, 0) == 11);  // what a late reader of the last round needs
+  CHECK(b.coming_location(3, 0) == 21);
+  {
+    const BoardLock lock(b);
+    CHECK_FALSE(b.evict(3));  // somebody is there
+    CHECK(b.evict(4));
+  }
+  CHECK(a.arrive(4, 0) == 0);  // an old generation
+  CHECK(a.arrive(4, 1) == 1);
+}
+
+TEST_CASE("the board's failure: known to whoever has said one, when two ranks say theirs at once") {
+  constexpr int kRanks = 2;
+  for (int round = 0; round < 2000; ++round) {
+    const BoardMemory memory(kRanks, 1);
+    std::array<Status, kRanks> seen;
+    std::atomic<int> ready{0};
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < kRanks; ++rank)
+      ranks.emplace_back([&, rank] {
+        Board board(memory.block(), rank);
+        const Status own{Status::Code::BackendError, "rank " + std::to_string(rank) + std::string(2000, '.')};
+        ++ready;
+        while (ready.load() < kRanks) std::this_thread::yield();
+        board.set_failure(own);
+        seen[static_cast<std::size_t>(rank)] = board.failure();
+      });
+    ranks.clear();
+    for (const Status& status : seen) {
+      REQUIRE(status.code() == Status::Code::BackendError);
+      REQUIRE(status.text() == seen[0].text());
+    }
+  }
 }
 
 TEST_CASE("the configuration: values, Horovod's names, and what is not allowed") {
