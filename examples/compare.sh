@@ -42,7 +42,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 : >"$work/measured"
 
-has() { [ -n "$1" ] && command -v "$1" >/dev/null && (cd "$work" && "$1" -c "$2" >/dev/null 2>&1); }
+# shellcheck source=compare_common.sh
+. "$root/examples/compare_common.sh"
 with_gloo=0 with_horovod=0
 if has "$python" "import torch.distributed"; then with_gloo=1; else echo "compare.sh: without gloo: $python has no torch"; fi
 if has "$horovod" "import horovod.torch"; then with_horovod=1; else echo "compare.sh: without Horovod: HVD_HOROVOD_PYTHON names no python that has it"; fi
@@ -57,7 +58,6 @@ ranks_run() {
     exit 1
   }
 }
-port() { echo $((20000 + RANDOM % 12000)); }
 
 # Measurements are lines "WORK SUBJECT TIME [RATIO]".
 
@@ -199,8 +199,5 @@ awk -F '\t' -v base="$base" -v list="${works[*]}" -v order="$subjects" '
   }' "$work/medians"
 
 if [ -n "$svg" ]; then
-  { printf '# title: %s\n# base: %s\n# unit: %s\n# note: %s\n# subjects: %s\n' "$title" "$base" "$unit" "$note" "$subjects"; cat "$work/medians"; } >"${svg%.svg}.tsv"
-  draw=
-  for draw in python3 "$python" ''; do if has "$draw" ""; then break; fi; done
-  if [ -n "$draw" ]; then "$draw" "$root/examples/plot.py" "${svg%.svg}.tsv" "$svg"; else echo "compare.sh: no plot: there is no python3 to draw ${svg%.svg}.tsv"; fi
+  plot "$svg" "$python" "$title" "$base" "$unit" "$note" "$subjects"
 fi

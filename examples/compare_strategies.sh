@@ -34,7 +34,8 @@ trap 'rm -rf "$work"' EXIT
 : >"$work/measured"
 export PYTHONDONTWRITEBYTECODE=1
 
-has() { [ -n "$1" ] && command -v "$1" >/dev/null && (cd "$work" && "$1" -c "$2" >/dev/null 2>&1); }
+# shellcheck source=compare_common.sh
+. "$root/examples/compare_common.sh"
 
 # Records of two labels, coarse and fine, and 3,072 random bytes.
 mkdir "$work/cifar100"
@@ -55,7 +56,7 @@ run() {
 
 # peer SUBJECT PYTHON: peers_steps.py says milliseconds per step
 peer() {
-  HVD_COMPARE_PORT=$((20000 + RANDOM % 12000)) OMP_NUM_THREADS=1 timeout 900 mpirun -np "$ranks" "$2" "$root/examples/peers_steps.py" "$1" --model resnet18 \
+  HVD_COMPARE_PORT=$(port) OMP_NUM_THREADS=1 timeout 900 mpirun -np "$ranks" "$2" "$root/examples/peers_steps.py" "$1" --model resnet18 \
     --rounds $((steps - 2)) --warmup 2 --batch-size "$batch" --classes 100 >"$work/out" 2>&1 </dev/null ||
     { echo "compare_strategies.sh: $1 failed:" >&2; cat "$work/out" >&2; exit 1; }
   awk -v s="$1" -v n="$images" -v batch=$((ranks * batch)) '$1 == s && NF == 3 { print "fp32", "Python-" s, n / batch * $2 / 1000 }' "$work/out" >>"$work/measured"
@@ -114,8 +115,5 @@ awk -F '\t' -v order="$subjects" '
 echo
 echo "In brackets: how many times as long as hvd."
 if [ -n "$svg" ]; then
-  { printf '# title: %s\n# base: hvd\n# unit: s\n# note: how many times as long as hvd\n# subjects: %s\n' "$title" "$subjects"; cat "$work/medians"; } >"${svg%.svg}.tsv"
-  draw=
-  for draw in python3 "$python" ''; do if has "$draw" ""; then break; fi; done
-  if [ -n "$draw" ]; then "$draw" "$root/examples/plot.py" "${svg%.svg}.tsv" "$svg"; else echo "compare_strategies.sh: no plot: there is no python3"; fi
+  plot "$svg" "$python" "$title" hvd s "how many times as long as hvd" "$subjects"
 fi

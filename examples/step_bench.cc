@@ -24,6 +24,7 @@
 
 #include "examples/models/bert.h"
 #include "examples/models/models.h"
+#include "examples/train/setup.h"
 
 namespace {
 
@@ -31,7 +32,9 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string model = "resnet18";
-  std::vector<std::string> subjects{"none", "hvd", "mpi"};
+  std::vector<std::string> subjects;
+  std::string device = "cpu";
+  std::string amp;
   int rounds = 20;
   int warmup = 3;
   std::int64_t batch = 4;
@@ -51,9 +54,12 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"resnet18", "resnet50", "bert-base"}));
   app.add_option("-s,--subjects", options.subjects,
                  "What is measured, in turn: none (no communication), hvd, hvd-fp16, hvd-bf16, hvd-sharded (optimizer "
-                 "state shared out), mpi (default none,hvd,mpi). Each has a copy of the model")
+                 "state shared out), mpi (default none,hvd,mpi; on a GPU none,hvd). Each has a copy of the model")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "mpi"}));
+  app.add_option("--device", options.device, "cpu (default) or cuda: the GPUs of the host, in turn")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--amp", options.amp, "Forward in mixed precision: bf16, on a GPU also fp16 (default: none)")
+      ->check(CLI::IsMember({"bf16", "fp16"}));
   app.add_option("-n,--rounds,rounds", options.rounds, "Measured steps of each (default 20)")->check(at_least_1);
   app.add_option("-w,--warmup", options.warmup, "Steps before them that do not count (default 3)")->check(CLI::Range(0, 1'000'000));
   app.add_option("-b,--batch-size,batch", options.batch, "Images or sequences per rank (default 4)")->check(at_least_1);
@@ -75,22 +81,31 @@ void add_options(CLI::App& app, Options& options) {
 
 /// What one rank trains on. Random, other for every rank, the same for every subject.
 struct Batch {
-  explicit Batch(const Options& options) {
+  Batch(const Options& options, torch::Device device) {
     torch::manual_seed(1 + hvd::rank());
     inputs = options.model == "bert-base" ? torch::randint(0, options.bert.vocabulary, {options.batch, options.sequence}, torch::kInt64)
                                           : torch::randn({options.batch, 3, options.side, options.side});
     labels = torch::randint(0, options.classes, {options.batch}, torch::kInt64);
+    inputs = inputs.to(device);
+    labels = labels.to(device);
   }
   torch::Tensor inputs, labels;
 };
 
-std::shared_ptr<examples::Classifier> make_model(const Options& options) {
+std::shared_ptr<examples::Classifier> make_model(const Options& options, torch::Device device) {
   torch::manual_seed(0);  // all ranks and subjects start alike
-  if (options.model != "bert-base")
-    return examples::make_model({.name = options.model, .image = {3, options.side, options.side}, .classes = options.classes});
   examples::BertOptions bert = options.bert;
   bert.classes = options.classes;
-  return examples::bert(bert);
+  auto model = options.model == "bert-base"
+                   ? examples::bert(bert)
+                   : examples::make_model({.name = options.model, .image = {3, options.side, options.side}, .classes = options.classes});
+  model->to(device);
+  return model;
+}
+
+/// What a GPU still does is a part of what is timed.
+void finish_on(torch::Device device) {
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
 }
 
 /// The average over all ranks, as a program without a library would make it.
@@ -107,7 +122,9 @@ void average_by_hand(const std::vector<torch::Tensor>& parameters) {
 /// One way of training, with a model of its own.
 class Subject {
  public:
-  Subject(std::string name, const Options& options) : name_(std::move(name)), model_(make_model(options)), plain_(make_optimizer(options)) {
+  Subject(std::string name, const Options& options, torch::Device device)
+      : name_(std::move(name)), device_(device), model_(make_model(options, device)), plain_(make_optimizer(options)) {
+    if (!options.amp.empty()) amp_ = options.amp == "bf16" ? torch::kBFloat16 : torch::kHalf;
     if (!is_hvd()) return;
     hvd::DistributedOptimizerOptions how;
     if (name_ == "hvd-fp16") how.compression = hvd::Compression::fp16();
@@ -131,10 +148,12 @@ class Subject {
   [[nodiscard]] double batches_per_step() const { return static_cast<double>(batches_) / static_cast<double>(milliseconds_.size()); }
 
   void step(const Batch& batch, bool counts) {
+    finish_on(device_);
     hvd::barrier();
     const auto before = hvd::stats().batches_run;
     const auto start = std::chrono::steady_clock::now();
     train(batch);
+    finish_on(device_);
     const auto after = hvd::stats().batches_run;
     hvd::barrier();
     const double took = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -146,9 +165,11 @@ class Subject {
   /// The optimizer's step alone, with the gradients of the last step.
   void update() {
     wrapped_->synchronize();
+    finish_on(device_);
     hvd::barrier();
     const auto start = std::chrono::steady_clock::now();
     wrapped_->step();
+    finish_on(device_);
     hvd::barrier();
     update_milliseconds_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }
@@ -160,7 +181,7 @@ class Subject {
   }
 
   void train(const Batch& batch) {
-    const auto backward = [&] { torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels).backward(); };
+    const auto backward = [&] { loss(batch).backward(); };
     if (wrapped_) {
       wrapped_->zero_grad();
       backward();
@@ -173,7 +194,14 @@ class Subject {
     plain_->step();
   }
 
+  [[nodiscard]] torch::Tensor loss(const Batch& batch) const {
+    const hvd::AutocastGuard guard(device_.type(), amp_.value_or(torch::kBFloat16), amp_.has_value());
+    return torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels);
+  }
+
   std::string name_;
+  torch::Device device_;
+  std::optional<torch::ScalarType> amp_;
   std::shared_ptr<examples::Classifier> model_;
   std::unique_ptr<torch::optim::Optimizer> plain_;
   std::optional<hvd::DistributedOptimizer> wrapped_;
@@ -232,10 +260,13 @@ Json report(const Options& options, const Subjects& subjects) {
   fmt::print("# step_bench: {}, {} gradients, {:.1f} MiB; batch {} per rank, {}; {} ranks, {} rounds, all subjects in turn\n",
              options.model, parameters.size(), static_cast<double>(elements) * 4 / (1 << 20), options.batch, input, hvd::size(),
              options.rounds);
+  if (options.device != "cpu" || !options.amp.empty())
+    fmt::print("# on {}{}\n", options.device, options.amp.empty() ? "" : ", forward in mixed precision: " + options.amp);
   fmt::print("#{:>11} {:>10} {:>10} {:>10} {:>8} {:>8}\n", "subject", "ms", "p90", "min", "x none", "batches");
   Json json{{"program", "step_bench"}, {"model", options.model},   {"tensors", parameters.size()},
             {"bytes", elements * 4},   {"ranks", hvd::size()},     {"batch", options.batch},
-            {"input", input},          {"rounds", options.rounds}, {"rows", Json::array()}};
+            {"input", input},          {"rounds", options.rounds}, {"device", options.device},
+            {"amp", options.amp},      {"rows", Json::array()}};
   const Subject* floor = find(subjects, "none");
   for (const auto& subject : subjects) {
     const auto& times = subject->milliseconds();
@@ -266,9 +297,10 @@ Json report(const Options& options, const Subjects& subjects) {
 }
 
 int run(const Options& options) {
-  const Batch batch(options);
+  const torch::Device device = examples::choose_device(options.device);
+  const Batch batch(options, device);
   Subjects subjects;
-  for (const auto& name : options.subjects) subjects.push_back(std::make_unique<Subject>(name, options));
+  for (const auto& name : options.subjects) subjects.push_back(std::make_unique<Subject>(name, options, device));
   const auto start = options.check ? subjects.front()->flat() : torch::Tensor();
   for (int round = -options.warmup; round < options.rounds; ++round) {
     // Another one goes first every time: what a step leaves in the caches is nobody's advantage.
@@ -306,6 +338,9 @@ std::string wrong_with(const Options& options) {
   if (options.model != "bert-base" && options.batch == 1 && options.side <= 32)
     return fmt::format("--batch-size 1 with --image-size {}: the last batch norm needs more than one value; take 2, or larger images",
                        options.side);
+  if (options.device == "cuda" && std::count(options.subjects.begin(), options.subjects.end(), "mpi") > 0)
+    return "--subjects mpi: MPI_Allreduce by hand is for gradients on the host";
+  if (options.device == "cpu" && options.amp == "fp16") return "--amp fp16: on a GPU only";
   if (options.check && options.updates > 0) return "--check compares what the same steps came to; not with --updates";
   if (options.check && options.optimizer != "sgd") return "--check goes with --optimizer sgd";
   for (const auto& subject : options.subjects)
@@ -323,6 +358,8 @@ int main(int argc, char** argv) {
   const bool speaks = hvd::launcher_hints().rank.value_or(0) == 0;
   try {
     app.parse(argc, argv);
+    if (options.subjects.empty()) options.subjects = {"none", "hvd"};
+    if (app.count("--subjects") == 0 && options.device == "cpu") options.subjects.emplace_back("mpi");
     if (const auto wrong = wrong_with(options); !wrong.empty()) throw CLI::ValidationError(wrong);
   } catch (const CLI::CallForHelp&) {
     if (speaks) std::fputs(app.help().c_str(), stdout);

@@ -1,7 +1,5 @@
 #include "hvd/affinity.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -10,6 +8,7 @@
 
 #include "hvd/log.h"
 #include "hvd/signature.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -33,17 +32,17 @@ cpu_set_t usable_cores() {
 std::string affinity_problem(const std::vector<int>& cores, int local_rank, int local_size) {
   if (cores.empty()) return {};
   const auto refusal = [&](const std::string& allowed) {
-    return fmt::format("HVD_THREAD_AFFINITY: '{}' is not allowed; it must be {}", fmt::join(cores, ","), allowed);
+    return formatted("HVD_THREAD_AFFINITY: '{}' is not allowed; it must be {}", joined(cores, ","), allowed);
   };
   if (cores.size() < static_cast<std::size_t>(local_size))
-    return refusal(fmt::format("a core for each of the {} ranks of the host", local_size));
+    return refusal(formatted("a core for each of the {} ranks of the host", local_size));
   const cpu_set_t usable = usable_cores();
   const int core = cores[static_cast<std::size_t>(local_rank)];
   if (core >= 0 && core < CPU_SETSIZE && CPU_ISSET(static_cast<unsigned>(core), &usable)) return {};
   std::vector<int> allowed;
   for (int other = 0; other < CPU_SETSIZE; ++other)
     if (CPU_ISSET(static_cast<unsigned>(other), &usable)) allowed.push_back(other);
-  return refusal(fmt::format("of the cores that the process may use: {}", rank_list(allowed)));
+  return refusal(formatted("of the cores that the process may use: {}", rank_list(allowed)));
 }
 
 void pin_this_thread(const std::vector<int>& cores, int local_rank) {

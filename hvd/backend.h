@@ -58,6 +58,10 @@ struct BatchMember {
   std::vector<std::uint64_t> locations;
 };
 
+inline std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
+  return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
+}
+
 struct Batch {
   std::uint64_t sequence = 0;  ///< the same on all ranks of the domain, ascending
   std::uint64_t order = 0;     ///< the same on all ranks of the process set, ascending

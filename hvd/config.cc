@@ -1,7 +1,5 @@
 #include "hvd/config.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +11,7 @@
 
 #include "hvd/errors.h"
 #include "hvd/spawn.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -32,7 +31,7 @@ std::optional<std::string> environment(const std::string& name) {
 /// HVD_`suffix`, else HOROVOD_`suffix`.
 std::optional<Variable> variable(std::string_view suffix) {
   for (const char* prefix : {"HVD_", "HOROVOD_"}) {
-    const std::string name = fmt::format("{}{}", prefix, suffix);
+    const std::string name = formatted("{}{}", prefix, suffix);
     if (auto value = environment(name)) return Variable{name, std::move(*value)};
   }
   return std::nullopt;
@@ -42,7 +41,7 @@ constexpr int kMostCores = 1024;  // of a cpu_set_t
 constexpr int kMostNcclStreams = 64;
 
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
-  throw InvalidArgument(fmt::format("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
+  throw InvalidArgument(formatted("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
 }
 
 std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_t most, std::string_view unit) {
@@ -50,7 +49,7 @@ std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_
   const char* end = variable.value.data() + variable.value.size();
   const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
   if (error != std::errc() || stop != end || value < least || value > most)
-    refuse(variable, fmt::format("a whole number of {}, {} to {}", unit, least, most));
+    refuse(variable, formatted("a whole number of {}, {} to {}", unit, least, most));
   return value;
 }
 
@@ -60,7 +59,7 @@ std::chrono::microseconds milliseconds(const Variable& variable, int most) {
   const char* end = variable.value.data() + variable.value.size();
   const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
   if (error != std::errc() || stop != end || !(value >= 0 && value <= most))
-    refuse(variable, fmt::format("a number of milliseconds, 0 to {}", most));
+    refuse(variable, formatted("a number of milliseconds, 0 to {}", most));
   return std::chrono::microseconds(static_cast<std::int64_t>(value * 1000));
 }
 
@@ -72,7 +71,7 @@ std::vector<int> cores(const Variable& variable) {
     int core = 0;
     const auto [stop, error] = std::from_chars(place, end, core);
     if (error != std::errc() || core < 0 || core >= kMostCores || (stop != end && *stop != ','))
-      refuse(variable, fmt::format("a list of cores, 0 to {}, one for each rank of the host, with commas between them", kMostCores - 1));
+      refuse(variable, formatted("a list of cores, 0 to {}, one for each rank of the host, with commas between them", kMostCores - 1));
     list.push_back(core);
     place = stop;
     more = stop != end;
@@ -87,7 +86,7 @@ Enum choice(const Variable& variable, const std::array<std::pair<std::string_vie
     if (variable.value == name) return value;
     names.push_back(name);
   }
-  refuse(variable, fmt::format("one of {}", fmt::join(names, ", ")));
+  refuse(variable, formatted("one of {}", joined(names, ", ")));
 }
 
 constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
@@ -144,11 +143,13 @@ Config Config::from_environment() {
 
 std::string shared_part(const Config& config) {
   const auto on = [](bool value) { return value ? "on" : "off"; };
-  return fmt::format(
-      "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets {}, timeline '{}', NCCL streams {}, "
+  std::vector<std::string> process_sets;
+  for (const auto& ranks : config.process_sets) process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
+  return formatted(
+      "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets [{}], timeline '{}', NCCL streams {}, "
       "elastic {}, GPU backend {}",
       config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
-      config.shared_memory == SharedMemory::Auto ? "auto" : "off", config.process_sets, config.timeline, config.num_nccl_streams,
+      config.shared_memory == SharedMemory::Auto ? "auto" : "off", joined(process_sets, ", "), config.timeline, config.num_nccl_streams,
       on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first);
 }
 

@@ -1,7 +1,5 @@
 #include "hvd/engine.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "hvd/affinity.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -38,13 +37,12 @@ bool reduces(OpKind kind) { return std::find(std::begin(kReducing), std::end(kRe
 void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::string& what) {
   const auto& splits = tensor.splits;
   if (splits.size() != ranks)
-    throw InvalidArgument(
-        fmt::format("{}: {} splits for {} ranks; one number of rows for each rank is needed", what, splits.size(), ranks));
+    throw InvalidArgument(formatted("{}: {} splits for {} ranks; one number of rows for each rank is needed", what, splits.size(), ranks));
   std::int64_t sum = 0;
   for (const auto rows : splits) {
     if (rows < 0 || rows > tensor.shape.front() - sum)
       throw InvalidArgument(
-          fmt::format("{}: the splits {} do not fit into the {} rows of the tensor", what, to_string(splits), tensor.shape.front()));
+          formatted("{}: the splits {} do not fit into the {} rows of the tensor", what, to_string(splits), tensor.shape.front()));
     sum += rows;
   }
 }
@@ -53,11 +51,11 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
 Status with_names_of_members(const Status& status, const Submission& submission) {
   std::string text = status.text();
   for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
-    const std::string number = fmt::format("tensor {} is ", i);
+    const std::string number = formatted("tensor {} is ", i);
     const std::string& name = submission.tensors[i].name;
     if (name.empty()) continue;
     for (auto at = text.find(number); at != std::string::npos; at = text.find(number, at + number.size() + name.size()))
-      text.replace(at, number.size(), fmt::format("tensor '{}' is ", name));
+      text.replace(at, number.size(), formatted("tensor '{}' is ", name));
   }
   return {status.code(), std::move(text)};
 }
@@ -72,12 +70,12 @@ std::size_t introduction_bytes(const UnitKey& key, const Signature& signature) {
 std::uint32_t slots_for(const Signature& signature) { return std::max(1U, static_cast<std::uint32_t>(signature.tensors.size())); }
 
 std::string joined_text(const UnitKey& key, int rank) {
-  return fmt::format("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
-                     display_name(key.name), rank, key.process_set);
+  return formatted("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
+                   display_name(key.name), rank, key.process_set);
 }
 
 std::string removed_text(const UnitKey& key) {
-  return fmt::format("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
+  return formatted("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
 }
 
 BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
@@ -134,26 +132,26 @@ void Engine::raise_if_over() const {
 }
 
 void Engine::check(const Submission& submission) const {
-  const auto what = [&] { return fmt::format("{} '{}'", name_of(submission.kind), submission.name); };
+  const auto what = [&] { return formatted("{} '{}'", name_of(submission.kind), submission.name); };
   if (!negotiator_.has_process_set(submission.process_set))
-    throw InvalidArgument(fmt::format("{}: there is no process set {}", what(), submission.process_set));
+    throw InvalidArgument(formatted("{}: there is no process set {}", what(), submission.process_set));
   const auto& set = negotiator_.process_set(submission.process_set);
   if (set.rank < 0)
-    throw InvalidArgument(fmt::format("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank,
-                                      submission.process_set, rank_list(set.ranks)));
+    throw InvalidArgument(formatted("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank, submission.process_set,
+                                    rank_list(set.ranks)));
   if (submission.kind == OpKind::Broadcast && std::find(set.ranks.begin(), set.ranks.end(), submission.root) == set.ranks.end())
-    throw InvalidArgument(fmt::format("{}: root rank {} is not in process set {} (ranks {})", what(), submission.root,
-                                      submission.process_set, rank_list(set.ranks)));
+    throw InvalidArgument(formatted("{}: root rank {} is not in process set {} (ranks {})", what(), submission.root, submission.process_set,
+                                    rank_list(set.ranks)));
   if (submission.tensors.size() > board_.slots())
     throw InvalidArgument(
-        fmt::format("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
+        formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
   const bool by_rows =
       submission.kind == OpKind::Allgather || submission.kind == OpKind::Alltoall || submission.kind == OpKind::Reducescatter;
   if (!by_rows) return;
   for (const auto& tensor : submission.tensors) {
     if (tensor.shape.empty())
-      throw InvalidArgument(fmt::format("{}: a scalar has no first dimension to {} along", what(),
-                                        submission.kind == OpKind::Allgather ? "gather" : "scatter"));
+      throw InvalidArgument(formatted("{}: a scalar has no first dimension to {} along", what(),
+                                      submission.kind == OpKind::Allgather ? "gather" : "scatter"));
     if (submission.kind == OpKind::Alltoall) check_splits(tensor, set.ranks.size(), what());
   }
 }
@@ -175,18 +173,18 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     const auto traits = traits_of(signature, tensor.dtype, submission.device, negotiator_.process_set(submission.process_set));
     const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
     if (backend == parts_.backends.end())
-      throw InvalidArgument(fmt::format("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
-                                        reduces(submission.kind) ? name_of(submission.op) : name_of(submission.kind), name_of(tensor.dtype),
-                                        name_of(submission.device.kind)));
+      throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
+                                      reduces(submission.kind) ? name_of(submission.op) : name_of(submission.kind), name_of(tensor.dtype),
+                                      name_of(submission.device.kind)));
     entry->backends.push_back(backend->get());
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
   if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
-    throw InvalidArgument(fmt::format("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
+    throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
-    throw InvalidArgument(fmt::format("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
-                                      name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
-                                      submission.name.size()));
+    throw InvalidArgument(formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
+                                    name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
+                                    submission.name.size()));
   entry->submission = std::move(submission);
   return entry;
 }
@@ -412,7 +410,7 @@ bool Engine::introduce(Entry& entry) {
       commit(*negotiator_.introduction(entry.key, rank, entry.signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
     });
     if (room == Room::None)
-      throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+      throw BackendError(formatted("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
     if (room != Room::Now) return false;
     unit = negotiator_.find(entry.key);
     entry.repeats = false;
@@ -454,7 +452,7 @@ void Engine::agree_by_root(const UnitKey& key, const Agreement& what) {
     if (done) return;
     relay_->retell(key);
   }
-  throw BackendError(fmt::format("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
+  throw BackendError(formatted("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
 }
 
 bool Engine::evictable(std::uint32_t id) const {
@@ -495,8 +493,8 @@ void Engine::nudge_readers() {
   board_.ring_all_workers();
   board_.ring_waiters();
   if (const auto dead = board_.find_dead())
-    board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()",
-                                                              parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)])});
+    board_.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()",
+                                                            parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)])});
   std::this_thread::sleep_for(50us);
 }
 
@@ -935,7 +933,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   const Agreement& what = agreed.what;
   if (std::binary_search(what.absent.begin(), what.absent.end(), parts_.topology.rank)) return;
   Entry* entry = ledger_.find(agreed.id);
-  if (entry == nullptr) throw BackendError(fmt::format("'{}' was agreed, but this rank has not submitted it", unit.key.name));
+  if (entry == nullptr) throw BackendError(formatted("'{}' was agreed, but this rank has not submitted it", unit.key.name));
   parts_.stats->add(parts_.stats->negotiation_rounds, 1);
   if (!agreed.verdict.ok()) return finish_entry(*entry, with_names_of_members(agreed.verdict, entry->submission));
   entry->state = advance(entry->state, EntryEvent::Agree);
@@ -1005,8 +1003,8 @@ bool Engine::fail_if_left(std::uint32_t id, int left_rank) {
   if (is_here && board_.has_arrived_too(entry.unit, static_cast<int>(here - domain.begin()))) return false;
   // One elsewhere may have been ready before it left, and the root's decision be on its way: `report_stalls` gives it time.
   if (!is_here && Clock::now() - entry.since < kGraceForDecisions) return false;
-  finish_entry(entry, {Status::Code::Shutdown, fmt::format("{} '{}': rank {} has called hvd::shutdown() without submitting it",
-                                                           name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
+  finish_entry(entry, {Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
+                                                         name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
   return true;
 }
 
@@ -1312,8 +1310,8 @@ void Engine::finish_entry(Entry& entry, Status status) {
 void Engine::fail_what_was_never_agreed() {
   for (Entry* entry : ledger_.all()) {
     if (entry->state != EntryState::Waiting || !entry->announced) continue;
-    finish_entry(*entry, {Status::Code::Shutdown, fmt::format("{} '{}' was pending when hvd::shutdown() was called",
-                                                              name_of(entry->key.kind), display_name(entry->key.name))});
+    finish_entry(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when hvd::shutdown() was called", name_of(entry->key.kind),
+                                                            display_name(entry->key.name))});
   }
 }
 
@@ -1361,7 +1359,7 @@ void Engine::look_for_trouble() {
   if (board_.failed()) return;
   if (const auto dead = board_.find_dead()) {
     const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
-    board_.set_failure({Status::Code::RankFailed, fmt::format("rank {} died, or ended without hvd::shutdown()", rank)});
+    board_.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
     return;
   }
   look_for_conflicts();
@@ -1427,20 +1425,20 @@ std::string Engine::blame(const Entry& entry) const {
       missing.push_back(domain[i]);
   std::string text;
   if (!missing.empty()) {
-    text = fmt::format("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
-                       missing.size() == 1 ? "has" : "have");
+    text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
+                     missing.size() == 1 ? "has" : "have");
   } else if (const auto awaited = relay_ ? relay_->awaited(entry.key) : missing; awaited.size() == 1) {
-    text = fmt::format("rank {}, on another host, has not submitted it", awaited.front());
+    text = formatted("rank {}, on another host, has not submitted it", awaited.front());
   } else if (!awaited.empty()) {
-    text = fmt::format("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
+    text = formatted("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
   }
   for (const Unit* other : negotiator_.units_of(entry.key.process_set, entry.key.name)) {
     std::vector<int> there;
     for (std::size_t i = 0; other->id != entry.unit && i < domain.size(); ++i)
       if (board_.has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
     if (!there.empty())
-      text += fmt::format("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s",
-                          rank_list(there), there.size() == 1 ? "s" : "", name_of(other->key.kind));
+      text += formatted("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s", rank_list(there),
+                        there.size() == 1 ? "s" : "", name_of(other->key.kind));
   }
   return text;
 }
@@ -1462,8 +1460,8 @@ void Engine::report_stalls() {
     over = over && (!culprits.empty() || waited >= config.stall_shutdown_time + kGraceForDecisions);
     if (!over && !due) return;
     entry.reported = now;
-    const std::string text = fmt::format("{} '{}' has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name),
-                                         waited.count(), culprits.empty() ? "ranks on other hosts have not submitted it" : culprits);
+    const std::string text = formatted("{} '{}' has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name), waited.count(),
+                                       culprits.empty() ? "ranks on other hosts have not submitted it" : culprits);
     if (over) {
       board_.set_failure({Status::Code::StallTimeout, text});
       return;

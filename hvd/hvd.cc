@@ -1,12 +1,11 @@
 #include "hvd/hvd.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
 
 #include "hvd/engine.h"
+#include "hvd/text.h"
 #include "hvd/world.h"
 
 namespace hvd {
@@ -35,13 +34,13 @@ const Topology& topology() { return current()->engine->topology(); }
 
 const ProcessSetInfo& info(int id) {
   const auto& negotiator = current()->engine->negotiator();
-  if (!negotiator.has_process_set(id)) throw InvalidArgument(fmt::format("there is no process set {}", id));
+  if (!negotiator.has_process_set(id)) throw InvalidArgument(formatted("there is no process set {}", id));
   return negotiator.process_set(id);
 }
 
 Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
   if (inputs.size() != outputs.size() || inputs.empty())
-    throw InvalidArgument(fmt::format("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
+    throw InvalidArgument(formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
   Submission submission;
   submission.kind = OpKind::Allreduce;
   submission.name = options.name;
@@ -52,10 +51,10 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
   submission.device = inputs.front().device;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
-      throw InvalidArgument(fmt::format("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
-                                        to_string(inputs[i].shape), name_of(outputs[i].dtype), to_string(outputs[i].shape)));
+      throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
+                                      to_string(inputs[i].shape), name_of(outputs[i].dtype), to_string(outputs[i].shape)));
     if (inputs[i].device != submission.device)
-      throw InvalidArgument(fmt::format("allreduce '{}': the tensors of a group must be on one device", options.name));
+      throw InvalidArgument(formatted("allreduce '{}': the tensors of a group must be on one device", options.name));
     submission.tensors.push_back({inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
   }
   return submission;
@@ -123,7 +122,7 @@ class Travelling {
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
       : world_(current()), inputs_(inputs), outputs_(outputs) {
     options.compression.refuse_memory("allreduce");
-    if (inputs.size() != outputs.size()) throw InvalidArgument(fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
+    if (inputs.size() != outputs.size()) throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);
@@ -131,7 +130,7 @@ class Travelling {
       if (wire == input.dtype) continue;
       if (input.device != Device() || input.dtype != outputs[i].dtype || input.shape != outputs[i].shape)
         throw InvalidArgument(
-            fmt::format("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
+            formatted("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
       const auto count = static_cast<std::size_t>(element_count(input.shape));
       const std::size_t bytes = count * element_bytes(wire);
       if (world_->allocate_shared) memory_.back() = world_->allocate_shared(bytes);
@@ -181,10 +180,10 @@ Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Bu
 
 /// Of one device, the first one's.
 Device device_of(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
-  if (inputs.empty()) throw InvalidArgument(fmt::format("{} '{}': an empty group of tensors", what, name));
+  if (inputs.empty()) throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
   for (const auto& input : inputs)
     if (input.device != inputs.front().device)
-      throw InvalidArgument(fmt::format("{} '{}': the tensors of a group must be on one device", what, name));
+      throw InvalidArgument(formatted("{} '{}': the tensors of a group must be on one device", what, name));
   return inputs.front().device;
 }
 
@@ -273,7 +272,7 @@ std::int64_t control(std::string_view name, Shape ranks, int root) {
 
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name) {
   if (rows % ranks != 0)
-    throw InvalidArgument(fmt::format("alltoall '{}': {} rows cannot be divided evenly among {} ranks; give splits", name, rows, ranks));
+    throw InvalidArgument(formatted("alltoall '{}': {} rows cannot be divided evenly among {} ranks; give splits", name, rows, ranks));
   return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows / ranks);
 }
 
@@ -465,7 +464,7 @@ ProcessSet add_process_set(const std::vector<int>& ranks) {
   const bool distinct = std::adjacent_find(ordered.begin(), ordered.end()) == ordered.end();
   if (ordered.empty() || !distinct || ordered.front() < 0 || ordered.back() >= size())
     throw InvalidArgument(
-        fmt::format("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
+        formatted("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
   return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)));
 }
 

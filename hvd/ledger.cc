@@ -1,9 +1,9 @@
 #include "hvd/ledger.h"
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <utility>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -15,14 +15,14 @@ EntryState advance(EntryState state, EntryEvent event) {
   if (state == S::Agreed && event == E::Launch) return S::InFlight;
   if (state == S::Agreed && event == E::Finish) return S::Done;
   if (state == S::InFlight && event == E::Finish) return S::Done;
-  throw std::logic_error(fmt::format("ledger: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
+  throw std::logic_error(formatted("ledger: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
 }
 
 Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
   const auto [place, fresh] = entries_.try_emplace(entry->key, nullptr);
   if (!fresh)
-    throw DuplicateName(fmt::format("{} '{}' is already in flight on this rank: wait for it before the name is used again",
-                                    name_of(entry->key.kind), display_name(entry->key.name)));
+    throw DuplicateName(formatted("{} '{}' is already in flight on this rank: wait for it before the name is used again",
+                                  name_of(entry->key.kind), display_name(entry->key.name)));
   place->second = std::move(entry);
   return *place->second;
 }

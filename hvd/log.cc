@@ -6,6 +6,8 @@
 #include <atomic>
 #include <string>
 
+#include "hvd/text.h"
+
 namespace hvd {
 
 namespace {
@@ -23,8 +25,8 @@ bool log_enabled(LogLevel level) { return level >= current_level.load(std::memor
 void log_line(LogLevel level, std::string_view text) {
   static constexpr std::array<std::string_view, 7> kNames{"trace", "debug", "info", "warning", "error", "fatal", "off"};
   const int rank = current_rank.load(std::memory_order_relaxed);
-  const std::string line = rank < 0 ? fmt::format("hvd: {}: {}\n", kNames.at(static_cast<std::size_t>(level)), text)
-                                    : fmt::format("hvd: {}: rank {}: {}\n", kNames.at(static_cast<std::size_t>(level)), rank, text);
+  const std::string line = rank < 0 ? formatted("hvd: {}: {}\n", kNames.at(static_cast<std::size_t>(level)), text)
+                                    : formatted("hvd: {}: rank {}: {}\n", kNames.at(static_cast<std::size_t>(level)), rank, text);
   log_plain(line);
 }
 

@@ -1,10 +1,11 @@
+#include "hvd/text.h"
 #pragma once
 /// Room card: lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
 
-#include <fmt/format.h>
-
 #include <string_view>
 #include <utility>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -19,7 +20,7 @@ void log_plain(std::string_view text);
 
 template <class... Args>
 void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
-  if (log_enabled(level)) log_line(level, fmt::format(format, std::forward<Args>(args)...));
+  if (log_enabled(level)) log_line(level, formatted(format, std::forward<Args>(args)...));
 }
 
 }  // namespace hvd

@@ -7,6 +7,8 @@
 #include <functional>
 #include <utility>
 
+#include "hvd/text.h"
+
 namespace hvd {
 
 namespace {
@@ -319,8 +321,8 @@ Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const
   // The values of those who have joined count as zeros; where there is no such value, they are missed.
   if (unit.key.kind == OpKind::Barrier || unit.key.kind == OpKind::Allreduce) return {};
   return {Status::Code::Joined,
-          fmt::format("{} '{}': rank{} {} {} joined and cannot take part", name_of(unit.key.kind), display_name(unit.key.name),
-                      absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
+          formatted("{} '{}': rank{} {} {} joined and cannot take part", name_of(unit.key.kind), display_name(unit.key.name),
+                    absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
 }
 
 std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signature& first) const {
@@ -395,7 +397,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   if (ranks.empty()) throw WireError("a conflict between nobody");
   Outcomes::Voided voided{{}, verdict(display_name(name), ranks, signatures)};
   if (voided.status.ok())
-    voided.status = {Status::Code::Mismatch, fmt::format("'{}': the ranks want different operations", display_name(name))};
+    voided.status = {Status::Code::Mismatch, formatted("'{}': the ranks want different operations", display_name(name))};
   for (const auto& signature : signatures) {
     const std::uint32_t id = find({process_set, signature->kind, name})->id;
     if (units_.at(id).queued) throw WireError("a conflict about what is agreed");

@@ -1,7 +1,5 @@
 #include "hvd/relay.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 

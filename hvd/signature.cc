@@ -1,10 +1,10 @@
 #include "hvd/signature.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -41,11 +41,11 @@ bool same_dtypes(const Signature& a, const Signature& b) {
 /// What is said of the tensor at `index`; of the number of tensors where they differ.
 std::string tensor_text(const Signature& signature, std::size_t index) {
   if (signature.kind == OpKind::Control && index < signature.tensors.size())
-    return fmt::format("ranks {}", to_string(signature.tensors[index].shape));
-  if (index >= signature.tensors.size()) return fmt::format("{} tensors", signature.tensors.size());
+    return formatted("ranks {}", to_string(signature.tensors[index].shape));
+  if (index >= signature.tensors.size()) return formatted("{} tensors", signature.tensors.size());
   const auto& tensor = signature.tensors[index];
-  const std::string text = fmt::format("{} {}", name_of(tensor.dtype), to_string(tensor.shape));
-  return signature.tensors.size() == 1 ? text : fmt::format("tensor {} is {}", index, text);
+  const std::string text = formatted("{} {}", name_of(tensor.dtype), to_string(tensor.shape));
+  return signature.tensors.size() == 1 ? text : formatted("tensor {} is {}", index, text);
 }
 
 /// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank.
@@ -60,7 +60,7 @@ std::string grouped(std::span<const int> ranks, std::span<const SharedSignature>
   }
   std::string text;
   for (const auto& [said, who] : groups)
-    text += fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", rank_list(who), said);
+    text += formatted("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", rank_list(who), said);
   return text;
 }
 
@@ -93,11 +93,11 @@ const std::vector<Check>& checks() {
        [](const Signature& a, const Signature& b) {
          return a.prescale_factor == b.prescale_factor && a.postscale_factor == b.postscale_factor;
        },
-       [](const Signature& s) { return fmt::format("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor); }},
+       [](const Signature& s) { return formatted("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor); }},
       {"the reduce op", [](const Signature& a, const Signature& b) { return a.op == b.op; },
        [](const Signature& s) { return std::string(name_of(s.op)); }},
       {"the root rank", [](const Signature& a, const Signature& b) { return a.root == b.root; },
-       [](const Signature& s) { return fmt::format("root {}", s.root); }},
+       [](const Signature& s) { return formatted("root {}", s.root); }},
       {"the device", [](const Signature& a, const Signature& b) { return a.device == b.device; },
        [](const Signature& s) { return std::string(name_of(s.device)); }},
   };
@@ -174,8 +174,8 @@ Status verdict(std::string_view name, std::span<const int> ranks, std::span<cons
     const std::size_t index = first_difference(signatures);
     const auto tensor = [index](const Signature& signature) { return tensor_text(signature, index); };
     return {Status::Code::Mismatch,
-            fmt::format("{} '{}': {} differ{} between ranks: {}", name_of(signatures[0]->kind), name, check.what,
-                        check.what.ends_with('s') ? "" : "s", grouped(ranks, signatures, check.describe ? check.describe : tensor))};
+            formatted("{} '{}': {} differ{} between ranks: {}", name_of(signatures[0]->kind), name, check.what,
+                      check.what.ends_with('s') ? "" : "s", grouped(ranks, signatures, check.describe ? check.describe : tensor))};
   }
   return {};
 }
@@ -186,7 +186,7 @@ std::string rank_list(std::span<const int> ranks) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
     const char* separator = text.empty() ? "" : ", ";
-    text += last == i ? fmt::format("{}{}", separator, ranks[i]) : fmt::format("{}{}-{}", separator, ranks[i], ranks[last]);
+    text += last == i ? formatted("{}{}", separator, ranks[i]) : formatted("{}{}-{}", separator, ranks[i], ranks[last]);
     i = last + 1;
   }
   return text;

@@ -1,6 +1,5 @@
 #include "hvd/spawn.h"
 
-#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "hvd/config.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -23,7 +23,7 @@ namespace {
 class Reports {
  public:
   explicit Reports(int ranks) : ranks_(ranks) {
-    if (::mkdtemp(path_.data()) == nullptr) throw BackendError(fmt::format("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
+    if (::mkdtemp(path_.data()) == nullptr) throw BackendError(formatted("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
   }
   ~Reports() {
     for (int rank = 0; rank < ranks_; ++rank) ::unlink(file(path_, rank).c_str());
@@ -33,13 +33,13 @@ class Reports {
   Reports& operator=(const Reports&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  static std::string file(const std::string& path, int rank) { return fmt::format("{}/{}", path, rank); }
+  static std::string file(const std::string& path, int rank) { return formatted("{}/{}", path, rank); }
   /// "; rank 1: text; rank 3: text"
   [[nodiscard]] std::string read() const {
     std::string all;
     for (int rank = 0; rank < ranks_; ++rank) {
       std::ifstream in(file(path_, rank));
-      if (in) all += fmt::format("; rank {}: {}", rank, std::string(std::istreambuf_iterator<char>(in), {}));
+      if (in) all += formatted("; rank {}: {}", rank, std::string(std::istreambuf_iterator<char>(in), {}));
     }
     return all;
   }
@@ -58,7 +58,7 @@ std::vector<std::string> own_arguments() {
 std::string own_program() {
   std::string path(4096, '\0');
   const auto length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length < 0) throw BackendError(fmt::format("spawn: readlink /proc/self/exe: {}", std::strerror(errno)));
+  if (length < 0) throw BackendError(formatted("spawn: readlink /proc/self/exe: {}", std::strerror(errno)));
   path.resize(static_cast<std::size_t>(length));
   return path;
 }
@@ -80,19 +80,19 @@ std::string run(const std::vector<std::string>& command) {
   pid_t process = 0;
   const int error = ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(), detail::process_environment());
   if (error != 0)
-    throw BackendError(fmt::format("spawn: {}: {}; it starts the ranks, and must be in PATH", command.front(), std::strerror(error)));
+    throw BackendError(formatted("spawn: {}: {}; it starts the ranks, and must be in PATH", command.front(), std::strerror(error)));
   int status = 0;
   while (::waitpid(process, &status, 0) < 0)
-    if (errno != EINTR) throw BackendError(fmt::format("spawn: waitpid: {}", std::strerror(errno)));
-  if (WIFSIGNALED(status)) return fmt::format("{} was ended by signal {}", command.front(), WTERMSIG(status));
-  if (WEXITSTATUS(status) != 0) return fmt::format("{} ended with exit code {}", command.front(), WEXITSTATUS(status));
+    if (errno != EINTR) throw BackendError(formatted("spawn: waitpid: {}", std::strerror(errno)));
+  if (WIFSIGNALED(status)) return formatted("{} was ended by signal {}", command.front(), WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0) return formatted("{} ended with exit code {}", command.front(), WEXITSTATUS(status));
   return "";
 }
 
 }  // namespace
 
 void spawn(int ranks, const std::function<void()>& work) {
-  if (ranks < 1) throw InvalidArgument(fmt::format("spawn: {} ranks", ranks));
+  if (ranks < 1) throw InvalidArgument(formatted("spawn: {} ranks", ranks));
   const LauncherHints hints = launcher_hints();
   if (hints.rank || ranks == 1) {
     work_as_rank(hints.rank.value_or(0), work);
@@ -107,14 +107,14 @@ void spawn(int ranks, const std::function<void()>& work) {
                                    "--bind-to",
                                    "none",
                                    "-x",
-                                   fmt::format("{}={}", detail::kSpawnReports, reports.path())};
+                                   formatted("{}={}", detail::kSpawnReports, reports.path())};
   command.insert(command.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
   if (::geteuid() == 0) command.emplace_back("--allow-run-as-root");
   command.push_back(own_program());
   const auto arguments = own_arguments();
   command.insert(command.end(), arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   const std::string ended = run(command);
-  if (!ended.empty()) throw Error(fmt::format("spawn: {}{}", ended, reports.read()));
+  if (!ended.empty()) throw Error(formatted("spawn: {}{}", ended, reports.read()));
 }
 
 }  // namespace hvd

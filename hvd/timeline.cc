@@ -1,6 +1,5 @@
 #include "hvd/timeline.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "hvd/log.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -68,7 +68,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
                      const Exchange& exchange) {
   const std::lock_guard control(control_);
   Opening mine;
-  mine.run = fmt::format("{:08x}{:08x}", std::random_device{}(), std::random_device{}());
+  mine.run = formatted("{:08x}{:08x}", std::random_device{}(), std::random_device{}());
   mine.zero = now();
   mine.wall_minus_clock = wall_clock() - mine.zero;
   mine.host = topology.cross_rank;
@@ -91,7 +91,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
     const auto all = exchange(encode(mine));
     first = decode(all.front());
     for (std::size_t rank = 0; rank < all.size(); ++rank)
-      if (const auto said = decode(all[rank]).problem; !said.empty()) throw InvalidArgument(fmt::format("{} (rank {})", said, rank));
+      if (const auto said = decode(all[rank]).problem; !said.empty()) throw InvalidArgument(formatted("{} (rank {})", said, rank));
   };
   if (topology.rank == 0)
     attempt([&] { return TimelineFile::begin(path, mine.run, TimelineFormat::first_event(mine.run, topology.size)); });
@@ -106,10 +106,10 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
   TimelineFormat format(topology.rank, zero);
   if (mine.problem.empty()) {  // each rank is in the file from the start, whatever becomes of it
     std::string text;
-    format.introduce(fmt::format("rank {} on {}, process {}", topology.rank, host_name(), ::getpid()), text);
+    format.introduce(formatted("rank {} on {}, process {}", topology.rank, host_name(), ::getpid()), text);
     const auto outcome = file->append(text, max_bytes, format.full_event(now()), kLastPatience);
     if (outcome == TimelineFile::Outcome::Busy || outcome == TimelineFile::Outcome::Broken)
-      mine.problem = fmt::format("the timeline '{}' cannot be written: {}", path, std::strerror(errno));
+      mine.problem = formatted("the timeline '{}' cannot be written: {}", path, std::strerror(errno));
   }
   settle();
 

@@ -1,7 +1,6 @@
 #include "hvd/timeline_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 constexpr std::string_view kEnd = "\n]\n";
 constexpr std::size_t kTail = std::size_t{64} << 10;  // of a torn file: many pieces long
 constexpr std::size_t kHead = 1024;
-constexpr auto kPatience = 10s;
+constexpr auto kLockPatience = 10s;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ TimelineFile::~TimelineFile() {
 }
 
 void TimelineFile::refuse(const char* what) const {
-  throw InvalidArgument(fmt::format("the timeline '{}' cannot be written: {}", path_, what));
+  throw InvalidArgument(formatted("the timeline '{}' cannot be written: {}", path_, what));
 }
 
 TimelineFile TimelineFile::open(const std::string& path, bool create) {
@@ -49,9 +49,9 @@ TimelineFile TimelineFile::open(const std::string& path, bool create) {
 
 TimelineFile TimelineFile::begin(const std::string& path, std::string_view run, std::string_view first) {
   TimelineFile file = open(path, true);
-  if (!file.lock(kPatience)) file.refuse(errno == EAGAIN ? "another process holds its lock" : std::strerror(errno));
+  if (!file.lock(kLockPatience)) file.refuse(errno == EAGAIN ? "another process holds its lock" : std::strerror(errno));
   if (!file.is_of(run)) {
-    const bool done = ::ftruncate(file.descriptor_, 0) == 0 && file.write(fmt::format("[\n{}{}", first, kEnd), 0);
+    const bool done = ::ftruncate(file.descriptor_, 0) == 0 && file.write(formatted("[\n{}{}", first, kEnd), 0);
     const int error = errno;
     if (!done) file.refuse(std::strerror(error));
   }

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "hvd/text.h"
 #include "hvd/timeline_file.h"
 
 namespace hvd {
@@ -78,15 +79,15 @@ std::string json_string(std::string_view text, std::size_t most) {
 
 std::string TimelineFormat::time(TraceTime at) const {
   const TraceTime since = std::max<TraceTime>(at - zero_, 0);
-  return fmt::format("{}.{:03}", since / 1000, since % 1000);
+  return formatted("{}.{:03}", since / 1000, since % 1000);
 }
 
 std::string TimelineFormat::first_event(std::string_view run, int ranks) {
-  return fmt::format(R"({{"name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,"args":{{"run":"{}","ranks":{}}}}})", run, ranks);
+  return formatted(R"({{"name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,"args":{{"run":"{}","ranks":{}}}}})", run, ranks);
 }
 
 std::string TimelineFormat::full_event(TraceTime now) const {
-  return fmt::format(",\n{{\"ph\":\"i\",\"s\":\"g\",\"pid\":{},\"tid\":0,\"ts\":{},{}", rank_, time(now), TimelineFile::kFullMark);
+  return formatted(",\n{{\"ph\":\"i\",\"s\":\"g\",\"pid\":{},\"tid\":0,\"ts\":{},{}", rank_, time(now), TimelineFile::kFullMark);
 }
 
 void TimelineFormat::introduce(std::string_view label, std::string& out) const {
@@ -122,14 +123,14 @@ TimelineFormat::Lane& TimelineFormat::make_lane(const std::string& key, std::str
 }
 
 TimelineFormat::Lane& TimelineFormat::lane_for(const TraceSubject& subject, std::string& out) {
-  const std::string key = fmt::format("{}:{}:{}", subject.process_set, static_cast<int>(subject.kind), subject.name);
+  const std::string key = formatted("{}:{}:{}", subject.process_set, static_cast<int>(subject.kind), subject.name);
   if (!subject.once) {
     if (const auto known = lanes_.find(key); known != lanes_.end()) return *known->second;
-    const std::string label = subject.process_set == 0 ? subject.name : fmt::format("{} (set {})", subject.name, subject.process_set);
+    const std::string label = subject.process_set == 0 ? subject.name : formatted("{} (set {})", subject.name, subject.process_set);
     if (next_tid_ <= kNamedLanes) return make_lane(key, label, false, out);
   }
   if (free_shared_.empty()) {
-    const std::string label = fmt::format("others {}", next_tid_);
+    const std::string label = formatted("others {}", next_tid_);
     free_shared_.push_back(&make_lane(label, label, true, out));  // no key of a name begins so
   }
   Lane& lane = *free_shared_.back();
@@ -146,21 +147,21 @@ void TimelineFormat::submitted(const TraceRecord& record, std::string& out) {
   if (subject.tensors == 1) fmt::format_to(std::back_inserter(arguments), ",\"shape\":\"{}\"", shape_text(subject.shape));
   if (subject.tensors > 1) fmt::format_to(std::back_inserter(arguments), ",\"tensors\":{}", subject.tensors);
   if (subject.tensors > 0) fmt::format_to(std::back_inserter(arguments), ",\"bytes\":{}", subject.bytes);
-  if (!arguments.empty()) arguments = fmt::format(",\"args\":{{{}}}", arguments.substr(1));
+  if (!arguments.empty()) arguments = formatted(",\"args\":{{{}}}", arguments.substr(1));
 
   begin(lane, "NEGOTIATE_" + upper(name_of(subject.kind)), record.from, arguments, out);
   if (record.copied_to > record.copied_from) {
     begin(lane, "MEMCPY_IN_FUSION_BUFFER", record.copied_from, {}, out);
     finish(lane, record.copied_to, out);
   }
-  mark(lane, fmt::format("rank {} ready", rank_), record.at, out);
+  mark(lane, formatted("rank {} ready", rank_), record.at, out);
   open_[record.id] = {&lane, subject.kind, TraceRecord::Kind::Submitted, std::move(arguments), subject.bytes};
   ++queued_;
   count(record.at, out);
 }
 
 void TimelineFormat::close(Open& open, TraceTime at, std::string_view error, std::string& out) {
-  const std::string arguments = error.empty() ? "" : fmt::format(",\"args\":{{\"error\":{}}}", json_string(error, 512));
+  const std::string arguments = error.empty() ? "" : formatted(",\"args\":{{\"error\":{}}}", json_string(error, 512));
   if (open.phase != TraceRecord::Kind::Submitted) finish(*open.lane, at, out);
   finish(*open.lane, at, out, arguments);
   const bool launched = open.phase == TraceRecord::Kind::Launched || open.phase == TraceRecord::Kind::CopyingOut;
@@ -188,7 +189,7 @@ void TimelineFormat::add(const TraceRecord& record, std::string& out) {
   const std::string operation = upper(name_of(open.kind));
   switch (record.kind) {
     case Kind::Agreed:
-      if (record.rank >= 0) mark(*open.lane, fmt::format("rank {} was last", record.rank), record.at, out);
+      if (record.rank >= 0) mark(*open.lane, formatted("rank {} was last", record.rank), record.at, out);
       if (!record.good) break;
       finish(*open.lane, record.at, out);
       begin(*open.lane, operation, record.at, open.arguments, out);
@@ -198,7 +199,7 @@ void TimelineFormat::add(const TraceRecord& record, std::string& out) {
     case Kind::Launched:
       if (open.phase != Kind::Agreed) break;  // another batch of the same group
       finish(*open.lane, record.at, out);
-      begin(*open.lane, fmt::format("{}_{}", upper(record.backend), operation), record.at, {}, out);
+      begin(*open.lane, formatted("{}_{}", upper(record.backend), operation), record.at, {}, out);
       open.phase = Kind::Launched;
       --queued_;
       bytes_ += open.bytes;
@@ -226,7 +227,7 @@ void TimelineFormat::count(TraceTime at, std::string& out) {
 void TimelineFormat::put_counters(std::string& out) {
   changed_ = false;
   counted_at_ = changed_at_;
-  const std::string head = fmt::format("\"ph\":\"C\",\"pid\":{},\"tid\":0,\"ts\":{},\"args\":", rank_, time(changed_at_));
+  const std::string head = formatted("\"ph\":\"C\",\"pid\":{},\"tid\":0,\"ts\":{},\"args\":", rank_, time(changed_at_));
   fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"queue length\",{}{{\"operations\":{}}}}}", head, queued_);
   fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"bytes in flight\",{}{{\"bytes\":{}}}}}", head, bytes_);
 }

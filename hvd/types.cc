@@ -1,11 +1,10 @@
 #include "hvd/types.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <array>
 #include <functional>
 #include <numeric>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -30,6 +29,6 @@ std::string_view name_of(OpKind kind) {
 
 std::string_view name_of(DeviceKind kind) { return kind == DeviceKind::Cpu ? "cpu" : "cuda"; }
 
-std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string to_string(const Shape& shape) { return formatted("[{}]", joined(shape, ", ")); }
 
 }  // namespace hvd

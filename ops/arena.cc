@@ -1,10 +1,9 @@
 #include "ops/arena.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -34,8 +33,7 @@ void Arena::erase_free(std::map<std::size_t, std::size_t>::iterator block) {
 
 std::byte* Arena::allocate(std::size_t bytes) {
   if (std::byte* block = try_allocate(bytes); block != nullptr) return block;
-  throw BackendError(
-      fmt::format("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
+  throw BackendError(formatted("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
 }
 
 std::byte* Arena::try_allocate(std::size_t bytes) {

@@ -1,7 +1,5 @@
 #include "ops/bootstrap.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -11,6 +9,7 @@
 #include "hvd/board.h"
 #include "hvd/errors.h"
 #include "hvd/signature.h"
+#include "hvd/text.h"
 #include "ops/shared_memory.h"
 
 namespace hvd {
@@ -82,9 +81,9 @@ Bootstrap::Bootstrap() {
   comm_ = MpiComm::duplicate(MPI_COMM_WORLD);
   if (hints.size && *hints.size != size())
     throw BackendError(
-        fmt::format("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
-                    "launcher; start it with the mpirun that belongs to the MPI it was built with",
-                    *hints.size, size()));
+        formatted("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
+                  "launcher; start it with the mpirun that belongs to the MPI it was built with",
+                  *hints.size, size()));
 }
 
 std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
@@ -119,15 +118,15 @@ void Bootstrap::require_equal(const std::string& text, const std::string& what) 
   if (groups.size() == 1) return;
   std::string difference;
   for (const auto& [said, ranks] : groups)
-    difference += fmt::format("{}{} {}: {}", difference.empty() ? "" : "; ", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), said);
-  throw Mismatch(fmt::format("hvd::init(): {} must be equal on all ranks: {}", what, difference));
+    difference += formatted("{}{} {}: {}", difference.empty() ? "" : "; ", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), said);
+  throw Mismatch(formatted("hvd::init(): {} must be equal on all ranks: {}", what, difference));
 }
 
 void Bootstrap::agree_on_success(const std::string& problem, const std::string& what) const {
   const auto all = allgather(Writer().put_string(problem).take());
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (const std::string said = Reader(all[rank]).get_string(); !said.empty())
-      throw BackendError(fmt::format("hvd::init(): {} failed on rank {}: {}", what, rank, said));
+      throw BackendError(formatted("hvd::init(): {} failed on rank {}: {}", what, rank, said));
 }
 
 Topology Bootstrap::find_hosts() const {

@@ -1,22 +1,21 @@
 #include "ops/exchange.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <climits>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
 namespace {
 
 constexpr std::size_t kPoolBytes = std::size_t{64} << 20;  // kept for the next batch: fresh pages cost more than the copy into them
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kAlignment = 64;
 
 int message_bytes(std::size_t bytes) {
-  if (bytes > INT_MAX) throw BackendError(fmt::format("a message of {} bytes is longer than MPI can send", bytes));
+  if (bytes > INT_MAX) throw BackendError(formatted("a message of {} bytes is longer than MPI can send", bytes));
   return static_cast<int>(bytes);
 }
 
@@ -66,10 +65,10 @@ Requests::~Requests() {
 }
 
 std::span<std::byte> Requests::buffer(std::size_t bytes) {
-  buffers_.push_back(exchange_.take(bytes + kLine));
+  buffers_.push_back(exchange_.take(bytes + kAlignment));
   void* start = buffers_.back().memory.get();
-  std::size_t room = bytes + kLine;
-  return {static_cast<std::byte*>(std::align(kLine, bytes, start, room)), bytes};
+  std::size_t room = bytes + kAlignment;
+  return {static_cast<std::byte*>(std::align(kAlignment, bytes, start, room)), bytes};
 }
 
 void Requests::add(MPI_Request request, Message message) {
@@ -82,7 +81,7 @@ void Requests::send(std::span<const std::byte> bytes, int to, int tag, std::size
   const MpiComm& comm = exchange_.comm();
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Isend(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request);
-  if (code != MPI_SUCCESS) comm.check(code, fmt::format("MPI_Isend to rank {}", to));
+  if (code != MPI_SUCCESS) comm.check(code, formatted("MPI_Isend to rank {}", to));
   if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
   add(request, {&pending, to, -1});
 }
@@ -91,7 +90,7 @@ void Requests::send_synchronously(std::span<const std::byte> bytes, int to, int 
   const MpiComm& comm = exchange_.comm();
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Issend(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request);
-  if (code != MPI_SUCCESS) comm.check(code, fmt::format("MPI_Issend to rank {}", to));
+  if (code != MPI_SUCCESS) comm.check(code, formatted("MPI_Issend to rank {}", to));
   if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
   add(request, {&pending, to, -1});
 }
@@ -101,7 +100,7 @@ void Requests::receive(std::span<std::byte> bytes, int from, int tag, std::size_
   MPI_Request request = MPI_REQUEST_NULL;
   const int length = message_bytes(bytes.size());
   const int code = MPI_Irecv(bytes.data(), length, MPI_BYTE, from, tag, comm.get(), &request);
-  if (code != MPI_SUCCESS) comm.check(code, fmt::format("MPI_Irecv from rank {}", from));
+  if (code != MPI_SUCCESS) comm.check(code, formatted("MPI_Irecv from rank {}", from));
   add(request, {&pending, from, length});
 }
 
@@ -119,14 +118,14 @@ bool Requests::poll() {
     const Message& message = messages_[static_cast<std::size_t>(done_[at])];
     if (code == MPI_ERR_IN_STATUS && statuses_[at].MPI_ERROR != MPI_SUCCESS)
       comm.check(statuses_[at].MPI_ERROR,
-                 fmt::format("MPI_Testsome, a message {} rank {}", message.expected < 0 ? "to" : "from", message.peer));
+                 formatted("MPI_Testsome, a message {} rank {}", message.expected < 0 ? "to" : "from", message.peer));
     --*message.pending;
     if (message.expected < 0) continue;
     int received = 0;
     comm.check(MPI_Get_count(&statuses_[at], MPI_BYTE, &received), "MPI_Get_count");
     if (received != message.expected)
       throw BackendError(
-          fmt::format("rank {} sent {} bytes where rank {} expects {}", message.peer, received, comm.rank(), message.expected));
+          formatted("rank {} sent {} bytes where rank {} expects {}", message.peer, received, comm.rank(), message.expected));
   }
   // What is done is MPI_REQUEST_NULL now.
   std::size_t kept = 0;

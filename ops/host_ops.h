@@ -4,24 +4,16 @@
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
+#include "ops/supports.h"
 
 namespace hvd {
 
 /// Whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce op alone.
 inline bool host_supports(const BatchTraits& traits) {
-  switch (traits.kind) {
-    case OpKind::Allreduce:
-      if (is_complex(traits.dtype) && traits.op == ReduceOp::Product) return false;
-      return traits.op == ReduceOp::Adasum ? kernels::adasum_supported(traits.dtype) : kernels::supported(traits.dtype, traits.op);
-    case OpKind::Reducescatter:
-      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && kernels::supported(traits.dtype, traits.op);
-    case OpKind::Broadcast:
-    case OpKind::Allgather:
-    case OpKind::Alltoall:
-      return true;
-    default:
-      return false;
-  }
+  return moves_or_reduces(traits, [](DataType dtype, ReduceOp op) {
+    if (is_complex(dtype) && op == ReduceOp::Product) return false;
+    return op == ReduceOp::Adasum ? kernels::adasum_supported(dtype) : kernels::supported(dtype, op);
+  });
 }
 
 /// Operations of which each rank takes its part out of the others' inputs, which stay as they are.

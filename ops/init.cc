@@ -1,8 +1,6 @@
 /// `hvd::init()`: puts a world together. The steps are collective and in the same order on all ranks; each that can fail on one rank
 /// alone is followed by an agreement, so that it fails on all.
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
@@ -13,6 +11,7 @@
 #include "hvd/hvd.h"
 #include "hvd/log.h"
 #include "hvd/signature.h"
+#include "hvd/text.h"
 #include "hvd/world.h"
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
@@ -36,7 +35,7 @@ std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, in
     const std::set<int> ordered(listed.begin(), listed.end());
     std::vector<int> ranks(ordered.begin(), ordered.end());
     if (ranks.empty() || ranks.size() != listed.size() || ranks.front() < 0 || ranks.back() >= size)
-      throw InvalidArgument(fmt::format("Config::process_sets: [{}] must be distinct ranks from 0 to {}", rank_list(listed), size - 1));
+      throw InvalidArgument(formatted("Config::process_sets: [{}] must be distinct ranks from 0 to {}", rank_list(listed), size - 1));
     const auto place = std::find(ranks.begin(), ranks.end(), rank);
     const int own = place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin());
     sets.push_back({static_cast<int>(sets.size()), std::move(ranks), own});
@@ -56,21 +55,21 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
   const auto all = ranks.allgather(Writer().put_string(problem).take());
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (const std::string said = Reader(all[rank]).get_string(); !said.empty())
-      throw InvalidArgument(fmt::format("{} (rank {})", said, rank));
+      throw InvalidArgument(formatted("{} (rank {})", said, rank));
 }
 
 std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared, const std::string& devices) {
-  const auto plural = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
+  const auto plural = [](int n, const char* noun) { return formatted("{} {}{}", n, noun, n == 1 ? "" : "s"); };
   std::string path = topology.size == 1                        ? "alone"
                      : topology.domains == 1                   ? "shared memory"
                      : topology.domains == topology.cross_size ? "shared memory within hosts, MPI between them"
                                                                : "MPI";
-  if (!why_not_shared.empty()) path += fmt::format(" (no shared memory: {})", why_not_shared);
-  return fmt::format("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
-                     plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
-                     !bootstrap.has_mpi()            ? "not used"
-                     : bootstrap.threads_supported() ? "with threads"
-                                                     : "without threads");
+  if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
+  return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
+                   plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
+                   !bootstrap.has_mpi()            ? "not used"
+                   : bootstrap.threads_supported() ? "with threads"
+                                                   : "without threads");
 }
 
 /// The last world ended in order on all ranks.
@@ -110,7 +109,7 @@ void init(const Config& config) {
                             [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(
-          fmt::format("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}", config.timeline, error.what()));
+          formatted("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}", config.timeline, error.what()));
     }
   }
   parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
@@ -154,7 +153,7 @@ void init(const Config& config) {
   const std::string description = world.description;
   install_world(std::move(world));
   if (ranks.rank() == 0) {
-    log_plain(fmt::format("hvd: {}\n", description));
+    log_plain(formatted("hvd: {}\n", description));
     for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
   }
   static const bool once = [] {

@@ -1,13 +1,12 @@
 #include "ops/mpi_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 #include "ops/host_ops.h"
 #include "ops/mpi_adasum_execution.h"
 #include "ops/mpi_allreduce_execution.h"
@@ -54,7 +53,7 @@ int MpiBackend::domain_index(int rank) const {
 int MpiBackend::tag(const Batch& batch, unsigned phase) const {
   const auto set = static_cast<std::uint64_t>(batch.traits.set->id);
   if (set >> set_bits_ != 0)
-    throw BackendError(fmt::format("process set {}: this MPI's tags are enough for {} sets", set, std::uint64_t{1} << set_bits_));
+    throw BackendError(formatted("process set {}: this MPI's tags are enough for {} sets", set, std::uint64_t{1} << set_bits_));
   const std::uint64_t order = batch.order & ((std::uint64_t{1} << order_bits_) - 1);
   return static_cast<int>(((set << order_bits_ | order) << kPhaseBits) | phase);
 }

@@ -1,12 +1,11 @@
 #include "ops/mpi_call.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <string>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -15,8 +14,8 @@ void check_mpi(int code, std::string_view call, int rank) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS && length > 0;
-  const std::string words = known ? std::string(text.data(), static_cast<std::size_t>(length)) : fmt::format("error {}", code);
-  throw BackendError(fmt::format("{} on rank {}: {}", call, rank, words));
+  const std::string words = known ? std::string(text.data(), static_cast<std::size_t>(length)) : formatted("error {}", code);
+  throw BackendError(formatted("{} on rank {}: {}", call, rank, words));
 }
 
 MpiComm::MpiComm(MPI_Comm comm) : comm_(comm) {

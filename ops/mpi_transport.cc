@@ -1,13 +1,12 @@
 #include "ops/mpi_transport.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <climits>
 #include <thread>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -44,14 +43,14 @@ MpiTransport::~MpiTransport() {
 void MpiTransport::send(int to, std::span<const std::byte> bytes) {
   const int rank = leaders_.at(static_cast<std::size_t>(to));
   if (bytes.size() > INT_MAX)
-    throw BackendError(fmt::format("a message of {} bytes to rank {} is longer than MPI can send", bytes.size(), rank));
+    throw BackendError(formatted("a message of {} bytes to rank {} is longer than MPI can send", bytes.size(), rank));
   reap();
   Outgoing& out = outgoing_.emplace_back();
   out.bytes.assign(bytes.begin(), bytes.end());
   const int code = MPI_Isend(out.bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, rank, kTag, comm_.get(), &out.request);
   if (code == MPI_SUCCESS) return;
   outgoing_.pop_back();
-  comm_.check(code, fmt::format("MPI_Isend to rank {}", rank));
+  comm_.check(code, formatted("MPI_Isend to rank {}", rank));
 }
 
 void MpiTransport::reap() {
@@ -77,7 +76,7 @@ void MpiTransport::look_for_arrivals() {
     in.message.from = domain_of_leader_.at(static_cast<std::size_t>(status.MPI_SOURCE));
     in.message.bytes.resize(static_cast<std::size_t>(length));
     comm_.check(MPI_Imrecv(in.message.bytes.data(), length, MPI_BYTE, &arrived, &in.request), "MPI_Imrecv");
-    if (in.message.from < 0) throw BackendError(fmt::format("rank {} sent a message but leads no domain", status.MPI_SOURCE));
+    if (in.message.from < 0) throw BackendError(formatted("rank {} sent a message but leads no domain", status.MPI_SOURCE));
   }
 }
 
@@ -88,7 +87,7 @@ std::optional<Message> MpiTransport::receive() {
   for (auto in = incoming_.begin(); in != incoming_.end(); ++in) {
     if (std::find(held_back.begin(), held_back.end(), in->message.from) != held_back.end()) continue;
     int done = 0;
-    comm_.check(MPI_Test(&in->request, &done, MPI_STATUS_IGNORE), fmt::format("MPI_Test of a message from domain {}", in->message.from));
+    comm_.check(MPI_Test(&in->request, &done, MPI_STATUS_IGNORE), formatted("MPI_Test of a message from domain {}", in->message.from));
     if (done != 0) {
       Message message = std::move(in->message);
       incoming_.erase(in);

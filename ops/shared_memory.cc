@@ -1,7 +1,6 @@
 #include "ops/shared_memory.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,11 +9,12 @@
 #include <cstring>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
 namespace {
-[[noreturn]] void refuse(const char* what) { throw BackendError(fmt::format("shared memory: {}: {}", what, std::strerror(errno))); }
+[[noreturn]] void refuse(const char* what) { throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno))); }
 }  // namespace
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
@@ -48,7 +48,7 @@ FileDescriptor make_shared_file(const char* name, std::size_t bytes) {
 Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) { return {::getpid(), file.get(), bytes}; }
 
 std::unique_ptr<Mapping> map_ticket(const Ticket& ticket) {
-  const std::string path = fmt::format("/proc/{}/fd/{}", ticket.process, ticket.descriptor);
+  const std::string path = formatted("/proc/{}/fd/{}", ticket.process, ticket.descriptor);
   const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (file.get() < 0) refuse("opening another rank's block");
   struct stat status {};

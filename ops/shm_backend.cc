@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::size_t kChunkBytes = 256 << 10;
 
-std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
-  return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
-}
-
 /// A run of one member's elements inside a chunk.
 struct Piece {
   std::size_t member, begin, count;

@@ -6,6 +6,7 @@
 #     kernels    the copy and the reduction kernels against the host's, and their rates
 #     contract   the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU
 #     train      the example trainer on the CPU and on the GPU: the same losses, with 1 rank and with 4
+#     bench      what a training step costs: ResNet-50 in mixed precision, with 1 rank and, sharing the GPU, with 4
 #     sanitizer  compute-sanitizer memcheck and racecheck over the kernels, memcheck over a part of the contract suite
 # It needs nvcc, cmake, ninja and LibTorch (the python3's torch), and for what such a machine often lacks (Open MPI, header-only libraries)
 # the folder .gpu-kit made elsewhere: ../shared/tools/gpu-kit .gpu-kit nlohmann CLI
@@ -137,6 +138,19 @@ section_train() {
   done
 }
 
+# The table of step_bench is kept as JSON, too.
+section_bench() {
+  if [ ! -x build-gpu/examples/step_bench ]; then
+    step "step_bench" 10 bash -c 'echo "SKIP: step_bench was not built (see configure)"; exit 77'
+    return
+  fi
+  local resnet=(--device cuda --model resnet50 --image-size 224 --classes 1000 --amp bf16)
+  step "step_bench, 1 rank" 280 mpirun -np 1 build-gpu/examples/step_bench "${resnet[@]}" --batch-size 64 --rounds 30 --warmup 10 \
+    --json "${name}_step_1.json"
+  step "step_bench, 4 ranks" 280 mpirun -np 4 build-gpu/examples/step_bench "${resnet[@]}" --batch-size 16 --rounds 20 --warmup 5 \
+    --json "${name}_step_4.json"
+}
+
 section_sanitizer() {
   local tool test
   for tool in memcheck racecheck; do
@@ -149,7 +163,7 @@ section_sanitizer() {
 }
 
 sections=("$@")
-if [ ${#sections[@]} -eq 0 ]; then sections=(build kernels contract train sanitizer); fi
+if [ ${#sections[@]} -eq 0 ]; then sections=(build kernels contract train bench sanitizer); fi
 for section in "${sections[@]}"; do
   if ! declare -F "section_$section" >/dev/null; then
     echo "FAILED: no section is called $section"

@@ -1,11 +1,10 @@
 #include "torch_bindings/autocast.h"
 
 #include <ATen/autocast_mode.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -14,9 +13,9 @@ namespace {
 c10::DeviceType checked(c10::DeviceType device_type, c10::ScalarType type, bool enabled) {
   const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
   if (std::find(devices.begin(), devices.end(), device_type) == devices.end())
-    throw InvalidArgument(fmt::format("autocast: there is none for {}", c10::DeviceTypeName(device_type, true)));
+    throw InvalidArgument(formatted("autocast: there is none for {}", c10::DeviceTypeName(device_type, true)));
   if (enabled && type != at::kBFloat16 && type != at::kHalf)
-    throw InvalidArgument(fmt::format("autocast: to {}; it must be bf16 or fp16", c10::toString(type)));
+    throw InvalidArgument(formatted("autocast: to {}; it must be bf16 or fp16", c10::toString(type)));
   return device_type;
 }
 

@@ -1,6 +1,5 @@
 #include "torch_bindings/checkpoint.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/text.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
@@ -73,10 +73,10 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
   const auto one = [&](const std::string& key, const at::Tensor& tensor, bool is_buffer) {
     if (!tensor.defined()) return;
     at::Tensor stored;
-    if (!archive.try_read(key, stored, is_buffer)) throw CheckpointError(fmt::format("it has no '{}{}'", prefix, key));
+    if (!archive.try_read(key, stored, is_buffer)) throw CheckpointError(formatted("it has no '{}{}'", prefix, key));
     if (stored.sizes() != tensor.sizes())
-      throw CheckpointError(fmt::format("'{}{}' has shape {}, the model's has {}", prefix, key, to_string(stored.sizes().vec()),
-                                        to_string(tensor.sizes().vec())));
+      throw CheckpointError(formatted("'{}{}' has shape {}, the model's has {}", prefix, key, to_string(stored.sizes().vec()),
+                                      to_string(tensor.sizes().vec())));
     found.emplace_back(tensor, stored);
   };
   for (const auto& item : module.named_parameters(false)) one(item.key(), item.value(), false);
@@ -84,7 +84,7 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
   for (const auto& child : module.named_children()) {
     if (!child.value()->is_serializable()) continue;
     InputArchive below;
-    if (!archive.try_read(child.key(), below)) throw CheckpointError(fmt::format("it has no module '{}{}'", prefix, child.key()));
+    if (!archive.try_read(child.key(), below)) throw CheckpointError(formatted("it has no module '{}{}'", prefix, child.key()));
     match(*child.value(), below, prefix + child.key() + ".", found);
   }
 }
@@ -123,14 +123,14 @@ Checkpoint::Extra extra_of(InputArchive& archive) {
 
 Checkpoint::Checkpoint(std::string path, CheckpointOptions options) : path_(std::move(path)), options_(options) {
   if (path_.empty()) throw InvalidArgument("Checkpoint: the path is empty");
-  if (options_.keep_last < 1) throw InvalidArgument(fmt::format("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
+  if (options_.keep_last < 1) throw InvalidArgument(formatted("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
 }
 
 std::string Checkpoint::failure_text(const std::exception& error) const {
   const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
   if (of_torch == nullptr) return error.what();
   std::string words = of_torch->what_without_backtrace();
-  return fmt::format("it is damaged or no checkpoint ({})", words.substr(0, words.find('\n')));
+  return formatted("it is damaged or no checkpoint ({})", words.substr(0, words.find('\n')));
 }
 
 /// Throws on all ranks if any has a failure to tell; empty: none.
@@ -138,7 +138,7 @@ void Checkpoint::agree(const std::string& failure) const {
   const auto failures = allgather_object(failure, options_.process_set);
   const auto ranks = options_.process_set.ranks();
   for (std::size_t i = 0; i < failures.size(); ++i)
-    if (!failures[i].empty()) throw CheckpointError(fmt::format("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
+    if (!failures[i].empty()) throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
 void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra) const {
@@ -181,7 +181,7 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   } catch (const InvalidArgument& error) {
     failure = error.what();
   } catch (const c10::Error& error) {
-    failure = fmt::format("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
+    failure = formatted("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
   }
   agree(failure);
 }

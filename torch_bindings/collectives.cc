@@ -1,7 +1,6 @@
 #include "torch_bindings/collectives.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "hvd/engine.h"
+#include "hvd/text.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/tensors.h"
 
@@ -45,15 +45,15 @@ struct Operation {
 };
 
 void check_group(const Tensors& tensors, std::string_view what, Form form) {
-  if (tensors.empty()) throw InvalidArgument(fmt::format("{}: an empty group of tensors", what));
+  if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", what));
   for (const auto& tensor : tensors) {
-    if (!tensor.defined()) throw InvalidArgument(fmt::format("{}: an undefined tensor", what));
-    if (tensor.is_sparse()) throw InvalidArgument(fmt::format("{}: a sparse tensor; make it dense first", what));
+    if (!tensor.defined()) throw InvalidArgument(formatted("{}: an undefined tensor", what));
+    if (tensor.is_sparse()) throw InvalidArgument(formatted("{}: a sparse tensor; make it dense first", what));
     if (form == Form::InPlace && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-      throw InvalidArgument(fmt::format("{}: in place on a tensor whose elements share memory (as after expand()); clone it first", what));
+      throw InvalidArgument(formatted("{}: in place on a tensor whose elements share memory (as after expand()); clone it first", what));
     if (tensor.device() != tensors.front().device())
-      throw InvalidArgument(fmt::format("{}: the tensors of a group must be on one device, not on {} and {}", what,
-                                        tensors.front().device().str(), tensor.device().str()));
+      throw InvalidArgument(formatted("{}: the tensors of a group must be on one device, not on {} and {}", what,
+                                      tensors.front().device().str(), tensor.device().str()));
   }
 }
 
@@ -261,7 +261,7 @@ std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOpti
   const at::Tensor& splits = *options.splits;
   const bool whole = splits.defined() && (splits.scalar_type() == at::kInt || splits.scalar_type() == at::kLong);
   if (!whole || splits.dim() != 1)
-    throw InvalidArgument(fmt::format("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
+    throw InvalidArgument(formatted("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
   const at::Tensor here = splits.detach().to(at::kCPU, at::kLong).contiguous();
   return {here.const_data_ptr<std::int64_t>(), here.const_data_ptr<std::int64_t>() + here.numel()};
 }

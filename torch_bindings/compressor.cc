@@ -1,11 +1,11 @@
 #include "torch_bindings/compressor.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 
 namespace hvd {
@@ -15,8 +15,6 @@ namespace {
 at::ScalarType memory_type(const at::Tensor& parameter) { return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 }  // namespace
-
-at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
 
 bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
   if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) || parameter.numel() == 0) return false;
@@ -69,8 +67,8 @@ void GradientCompressor::check_alike() {
   const at::Tensor differs = allreduce(mine, most).ne(allreduce(mine, least)).view({-1, 3}).any(1).nonzero();
   if (differs.numel() == 0) return;
   checked_ = false;
-  throw Mismatch(fmt::format("{}: the shape or type of '{}' differs between ranks", terms_.name,
-                             parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
+  throw Mismatch(formatted("{}: the shape or type of '{}' differs between ranks", terms_.name,
+                           parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
 }
 
 /// The parameters that have a gradient on any rank.

@@ -74,9 +74,6 @@ class GradientCompressor {
   std::uint64_t bytes_sent_ = 0;
 };
 
-/// The elements in the order of their memory; `dense` has no gaps.
-at::Tensor in_memory_order(const at::Tensor& dense);
-
 std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
 std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
 std::unique_ptr<GradientCompressor> make_powersgd_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);

@@ -8,6 +8,7 @@
 
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/tensors.h"
 
 namespace hvd {
 
@@ -100,13 +101,13 @@ class Int8Compressor : public GradientCompressor {
     if (present.empty()) return;
     const auto type = part.values.scalar_type();
     for (const auto& member : present)
-      elements(part.values, member, residuals_[member.number].numel()).copy_(in_memory_order(residuals_[member.number]));
+      elements(part.values, member, residuals_[member.number].numel()).copy_(detail::in_memory_order(residuals_[member.number]));
     for (const auto& member : absent) part.values.narrow(0, member.begin, member.blocks).zero_();
 
     const at::Tensor sent = encode(part.values);
     const at::Tensor left = part.values.sub(decode(sent, type));
     for (const auto& member : present) {
-      at::Tensor residual = in_memory_order(residuals_[member.number]);
+      at::Tensor residual = detail::in_memory_order(residuals_[member.number]);
       residual.copy_(elements(left, member, residual.numel()));
       drop_not_finite(residual);
     }
@@ -150,7 +151,7 @@ class TopKCompressor : public GradientCompressor {
     };
     std::vector<Sent> under_way;
     for (const auto i : active) {
-      at::Tensor values = in_memory_order(residuals_[i]);
+      at::Tensor values = detail::in_memory_order(residuals_[i]);
       const auto count = std::clamp<std::int64_t>(
           static_cast<std::int64_t>(std::ceil(terms_.compression.ratio() * static_cast<double>(values.numel()))), 1, values.numel());
       const at::Tensor places = std::get<1>(values.abs().topk(count, 0, true, false));
@@ -306,7 +307,7 @@ class PowerSgdCompressor : public GradientCompressor {
     if (terms_.op == ReduceOp::Sum) mean.mul_(ranks_);
     if (terms_.predivide_factor != 1) mean.mul_(terms_.predivide_factor);
     at::Tensor ordered = at::empty_like(residual);
-    return in_memory_order(ordered.copy_(mean));
+    return detail::in_memory_order(ordered.copy_(mean));
   }
 
   Tensors right_;     ///< Q of each parameter

@@ -1,7 +1,6 @@
 // convert_sync_batchnorm(): layers in containers are replaced; layers that nothing can replace are converted where they are, by a kernel
 // of our own for aten::batch_norm that knows them by their tensors and passes all others on to LibTorch's.
 #include <ATen/ops/batch_norm_compositeimplicitautograd_dispatch.h>
-#include <fmt/format.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/text.h"
 #include "torch_bindings/sync_batch_norm.h"
 
 namespace hvd {
@@ -122,9 +122,9 @@ class Conversion {
   void plan_in_place(const BatchNorm& found, const std::string& path) {
     if (!found.mark.defined())
       throw InvalidArgument(
-          fmt::format("convert_sync_batchnorm: '{}' has neither parameters nor running statistics, and is in no container in which "
-                      "it could be replaced; make it a hvd::SyncBatchNorm",
-                      path));
+          formatted("convert_sync_batchnorm: '{}' has neither parameters nor running statistics, and is in no container in which "
+                    "it could be replaced; make it a hvd::SyncBatchNorm",
+                    path));
     steps_.emplace_back([this, found] {
       intercept();
       Converted::all().add(found.mark, found.layer, process_set_);

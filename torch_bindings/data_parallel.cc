@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <exception>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/text.h"
 #include "torch_bindings/autocast.h"
 
 namespace hvd::detail {
@@ -118,7 +118,7 @@ class Replicated : public torch::autograd::Function<Replicated> {
 };
 
 std::vector<at::Device> places(const Module& module, const at::Tensor& input, const DataParallelOptions& options) {
-  if (options.replicas < 0) throw InvalidArgument(fmt::format("data_parallel: {} replicas", options.replicas));
+  if (options.replicas < 0) throw InvalidArgument(formatted("data_parallel: {} replicas", options.replicas));
   if (!options.devices.empty()) return options.devices;
   const Tensors parameters = module.parameters();
   const at::Device own = parameters.empty() ? input.device() : parameters.front().device();
@@ -139,7 +139,7 @@ std::shared_ptr<Module> replicate(const std::shared_ptr<Module>& module, at::Dev
     copy = device == own ? module->clone() : module->clone(device);
   } catch (const c10::Error&) {
     if (device == own && (module->buffers().empty() || !module->is_training())) return module;
-    throw InvalidArgument(fmt::format("data_parallel: {} cannot be copied; let it derive from torch::nn::Cloneable", module->name()));
+    throw InvalidArgument(formatted("data_parallel: {} cannot be copied; let it derive from torch::nn::Cloneable", module->name()));
   }
   const Tensors originals = module->parameters();
   Tensors copies = copy->parameters();

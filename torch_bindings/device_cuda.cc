@@ -1,16 +1,15 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
-
 #include "hvd/errors.h"
+#include "hvd/text.h"
 #include "torch_bindings/device.h"
 
 namespace hvd::detail {
 
 namespace {
 void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw BackendError(fmt::format("{}: {}", call, cudaGetErrorString(error)));
+  if (error != cudaSuccess) throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
 }
 }  // namespace
 

@@ -1,6 +1,5 @@
 #include "torch_bindings/distributed_data_parallel.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/reducer.h"
@@ -38,10 +38,10 @@ std::vector<GradientReducer::Named> trained_parameters(const torch::nn::Module& 
 ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
     : module_(std::move(module)), options_(std::move(options)) {
   if (!(options_.gradient_predivide_factor > 0))
-    throw InvalidArgument(fmt::format("gradient_predivide_factor is {}; it must be greater than 0", options_.gradient_predivide_factor));
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options_.gradient_predivide_factor));
   auto parameters = trained_parameters(*module_);
   const int number = next_number(options_.process_set);
-  name_ = fmt::format("ddp.{}", number);
+  name_ = formatted("ddp.{}", number);
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
   DistributedOptimizerOptions reduction;
   reduction.compression = options_.compression;

@@ -1,7 +1,6 @@
 #include "torch_bindings/file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "hvd/text.h"
 #include "torch_bindings/checkpoint.h"
 
 namespace hvd::detail {
@@ -17,7 +17,7 @@ namespace hvd::detail {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
-  throw CheckpointError(fmt::format("{} {}: {}", what, path, std::strerror(errno)));
+  throw CheckpointError(formatted("{} {}: {}", what, path, std::strerror(errno)));
 }
 
 class File {
@@ -65,7 +65,7 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent.string();
 }
 
-std::string number(const std::string& path, int n) { return n == 0 ? path : fmt::format("{}.{}", path, n); }
+std::string number(const std::string& path, int n) { return n == 0 ? path : formatted("{}.{}", path, n); }
 
 /// The newest stays where it is and gets a second name, until the new one takes the first.
 void move_back(const std::string& path, int keep) {
@@ -84,8 +84,8 @@ void move_back(const std::string& path, int keep) {
 void replace_file(const std::string& path, const std::string& text, int keep) {
   std::error_code error;
   std::filesystem::create_directories(folder_of(path), error);
-  if (error) throw CheckpointError(fmt::format("cannot make the folder {}: {}", folder_of(path), error.message()));
-  const std::string fresh = fmt::format("{}.new.{}", path, ::getpid());
+  if (error) throw CheckpointError(formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
+  const std::string fresh = formatted("{}.new.{}", path, ::getpid());
   try {
     const File file(fresh, O_WRONLY | O_CREAT | O_TRUNC);
     file.write(text);

@@ -1,11 +1,11 @@
 #include "torch_bindings/grad_scaler.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <map>
 #include <utility>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 
@@ -16,9 +16,9 @@ using torch::optim::Optimizer;
 GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)) {
   if (!options_.enabled) return;
   if (!(options_.growth_factor > 1))
-    throw InvalidArgument(fmt::format("growth_factor is {}; it must be greater than 1", options_.growth_factor));
+    throw InvalidArgument(formatted("growth_factor is {}; it must be greater than 1", options_.growth_factor));
   if (!(options_.backoff_factor < 1))
-    throw InvalidArgument(fmt::format("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
+    throw InvalidArgument(formatted("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
 }
 
 void GradScaler::start(at::Device device) {
@@ -41,7 +41,7 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses)
 }
 
 void GradScaler::check_scaled(const char* what) const {
-  if (!scale_.defined()) throw InvalidArgument(fmt::format("GradScaler: {} before any scale(loss)", what));
+  if (!scale_.defined()) throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
 }
 
 /// The sum of what was found on each device, on the scale's; undefined if there are no gradients.

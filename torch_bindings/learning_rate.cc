@@ -1,22 +1,23 @@
 #include "torch_bindings/learning_rate.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <utility>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
 double scaled_learning_rate(double rate, std::int64_t batch_size_per_rank, std::int64_t reference_batch_size,
                             const ProcessSet& process_set) {
   if (batch_size_per_rank < 1 || reference_batch_size < 1)
-    throw InvalidArgument(fmt::format("scaled_learning_rate: batch sizes {} and {}", batch_size_per_rank, reference_batch_size));
+    throw InvalidArgument(formatted("scaled_learning_rate: batch sizes {} and {}", batch_size_per_rank, reference_batch_size));
   return rate * static_cast<double>(batch_size_per_rank * process_set.size()) / static_cast<double>(reference_batch_size);
 }
 
 WarmupScheduler::WarmupScheduler(torch::optim::Optimizer& optimizer, WarmupOptions options)
     : LRScheduler(optimizer), options_(std::move(options)), start_factor_(options_.start_factor ? *options_.start_factor : 1.0 / size()) {
-  if (!(start_factor_ >= 0)) throw InvalidArgument(fmt::format("start_factor is {}; it must not be negative", start_factor_));
+  if (!(start_factor_ >= 0)) throw InvalidArgument(formatted("start_factor is {}; it must not be negative", start_factor_));
   for (auto& group : optimizer.param_groups()) {
     targets_.push_back(group.options().get_lr());
     group.options().set_lr(targets_.back() * factor(0));

@@ -1,10 +1,10 @@
 #include "torch_bindings/metrics.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/parameters.h"
 
@@ -15,7 +15,7 @@ std::vector<std::size_t> evaluation_share(std::size_t items, const ProcessSet& p
 }
 
 std::vector<std::size_t> evaluation_share(std::size_t items, int rank, int ranks) {
-  if (rank < 0 || rank >= ranks) throw InvalidArgument(fmt::format("evaluation_share: rank {} of {}", rank, ranks));
+  if (rank < 0 || rank >= ranks) throw InvalidArgument(formatted("evaluation_share: rank {} of {}", rank, ranks));
   std::vector<std::size_t> indices;
   for (auto i = static_cast<std::size_t>(rank); i < items; i += static_cast<std::size_t>(ranks)) indices.push_back(i);
   return indices;
@@ -31,8 +31,8 @@ EvaluationTally& EvaluationTally::operator+=(const EvaluationTally& other) {
 
 EvaluationTally& EvaluationTally::add(const at::Tensor& scores, const at::Tensor& labels) {
   if (scores.dim() != 2 || labels.dim() != 1 || scores.size(0) != labels.size(0))
-    throw InvalidArgument(fmt::format("EvaluationTally: scores {} and labels {}; they must be [samples, classes] and [samples]",
-                                      to_string(scores.sizes().vec()), to_string(labels.sizes().vec())));
+    throw InvalidArgument(formatted("EvaluationTally: scores {} and labels {}; they must be [samples, classes] and [samples]",
+                                    to_string(scores.sizes().vec()), to_string(labels.sizes().vec())));
   if (labels.size(0) == 0) return *this;
   const at::NoGradGuard no_gradient;
   namespace nn = torch::nn::functional;
@@ -54,7 +54,7 @@ Evaluation EvaluationTally::average(const ProcessSet& process_set) const {
 }
 
 std::map<std::string, double> average_metrics(const std::map<std::string, double>& means, double count, const ProcessSet& process_set) {
-  if (!(count >= 0)) throw InvalidArgument(fmt::format("average_metrics: the count is {}; it must be at least 0", count));
+  if (!(count >= 0)) throw InvalidArgument(formatted("average_metrics: the count is {}; it must be at least 0", count));
   std::string names;
   std::vector<double> sums{count};
   for (const auto& [name, mean] : means) {
@@ -74,8 +74,8 @@ std::map<std::string, double> average_metrics(const std::map<std::string, double
 
 at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& indices, std::int64_t items, const ProcessSet& process_set) {
   if (indices.dim() != 1 || predictions.dim() < 1 || predictions.size(0) != indices.size(0))
-    throw InvalidArgument(fmt::format("gather_predictions: predictions {} and indices {}; they must be [n, ...] and [n]",
-                                      to_string(predictions.sizes().vec()), to_string(indices.sizes().vec())));
+    throw InvalidArgument(formatted("gather_predictions: predictions {} and indices {}; they must be [n, ...] and [n]",
+                                    to_string(predictions.sizes().vec()), to_string(indices.sizes().vec())));
   if (indices.scalar_type() != at::kLong) throw InvalidArgument("gather_predictions: the indices are not int64");
   const at::NoGradGuard no_gradient;
   const auto all = grouped_allgather({predictions.detach(), indices.to(predictions.device())}, {.process_set = process_set});
@@ -83,13 +83,13 @@ at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& i
   const auto* const place = places.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> row_of(static_cast<std::size_t>(items), -1);
   for (std::int64_t row = 0; row < places.numel(); ++row) {
-    if (place[row] < 0 || place[row] >= items) throw InvalidArgument(fmt::format("gather_predictions: sample {} of {}", place[row], items));
+    if (place[row] < 0 || place[row] >= items) throw InvalidArgument(formatted("gather_predictions: sample {} of {}", place[row], items));
     auto& first = row_of[static_cast<std::size_t>(place[row])];
     if (first < 0) first = row;
   }
   const auto missing = std::find(row_of.begin(), row_of.end(), -1);
   if (missing != row_of.end())
-    throw InvalidArgument(fmt::format("gather_predictions: no rank predicted sample {}", missing - row_of.begin()));
+    throw InvalidArgument(formatted("gather_predictions: no rank predicted sample {}", missing - row_of.begin()));
   return all[0].index_select(0, torch::tensor(row_of, at::kLong).to(all[0].device()));
 }
 

@@ -1,17 +1,18 @@
 #include "torch_bindings/moving_average.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
 ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options)
     : options_(options), parameters_(std::move(parameters)) {
   if (!(options_.decay >= 0 && options_.decay < 1))
-    throw InvalidArgument(fmt::format("decay is {}; it must be from 0 to below 1", options_.decay));
+    throw InvalidArgument(formatted("decay is {}; it must be from 0 to below 1", options_.decay));
   for (const auto& parameter : parameters_) averages_.push_back(parameter.detach().clone());
 }
 
@@ -41,7 +42,7 @@ void ExponentialMovingAverage::exchange() {
 
 void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
   archive.write("updates", c10::IValue(updates_));
-  for (std::size_t i = 0; i < averages_.size(); ++i) archive.write(fmt::format("average.{}", i), averages_[i]);
+  for (std::size_t i = 0; i < averages_.size(); ++i) archive.write(formatted("average.{}", i), averages_[i]);
 }
 
 void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
@@ -51,7 +52,7 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
   std::vector<at::Tensor> read;
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     at::Tensor average;
-    archive.read(fmt::format("average.{}", i), average);
+    archive.read(formatted("average.{}", i), average);
     TORCH_CHECK(average.sizes() == averages_[i].sizes(), "average ", i, " is of shape ", average.sizes(), ", the parameter of ",
                 averages_[i].sizes());
     read.push_back(average);

@@ -1,6 +1,5 @@
 #include "torch_bindings/optimizer.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "hvd/text.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
 
@@ -28,13 +28,13 @@ int& optimizers_made(const ProcessSet& process_set) {
 
 void check(const DistributedOptimizerOptions& options) {
   if (options.backward_passes_per_step < 1)
-    throw InvalidArgument(fmt::format("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
+    throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
-    throw InvalidArgument(fmt::format("gradients cannot be reduced by {}: use average or sum", name_of(options.op)));
+    throw InvalidArgument(formatted("gradients cannot be reduced by {}: use average or sum", name_of(options.op)));
   if (options.gradient_predivide_factor != 1 && options.op != ReduceOp::Average)
     throw InvalidArgument("gradient_predivide_factor goes with ReduceOp::Average only");
   if (!(options.gradient_predivide_factor > 0))
-    throw InvalidArgument(fmt::format("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
 }
 
 std::vector<GradientReducer::Named> name_parameters(torch::optim::Optimizer& wrapped,
@@ -42,7 +42,7 @@ std::vector<GradientReducer::Named> name_parameters(torch::optim::Optimizer& wra
   std::unordered_map<const void*, std::string> names;
   std::set<std::string> used;
   for (const auto& [name, parameter] : named_parameters) {
-    if (!used.insert(name).second) throw InvalidArgument(fmt::format("named_parameters: the name '{}' is given twice", name));
+    if (!used.insert(name).second) throw InvalidArgument(formatted("named_parameters: the name '{}' is given twice", name));
     names[parameter.unsafeGetTensorImpl()] = name;
   }
   std::vector<GradientReducer::Named> parameters;
@@ -53,10 +53,10 @@ std::vector<GradientReducer::Named> name_parameters(torch::optim::Optimizer& wra
       const void* key = group[p].unsafeGetTensorImpl();
       const auto name = names.find(key);
       if (!named_parameters.empty() && name == names.end())
-        throw InvalidArgument(fmt::format("named_parameters: parameter {} of group {} (shape {}) has no name", p, g,
-                                          to_string(Shape(group[p].sizes().vec()))));
-      if (!seen.insert(key).second) throw InvalidArgument(fmt::format("parameter {} of group {} is in the optimizer twice", p, g));
-      parameters.push_back({name == names.end() ? fmt::format("parameter.{}.{}", g, p) : name->second, group[p]});
+        throw InvalidArgument(
+            formatted("named_parameters: parameter {} of group {} (shape {}) has no name", p, g, to_string(Shape(group[p].sizes().vec()))));
+      if (!seen.insert(key).second) throw InvalidArgument(formatted("parameter {} of group {} is in the optimizer twice", p, g));
+      parameters.push_back({name == names.end() ? formatted("parameter.{}.{}", g, p) : name->second, group[p]});
     }
   }
   return parameters;
@@ -128,7 +128,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   int& number = optimizers_made(options.process_set);
   reducer_ = std::make_shared<GradientReducer>(name_parameters(wrapped_, named_parameters), options, number);
   if (options.shard_optimizer_state)
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options.process_set, fmt::format("optimizer.{}", number));
+    shards_ = std::make_unique<OptimizerShards>(wrapped_, options.process_set, formatted("optimizer.{}", number));
   ++number;  // not before: one that is refused on some ranks only must not put their numbers out of step
   reducer_->hook();
 }
@@ -194,7 +194,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
-  if (passes < 1) throw InvalidArgument(fmt::format("backward_passes_per_step is {}; it must be at least 1", passes));
+  if (passes < 1) throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", passes));
   reducer_->set_passes(passes);
 }
 

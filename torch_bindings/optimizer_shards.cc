@@ -1,6 +1,5 @@
 #include "torch_bindings/optimizer_shards.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -8,7 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/tensors.h"
 
 namespace hvd {
 
@@ -17,11 +18,8 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 
-constexpr std::size_t kAlignment = 64;
 /// Elements; cuts are at multiples of it, so that pieces stay aligned to cache lines.
 constexpr std::int64_t kGrain = 64;
-
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 /// What a state has for each element of its parameter, and what it has once.
 struct StateParts {
@@ -52,8 +50,7 @@ std::unique_ptr<OptimizerParamState> fresh_state(const Optimizer& optimizer) {
   return nullptr;
 }
 
-/// The elements in the order of their memory.
-at::Tensor flat(const at::Tensor& dense) { return dense.detach().as_strided({dense.numel()}, {1}); }
+at::Tensor flat(const at::Tensor& dense) { return detail::in_memory_order(dense.detach()); }
 
 /// The elements of `tensor` in the order of the memory of `parameter`.
 at::Tensor flat_like(const at::Tensor& tensor, const at::Tensor& parameter) {
@@ -100,7 +97,7 @@ void OptimizerShards::move_into_shared_memory() {
   std::size_t bytes = 0;
   for (const auto& group : whole_)
     for (const auto& parameter : group)
-      if (may_move(parameter)) bytes += aligned(bytes_of(parameter));
+      if (may_move(parameter)) bytes += detail::aligned(bytes_of(parameter));
   if (bytes == 0 || ranks_.size() == 1) return;
   const auto memory = allocate_shared(bytes);
   if (!memory) return;
@@ -108,10 +105,8 @@ void OptimizerShards::move_into_shared_memory() {
   for (auto& group : whole_) {
     for (auto& parameter : group) {
       if (!may_move(parameter)) continue;
-      const at::Tensor moved = at::from_blob(
-          static_cast<std::byte*>(memory.get()) + offset, parameter.sizes(), parameter.strides(), [memory](void*) {},
-          parameter.options().requires_grad(false));
-      offset += aligned(bytes_of(parameter));
+      const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
+      offset += detail::aligned(bytes_of(parameter));
       moved.copy_(parameter);
       parameter.set_data(moved);
     }
@@ -185,9 +180,9 @@ void OptimizerShards::follow_memory() {
     const at::Tensor& parameter = parameter_of(piece);
     if (parameter.strides() != at::IntArrayRef(piece.strides) || !parameter.options().type_equal(piece.travels.options()))
       throw InvalidArgument(
-          fmt::format("shard_optimizer_state: parameter {} of group {} has another layout, type or device than when its "
-                      "optimizer was wrapped; change the model first and wrap the optimizer then",
-                      piece.place, piece.group));
+          formatted("shard_optimizer_state: parameter {} of group {} has another layout, type or device than when its "
+                    "optimizer was wrapped; change the model first and wrap the optimizer then",
+                    piece.place, piece.group));
     piece.travels = now;
     if (!is_whole(piece)) piece.tensor.set_data(now.detach());
   }
@@ -231,13 +226,13 @@ void OptimizerShards::broadcast_pieces(const std::vector<at::Tensor>& tensors, c
     const std::string device = tensors[i].device().str();
     auto& [members, names] = groups[{piece.owner, device.substr(0, device.find(':'))}];
     members.push_back(tensors[i]);
-    names.push_back(fmt::format("parameter {} of group {}", piece.place, piece.group));
+    names.push_back(formatted("parameter {} of group {}", piece.place, piece.group));
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [key, group] : groups)
     handles.push_back(
         detail::grouped_broadcast_async_(std::move(group.first), std::move(group.second),
-                                         {.name = fmt::format("{}/{} of rank {} on {}", name_, what, ranks_[key.first], key.second),
+                                         {.name = formatted("{}/{} of rank {} on {}", name_, what, ranks_[key.first], key.second),
                                           .root_rank = ranks_[key.first],
                                           .process_set = process_set_}));
   for (const auto& handle : handles) handle.wait();
@@ -282,7 +277,7 @@ OptimizerShards::States OptimizerShards::gather_state() {
       const at::Tensor& own = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
       tensors[i].copy_(own);
     }
-    broadcast_pieces(tensors, fmt::format("state {}", t));
+    broadcast_pieces(tensors, formatted("state {}", t));
   }
   return whole;
 }

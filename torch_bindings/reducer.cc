@@ -1,6 +1,5 @@
 #include "torch_bindings/reducer.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "hvd/engine.h"
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/tensors.h"
@@ -21,9 +21,6 @@ namespace {
 
 /// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
 constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
-constexpr std::size_t kAlignment = 64;
-
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -36,18 +33,10 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
   std::function<void()> call_;
 };
 
-at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& parameter, at::ScalarType type) {
-  auto* data = static_cast<std::byte*>(memory.get()) + offset;
-  const auto options = parameter.options().requires_grad(false).dtype(type);
-  const auto keep = [memory](void*) {};
-  if (parameter.is_non_overlapping_and_dense()) return at::from_blob(data, parameter.sizes(), parameter.strides(), keep, options);
-  return at::from_blob(data, parameter.sizes(), keep, options);
-}
-
 }  // namespace
 
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind)
-    : options_(std::move(options)), name_(fmt::format("{}.{}", kind, number)), passes_per_step_(options_.backward_passes_per_step) {
+    : options_(std::move(options)), name_(formatted("{}.{}", kind, number)), passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot slot;
     slot.named = std::move(named);
@@ -69,7 +58,7 @@ void GradientReducer::make_compressor() {
                                           .op = options_.op,
                                           .predivide_factor = options_.gradient_predivide_factor,
                                           .process_set = options_.process_set,
-                                          .name = fmt::format("{}/compressed", name_)},
+                                          .name = formatted("{}/compressed", name_)},
                                          std::move(parameters));
 }
 
@@ -95,8 +84,8 @@ void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
   if (slots.empty()) return;
   for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
   Bucket bucket;
-  bucket.name = fmt::format("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
-                            slots.size() > 1 ? fmt::format(" and {} more", slots.size() - 1) : "");
+  bucket.name = formatted("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
+                          slots.size() > 1 ? formatted(" and {} more", slots.size() - 1) : "");
   bucket.slots = std::move(slots);
   buckets_.push_back(std::move(bucket));
 }
@@ -112,14 +101,14 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
         if (dealt[place->second])
-          throw InvalidArgument(fmt::format("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
+          throw InvalidArgument(formatted("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
         dealt[place->second] = true;
         group.push_back(place->second);
       }
       add_bucket(std::move(group));
     }
   } else if (const auto* count = std::get_if<int>(&options.groups)) {
-    if (*count < 1) throw InvalidArgument(fmt::format("groups: {} is not a number of groups", *count));
+    if (*count < 1) throw InvalidArgument(formatted("groups: {} is not a number of groups", *count));
     const std::size_t per_group = (slots_.size() + static_cast<std::size_t>(*count) - 1) / static_cast<std::size_t>(*count);
     for (std::size_t begin = 0; begin < slots_.size(); begin += per_group) {
       std::vector<std::size_t> group;
@@ -157,16 +146,16 @@ void GradientReducer::make_room(Bucket& bucket) {
     const at::Tensor& parameter = slots_[index].named.parameter;
     if (!parameter.is_cpu()) return;
     offsets.push_back(bytes);
-    bytes += aligned(static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[index])));
+    bytes += detail::aligned(static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[index])));
   }
-  bucket.memory = allocate_shared(std::max<std::size_t>(bytes, kAlignment));
+  bucket.memory = allocate_shared(std::max<std::size_t>(bytes, detail::kTensorAlignment));
   if (!bucket.memory) {
-    const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kAlignment)}, at::kByte);
+    const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + detail::kTensorAlignment)}, at::kByte);
     bucket.memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
   }
   for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
     Slot& slot = slots_[bucket.slots[i]];
-    slot.wire = view_of(bucket.memory, offsets[i], slot.named.parameter, detail::scalar_type_of(wire_type(slot)));
+    slot.wire = detail::view_of(bucket.memory, offsets[i], slot.named.parameter, detail::scalar_type_of(wire_type(slot)));
     if (!travels_compressed(slot)) slot.home = slot.wire;
   }
 }
@@ -200,9 +189,9 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (!slot.named.parameter.grad().defined()) return;
   if (slot.passes >= passes_per_step_)
     throw InvalidArgument(
-        fmt::format("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
-                    "step(), synchronize() or zero_grad() in between",
-                    slot.named.name, passes_per_step_));
+        formatted("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
+                  "step(), synchronize() or zero_grad() in between",
+                  slot.named.name, passes_per_step_));
   synchronized_ = false;
   ++slot.passes;
   if (slot.compressed) {
@@ -369,7 +358,7 @@ void GradientReducer::reduce_sparse() {
     const at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
                             : gradient.is_sparse() ? gradient
                                                    : gradient.to_sparse(1);
-    AllreduceOptions options{.name = fmt::format("{}/sparse gradient of {}", name_, slot.named.name),
+    AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
                              .op = options_.op,
                              .process_set = options_.process_set,
                              .compression = options_.compression};
@@ -447,7 +436,7 @@ void GradientReducer::set_passes(int passes) {
 }
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss) const {
-  return allreduce(loss.detach(), {.name = fmt::format("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
+  return allreduce(loss.detach(), {.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
 }
 
 }  // namespace hvd

@@ -1,12 +1,13 @@
 #include "torch_bindings/sampler.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <numeric>
 #include <random>
 #include <utility>
+
+#include "hvd/text.h"
 
 namespace hvd {
 
@@ -134,9 +135,9 @@ void ElasticSampler::load(torch::serialize::InputArchive& archive) {
   };
   const std::size_t items = read("items"), seed = read("seed"), shuffle = read("shuffle"), epoch = read("epoch"), used = read("processed");
   if (items != state_->items || seed != state_->seed || (shuffle != 0) != state_->shuffle)
-    throw InvalidArgument(fmt::format("ElasticSampler: a state of {} items with seed {}, {}, but this sampler has {} with seed {}, {}",
-                                      items, seed, shuffle != 0 ? "shuffled" : "in order", state_->items, state_->seed,
-                                      state_->shuffle ? "shuffled" : "in order"));
+    throw InvalidArgument(formatted("ElasticSampler: a state of {} items with seed {}, {}, but this sampler has {} with seed {}, {}", items,
+                                    seed, shuffle != 0 ? "shuffled" : "in order", state_->items, state_->seed,
+                                    state_->shuffle ? "shuffled" : "in order"));
   state_->epoch = epoch;
   state_->arrange();
   state_->deal(std::min(used, items));

@@ -1,8 +1,8 @@
 /// Sparse tensors: what each rank has travels as rows of indices and rows of values, in one group.
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/tensors.h"
 
@@ -12,13 +12,13 @@ namespace {
 
 void check(const at::Tensor& tensor, const AllreduceOptions& options) {
   if (!tensor.defined() || tensor.layout() != at::kSparse)
-    throw InvalidArgument(fmt::format("sparse_allreduce '{}': the tensor is not sparse (COO); use allreduce", options.name));
+    throw InvalidArgument(formatted("sparse_allreduce '{}': the tensor is not sparse (COO); use allreduce", options.name));
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
-    throw InvalidArgument(fmt::format("sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum", options.name,
-                                      name_of(options.op)));
+    throw InvalidArgument(
+        formatted("sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum", options.name, name_of(options.op)));
   options.compression.refuse_memory("sparse_allreduce");
   const DataType dtype = detail::data_type_of(tensor, "sparse_allreduce");
-  if (dtype == DataType::Bool) throw InvalidArgument(fmt::format("sparse_allreduce '{}': bool is not supported", options.name));
+  if (dtype == DataType::Bool) throw InvalidArgument(formatted("sparse_allreduce '{}': bool is not supported", options.name));
 }
 
 /// The sizes that the ranks sent, one row each, must be the same.
@@ -29,9 +29,9 @@ void check_sizes(const at::Tensor& sizes, const AllreduceOptions& options) {
   for (std::int64_t i = 0; i < sizes.size(0); ++i) {
     const at::Tensor row = sizes[i].contiguous();
     const Shape shape(row.const_data_ptr<std::int64_t>(), row.const_data_ptr<std::int64_t>() + row.numel());
-    text += fmt::format("{}rank {}: {}", i == 0 ? "" : "; ", ranks[static_cast<std::size_t>(i)], to_string(shape));
+    text += formatted("{}rank {}: {}", i == 0 ? "" : "; ", ranks[static_cast<std::size_t>(i)], to_string(shape));
   }
-  throw Mismatch(fmt::format("sparse_allreduce '{}': the shape differs between ranks: {}", options.name, text));
+  throw Mismatch(formatted("sparse_allreduce '{}': the shape differs between ranks: {}", options.name, text));
 }
 
 at::Tensor scaled(const at::Tensor& values, double factor) { return factor == 1 ? values : values.mul(factor).to(values.scalar_type()); }

@@ -1,10 +1,10 @@
 #include "torch_bindings/sync_batch_norm.h"
 
-#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <utility>
 
+#include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 
 namespace hvd {
@@ -31,7 +31,7 @@ Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
     row[0][2 * channels].fill_(here);
   }
   const at::Tensor all =
-      allgather(row, {.name = fmt::format("sync_batch_norm/statistics of {} channels", channels), .process_set = process_set});
+      allgather(row, {.name = formatted("sync_batch_norm/statistics of {} channels", channels), .process_set = process_set});
   const at::Tensor means = all.slice(1, 0, channels);
   const at::Tensor counts = all.slice(1, 2 * channels);
   Statistics statistics;
@@ -85,7 +85,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     }
     if (!context->needs_input_grad(0)) return gradients;
 
-    const at::Tensor sums = allreduce(at::cat({sum, projected}), {.name = fmt::format("sync_batch_norm/gradients of {} channels", channels),
+    const at::Tensor sums = allreduce(at::cat({sum, projected}), {.name = formatted("sync_batch_norm/gradients of {} channels", channels),
                                                                   .op = ReduceOp::Sum,
                                                                   .process_set = process_set}) /
                             count;
@@ -155,16 +155,16 @@ void SyncBatchNormImpl::reset_parameters() {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format("hvd::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})", options.num_features(),
-                        options.eps(), options.momentum() ? fmt::format("{}", *options.momentum()) : "None", options.affine(),
-                        options.track_running_stats());
+  stream << formatted("hvd::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})", options.num_features(),
+                      options.eps(), options.momentum() ? formatted("{}", *options.momentum()) : "None", options.affine(),
+                      options.track_running_stats());
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (input.dim() < 2 || input.dim() > 5 || input.size(1) != options.num_features())
     throw InvalidArgument(
-        fmt::format("SyncBatchNorm of {} channels: an input of shape {}; it must be [N, {}], with up to three dimensions more",
-                    options.num_features(), to_string(Shape(input.sizes().vec())), options.num_features()));
+        formatted("SyncBatchNorm of {} channels: an input of shape {}; it must be [N, {}], with up to three dimensions more",
+                  options.num_features(), to_string(Shape(input.sizes().vec())), options.num_features()));
   double momentum = options.momentum().value_or(0);
   if (is_training() && options.track_running_stats()) {
     num_batches_tracked += 1;

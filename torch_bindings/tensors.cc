@@ -3,13 +3,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
-
 #include <array>
 #include <utility>
 
 #include "hvd/errors.h"
 #include "hvd/hvd.h"
+#include "hvd/text.h"
 
 namespace hvd::detail {
 
@@ -41,7 +40,7 @@ at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::i
 DataType data_type_of(const at::Tensor& tensor, std::string_view what) {
   for (const auto& [theirs, ours] : kTypes)
     if (theirs == tensor.scalar_type()) return ours;
-  throw InvalidArgument(fmt::format("{}: tensors of type {} are not supported", what, at::toString(tensor.scalar_type())));
+  throw InvalidArgument(formatted("{}: tensors of type {} are not supported", what, at::toString(tensor.scalar_type())));
 }
 
 at::ScalarType scalar_type_of(DataType dtype) {
@@ -53,7 +52,7 @@ at::ScalarType scalar_type_of(DataType dtype) {
 Device device_of(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return {};
   if (tensor.is_cuda()) return {DeviceKind::Cuda, tensor.get_device()};
-  throw InvalidArgument(fmt::format("tensors on {} are not supported", tensor.device().str()));
+  throw InvalidArgument(formatted("tensors on {} are not supported", tensor.device().str()));
 }
 
 Shape shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
@@ -81,5 +80,15 @@ TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::
   argument.shape = shape_of(input);
   return argument;
 }
+
+at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type) {
+  auto* data = static_cast<std::byte*>(memory.get()) + offset;
+  const auto options = like.options().requires_grad(false).dtype(type);
+  const auto keep = [memory](void*) {};
+  if (like.is_non_overlapping_and_dense()) return at::from_blob(data, like.sizes(), like.strides(), keep, options);
+  return at::from_blob(data, like.sizes(), keep, options);
+}
+
+at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
 
 }  // namespace hvd::detail

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
 
@@ -22,6 +23,14 @@ Shape shape_of(const at::Tensor& tensor);
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The same with the strides of `like`, which must be dense and non-overlapping.
 at::Tensor empty_shared_like(const at::Tensor& like);
+
+/// Tensors that lie in one block of memory begin at multiples of this many bytes.
+inline constexpr std::size_t kTensorAlignment = 64;
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment; }
+/// A tensor of `type` in `memory`, which it keeps, from byte `offset` on; with the shape of `like`, and its strides if that is dense.
+at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type);
+/// The elements in the order of their memory; `dense` has no gaps.
+at::Tensor in_memory_order(const at::Tensor& dense);
 
 /// `tensor` as an argument of a submission: it must be dense, and stays the caller's. `output` may be undefined (allgather).
 TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::string_view what);

@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kWhereFrom = "https://ossci-datasets.s3.amazonaws.com/mnist/";
-constexpr int kClasses = 10;
+constexpr int kDigits = 10;
 
 /// An idx file of bytes: `sizes` says how they are arranged.
 struct Idx {
@@ -61,7 +61,7 @@ torch::Tensor labels_of(const Idx& idx) {
   auto* out = labels.data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < labels.size(0); ++i) {
     out[i] = idx.data()[i];
-    if (out[i] >= kClasses) {
+    if (out[i] >= kDigits) {
       throw DataError("item " + std::to_string(i) + " of " + idx.file.string() + " has the label " + std::to_string(out[i]) +
                       "; labels of MNIST are 0 to 9: the file is damaged or of another dataset, get it again from " + kWhereFrom);
     }
@@ -89,7 +89,7 @@ Dataset read_mnist(const std::string& directory) {
   const auto folder = find_folder(directory, "MNIST/raw", {images, images + ".gz"}, kWhereFrom);
   Dataset data;
   data.name = "MNIST";
-  data.classes = kClasses;
+  data.classes = kDigits;
   data.train = read_split(folder, "train");
   data.test = read_split(folder, "t10k");
   if (data.train.images.sizes().slice(1) != data.test.images.sizes().slice(1)) {

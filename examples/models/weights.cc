@@ -12,17 +12,6 @@
 namespace examples {
 namespace {
 
-std::map<std::string, torch::Tensor> read_state_dict(const std::string& file) {
-  caffe2::serialize::PyTorchStreamReader reader(file);
-  // A plain dict: the reader makes nothing of the OrderedDict that state_dict() itself is.
-  const auto value = torch::jit::readArchiveAndTensors("data", "", "", std::nullopt, std::nullopt, torch::Device(torch::kCPU), reader);
-  std::map<std::string, torch::Tensor> tensors;
-  TORCH_CHECK(value.isGenericDict(), "it is no dict");
-  for (const auto& entry : value.toGenericDict())
-    if (entry.value().isTensor()) tensors[entry.key().toStringRef()] = entry.value().toTensor();
-  return tensors;
-}
-
 std::string shape_of(const torch::Tensor& tensor) {
   std::string text = "[";
   for (const auto size : tensor.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
@@ -31,15 +20,23 @@ std::string shape_of(const torch::Tensor& tensor) {
 
 }  // namespace
 
-void load_weights(torch::nn::Module& module, const std::string& file) {
+std::map<std::string, torch::Tensor> read_tensors(const std::string& file) try {
+  caffe2::serialize::PyTorchStreamReader reader(file);
+  // A plain dict: the reader makes nothing of the OrderedDict that state_dict() itself is.
+  const auto value = torch::jit::readArchiveAndTensors("data", "", "", std::nullopt, std::nullopt, torch::Device(torch::kCPU), reader);
+  TORCH_CHECK(value.isGenericDict(), "it is no dict");
   std::map<std::string, torch::Tensor> tensors;
-  try {
-    tensors = read_state_dict(file);
-  } catch (const c10::Error& error) {
-    const std::string words = error.what_without_backtrace();
-    throw std::runtime_error(file + " holds no weights (" + words.substr(0, words.find('\n')) +
-                             "); write it with torch.save(dict(model.state_dict()), FILE)");
-  }
+  for (const auto& entry : value.toGenericDict())
+    if (entry.value().isTensor()) tensors[entry.key().toStringRef()] = entry.value().toTensor();
+  return tensors;
+} catch (const c10::Error& error) {
+  const std::string words = error.what_without_backtrace();
+  throw std::runtime_error(file + " holds no weights (" + words.substr(0, words.find('\n')) +
+                           "); write it with torch.save(dict(model.state_dict()), FILE)");
+}
+
+void load_weights(torch::nn::Module& module, const std::string& file) {
+  auto tensors = read_tensors(file);
   std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;
   const auto match = [&](const auto& named) {
     for (const auto& item : named) {

@@ -4,9 +4,13 @@
 
 #include <torch/torch.h>
 
+#include <map>
 #include <string>
 
 namespace examples {
+
+/// The tensors, by name, of a file that Python wrote with torch.save(dict, FILE); other values are passed over.
+std::map<std::string, torch::Tensor> read_tensors(const std::string& file);
 
 /// Every parameter and buffer of `module` gets the values that the file has under its name. Throws where one is missing, has another
 /// shape, or the file has a name that the module lacks.

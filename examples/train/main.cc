@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -14,11 +13,7 @@
 namespace {
 
 /// This process's rank before the world starts, as the launcher tells it.
-int launcher_rank() {
-  const char* text = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (text == nullptr && std::getenv("SLURM_STEP_ID") != nullptr) text = std::getenv("SLURM_PROCID");
-  return text == nullptr ? 0 : std::atoi(text);
-}
+int launcher_rank() { return hvd::launcher_hints().rank.value_or(0); }
 
 int complain(int rank, const std::string& words) {
   std::fprintf(stderr, "train: rank %d: %s\n", rank, words.c_str());

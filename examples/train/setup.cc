@@ -24,13 +24,13 @@ std::int64_t count_parameters(const torch::nn::Module& model) {
 
 }  // namespace
 
-torch::Device choose_device(const Options& options) {
+torch::Device choose_device(const std::string& said) {
   const bool usable = torch::cuda::is_available() && hvd::cuda_built();
-  if (options.device == "cuda" && !usable) {
+  if (said == "cuda" && !usable) {
     throw std::runtime_error(std::string("--device cuda: ") +
                              (hvd::cuda_built() ? "LibTorch finds no GPU here" : "hvd was built without CUDA") + "; use --device cpu");
   }
-  if (options.device == "cpu" || !usable) return torch::kCPU;
+  if (said == "cpu" || !usable) return torch::kCPU;
   return {torch::kCUDA, static_cast<torch::DeviceIndex>(hvd::local_rank() % static_cast<int>(torch::cuda::device_count()))};
 }
 

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <string>
 
 #include "examples/data/dataset.h"
 #include "examples/models/models.h"
@@ -12,8 +13,9 @@
 
 namespace examples {
 
-/// This rank's device. "auto" is a GPU where there is one and the library was built for it. Ranks of a host take its GPUs in turn.
-torch::Device choose_device(const Options& options);
+/// This rank's device, for --device auto, cpu or cuda. "auto" is a GPU where there is one and the library was built for it. Ranks of a host
+/// take its GPUs in turn.
+torch::Device choose_device(const std::string& said);
 
 /// The same initial weights for the same seed. On `device`.
 std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device);

@@ -27,7 +27,7 @@ Trainer::Trainer(const Options& options)
 /// Everything that depends on what this rank finds on its own machine.
 void Trainer::load_inputs() {
   together([&] {
-    device_ = choose_device(options_);
+    device_ = choose_device(options_.device);
     data_ = load_dataset(options_.dataset, options_.data, options_.seed);
     loader_ = std::make_unique<BatchLoader>(
         data_,
@@ -132,8 +132,10 @@ void Trainer::close_epoch() {
                 .world_size = hvd::size()};
   average_buffers();
   const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
-  const auto mixed = strategy_->autocast();
-  record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
+  {
+    const auto mixed = strategy_->autocast();
+    record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
+  }
   if (loader_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
   display_.show(record, options_.epochs);
   on_rank_zero([&] { records_->add(record); });

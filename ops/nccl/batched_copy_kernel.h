@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include "ops/nccl/batched_copy.h"
-#include "ops/nccl/device_floats.h"
+#include "ops/nccl/device_parts.h"
 
 namespace hvd::nccl::device {
 
@@ -162,19 +162,11 @@ constexpr std::int64_t kChunkElements = kChunkBytes / (sizeof(S) > sizeof(D) ? s
 /// What the thread `thread` of the block `block` does.
 template <class S, class D, class Op, int kCapacity>
 HVD_DEVICE void copy_block(const Table<kCapacity>& table, const Op& op, std::uint32_t block, int thread) {
-  int low = 0, high = table.items - 1;
-  while (low < high) {  // the last tensor that starts at or before this chunk
-    const int middle = (low + high + 1) / 2;
-    if (table.first_chunk[middle] <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const std::int64_t start = static_cast<std::int64_t>(block - table.first_chunk[low]) * kChunkElements<S, D>;
-  const std::int64_t left = table.count[low] - start;
+  const int item = item_of(table, block);
+  const std::int64_t start = static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<S, D>;
+  const std::int64_t left = table.count[item] - start;
   const int count = static_cast<int>(left < kChunkElements<S, D> ? left : kChunkElements<S, D>);
-  copy_chunk(static_cast<const S*>(table.src[low]) + start, static_cast<D*>(table.dst[low]) + start, count, thread, op);
+  copy_chunk(static_cast<const S*>(table.src[item]) + start, static_cast<D*>(table.dst[item]) + start, count, thread, op);
 }
 
 // ---- the launches of a job. `Launcher::launch<S, D>(table, op, chunks)` returns a CudaCode and is called once per kernel launch.

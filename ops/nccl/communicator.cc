@@ -1,13 +1,12 @@
 #include "ops/nccl/communicator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "hvd/text.h"
 #include "ops/nccl/handles.h"
 
 namespace hvd::nccl {
@@ -35,7 +34,7 @@ void Communicator::settle(const Site& site, NcclCode code, std::string_view call
     if (state != NcclCode::InProgress) return check(site, state, call, comm_);
     if (patience_->interrupted && patience_->interrupted()) fail(site, call, "given up, because the world has failed meanwhile");
     if (Clock::now() > deadline) {
-      fail(site, call, fmt::format("no answer for {} ms; is a rank missing that should take part?", patience_->limit.count()));
+      fail(site, call, formatted("no answer for {} ms; is a rank missing that should take part?", patience_->limit.count()));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(10), std::chrono::microseconds(1000));
@@ -81,10 +80,10 @@ NcclUniqueId Communicators::agree_on_id(const Site& site, int first, bool is_fir
   const std::vector<std::byte> received = exchange(std::move(mine));
   const char* text = reinterpret_cast<const char*>(received.data()) + 1;
   if (!received.empty() && received[0] == std::byte{0}) {
-    fail(site, "ncclGetUniqueId", fmt::format("rank {} says: {}", first, std::string_view(text, received.size() - 1)));
+    fail(site, "ncclGetUniqueId", formatted("rank {} says: {}", first, std::string_view(text, received.size() - 1)));
   }
   if (received.size() != 1 + id.bytes.size()) {
-    fail(site, "the exchange of NCCL's unique id", fmt::format("{} bytes arrived instead of {}", received.size(), 1 + id.bytes.size()));
+    fail(site, "the exchange of NCCL's unique id", formatted("{} bytes arrived instead of {}", received.size(), 1 + id.bytes.size()));
   }
   std::memcpy(id.bytes.data(), text, id.bytes.size());
   return id;

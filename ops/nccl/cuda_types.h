@@ -12,6 +12,9 @@ struct CudaEvent;   ///< what a cudaEvent_t points to; never defined
 /// cudaError_t: the numbers that the backend tells apart. Any other number is a failure.
 enum class CudaCode : int { Success = 0, InvalidValue = 1, OutOfMemory = 2, NotReady = 600 };
 
+/// CUDA hands out memory for sharing in pieces of this size, bytes.
+inline constexpr std::size_t kDeviceGranularity = std::size_t{2} << 20;
+
 /// A cudaIpcMemHandle_t or cudaIpcEventHandle_t: what another process of the host opens memory or an event by.
 struct IpcHandle {
   std::array<std::byte, 64> bytes{};

@@ -6,7 +6,6 @@
 namespace hvd::nccl {
 
 namespace {
-constexpr std::size_t kGranularity = std::size_t{2} << 20;  // CUDA's own
 constexpr std::size_t kFirstSlab = std::size_t{32} << 20;
 constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
 }  // namespace
@@ -29,7 +28,7 @@ bool DevicePool::grow(std::size_t bytes) {
   const DeviceGuard guard(site_);
   std::size_t total = 0;
   for (const Slab& slab : slabs_) total += slab.bytes;
-  const std::size_t needed = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  const std::size_t needed = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
   const std::size_t wanted = std::max(needed, std::clamp(total, kFirstSlab, kLargestGrowth));
   void* base = nullptr;
   std::size_t got = wanted;

@@ -1,16 +1,11 @@
 #include "ops/nccl/fusion_buffer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 
-namespace hvd::nccl {
+#include "hvd/text.h"
 
-namespace {
-/// CUDA hands out memory for sharing in pieces of 2 MiB.
-constexpr std::size_t kGranularity = std::size_t{2} << 20;
-}  // namespace
+namespace hvd::nccl {
 
 FusionMemory::~FusionMemory() {
   for (auto& [communicator, registration] : registrations_) {
@@ -36,7 +31,7 @@ std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stre
 }
 
 void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {
-  const std::size_t needed = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  const std::size_t needed = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
   const std::size_t wanted = std::max(needed, std::min(std::bit_ceil(needed), threshold_bytes_));
   auto larger = allocate(site, wanted, needed);
   if (current_ != nullptr) {
@@ -58,10 +53,10 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const Site& site, std::size
   if (code != NcclCode::Success) {
     std::size_t free_bytes = 0, total_bytes = 0;
     const bool known = site.table->mem_info(&free_bytes, &total_bytes) == CudaCode::Success;
-    const std::string room = known ? fmt::format(" ({} of {} are free)", to_mib(free_bytes), to_mib(total_bytes)) : std::string();
+    const std::string room = known ? formatted(" ({} of {} are free)", to_mib(free_bytes), to_mib(total_bytes)) : std::string();
     fail(site, "ncclMemAlloc",
-         fmt::format("{} (NCCL error {}): {} were asked for as fusion buffer{}; lower the fusion threshold or free device memory",
-                     site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
+         formatted("{} (NCCL error {}): {} were asked for as fusion buffer{}; lower the fusion threshold or free device memory",
+                   site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
   }
   return std::make_unique<FusionMemory>(*site.table, data, bytes);
 }

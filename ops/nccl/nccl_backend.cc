@@ -1,15 +1,15 @@
 #include "ops/nccl/nccl_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 #include "ops/nccl/collectives.h"
 #include "ops/nccl/reduction_plan.h"
 #include "ops/nccl/rest.h"
+#include "ops/supports.h"
 
 namespace hvd::nccl {
 
@@ -74,7 +74,7 @@ ProcessSetInfo those_present(const Batch& batch) {
 int local_root(const BatchTraits& traits) {
   const auto& ranks = traits.set->ranks;
   const auto found = std::find(ranks.begin(), ranks.end(), traits.root);
-  if (found == ranks.end()) throw InvalidArgument(fmt::format("broadcast: root rank {} is not in the process set", traits.root));
+  if (found == ranks.end()) throw InvalidArgument(formatted("broadcast: root rank {} is not in the process set", traits.root));
   return static_cast<int>(found - ranks.begin());
 }
 
@@ -108,19 +108,7 @@ void NcclBackend::abort() noexcept {
 }
 
 bool NcclBackend::supports(const BatchTraits& traits) const {
-  if (traits.device.kind != DeviceKind::Cuda || (takes_ && !takes_(*traits.set))) return false;
-  switch (traits.kind) {
-    case OpKind::Allreduce:
-      return reducible(traits.dtype, traits.op);
-    case OpKind::Reducescatter:
-      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && reducible(traits.dtype, traits.op);
-    case OpKind::Broadcast:
-    case OpKind::Allgather:
-    case OpKind::Alltoall:
-      return true;
-    default:
-      return false;
-  }
+  return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) && moves_or_reduces(traits, reducible);
 }
 
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
@@ -172,7 +160,7 @@ void NcclBackend::enqueue(const Site& site, const Batch& batch, Track& track, co
     case OpKind::Allgather:
       return enqueue_allgather(lane, traits.dtype, pieces);
     default:
-      throw InvalidArgument(fmt::format("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
+      throw InvalidArgument(formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
   }
 }
 

@@ -1,9 +1,9 @@
 #include "ops/nccl/placement.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <set>
+
+#include "hvd/text.h"
 
 namespace hvd::nccl {
 
@@ -57,7 +57,7 @@ std::string Placement::describe() const {
   }
   if (sharers.empty()) return "no GPU found";
   const auto most = std::max_element(sharers.begin(), sharers.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  const std::string crowd = most->second > 1 ? fmt::format("{} ranks share a GPU, ", most->second) : std::string();
+  const std::string crowd = most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
   switch (way_of(everyone)) {
     case Way::Nccl:
       return "one rank per GPU, NCCL";

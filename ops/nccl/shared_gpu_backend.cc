@@ -1,15 +1,15 @@
 #include "ops/nccl/shared_gpu_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <thread>
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/text.h"
 #include "ops/host_ops.h"
 #include "ops/nccl/rest.h"
+#include "ops/supports.h"
 
 namespace hvd::nccl {
 
@@ -23,10 +23,6 @@ constexpr std::uint64_t kNoRoom = std::uint64_t{1} << 62;
 bool is_block(std::uint64_t location) { return (location & (kUsers | kNothing | kNoRoom)) == 0; }
 
 static_assert(SharedControl::kBatches == Board::kBatchRing, "a batch's place is given to another when all have left it");
-
-std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
-  return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
-}
 
 class SharedGpuExecution : public Execution {
  public:
@@ -99,9 +95,9 @@ class SharedGpuExecution : public Execution {
       for (std::size_t i = 0; i < indices_.size(); ++i)
         if (location(m, indices_[i]) == kNoRoom)
           fail(site_, "an allocation on the shared GPU",
-               fmt::format("rank {} has no place for '{}' ({}){}{}", batch_.ranks[i], batch_.members[m].name,
-                           to_mib(bytes_of(batch_.traits, batch_.members[m].count)), indices_[i] == backend_.self() ? ": " : "",
-                           indices_[i] == backend_.self() ? backend_.refusal() : std::string()));
+               formatted("rank {} has no place for '{}' ({}){}{}", batch_.ranks[i], batch_.members[m].name,
+                         to_mib(bytes_of(batch_.traits, batch_.members[m].count)), indices_[i] == backend_.self() ? ": " : "",
+                         indices_[i] == backend_.self() ? backend_.refusal() : std::string()));
   }
 
   void pack() {
@@ -313,19 +309,8 @@ SharedGpuBackend::~SharedGpuBackend() {
 }
 
 bool SharedGpuBackend::supports(const BatchTraits& traits) const {
-  if (traits.device.kind != DeviceKind::Cuda || (options_.takes && !options_.takes(*traits.set))) return false;
-  switch (traits.kind) {
-    case OpKind::Allreduce:
-      return reduce_supported(traits.dtype, traits.op);
-    case OpKind::Reducescatter:
-      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && reduce_supported(traits.dtype, traits.op);
-    case OpKind::Broadcast:
-    case OpKind::Allgather:
-    case OpKind::Alltoall:
-      return true;
-    default:
-      return false;
-  }
+  return traits.device.kind == DeviceKind::Cuda && (!options_.takes || options_.takes(*traits.set)) &&
+         moves_or_reduces(traits, reduce_supported);
 }
 
 std::uint64_t SharedGpuBackend::prepare(const BatchTraits& traits, BatchMember& member) {
@@ -339,7 +324,7 @@ std::uint64_t SharedGpuBackend::prepare(const BatchTraits& traits, BatchMember& 
     if (block != nullptr) return pool_->find(block)->word();
     std::size_t free_bytes = 0, total_bytes = 0;
     const bool known = table_.mem_info(&free_bytes, &total_bytes) == CudaCode::Success;
-    note_refusal(known ? fmt::format("out of memory, {} of {} are free", to_mib(free_bytes), to_mib(total_bytes)) : "out of memory");
+    note_refusal(known ? formatted("out of memory, {} of {} are free", to_mib(free_bytes), to_mib(total_bytes)) : "out of memory");
   } catch (const BackendError& error) {
     note_refusal(error.what());
   }

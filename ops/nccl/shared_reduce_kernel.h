@@ -14,7 +14,7 @@
 #include <span>
 #include <type_traits>
 
-#include "ops/nccl/device_floats.h"
+#include "ops/nccl/device_parts.h"
 #include "ops/nccl/shared_reduce.h"
 
 namespace hvd::nccl::reduction {
@@ -213,18 +213,10 @@ constexpr std::int64_t kChunkElements = kChunkBytes / static_cast<std::int64_t>(
 /// What the thread `thread` of the block `block` does.
 template <class T, class F>
 HVD_DEVICE void reduce_block(const Table& table, const F& fold, std::uint32_t block, int thread) {
-  int low = 0, high = table.items - 1;
-  while (low < high) {  // the last item that starts at or before this chunk
-    const int middle = (low + high + 1) / 2;
-    if (table.first_chunk[middle] <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
+  const int item = device::item_of(table, block);
   const int addresses = table.in_place ? table.ins : table.ins + table.outs;
-  const Place<T> place{table.in + low * addresses, static_cast<std::int64_t>(block - table.first_chunk[low]) * kChunkElements<T>};
-  const std::int64_t left = table.count[low] - place.start;
+  const Place<T> place{table.in + item * addresses, static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<T>};
+  const std::int64_t left = table.count[item] - place.start;
   const int count = static_cast<int>(left < kChunkElements<T> ? left : kChunkElements<T>);
   std::uintptr_t bits = 0;  // chunks are whole groups, so all of an item's are aligned, or none
   for (int i = 0; i < addresses; ++i) bits |= reinterpret_cast<std::uintptr_t>(place.addresses[i]);

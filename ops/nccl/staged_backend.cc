@@ -15,10 +15,6 @@ namespace {
 /// Of a location: it means nothing to the others, who do not look there.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 59;
 
-std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
-  return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
-}
-
 BatchTraits on_host(const BatchTraits& traits) {
   BatchTraits made = traits;
   made.device = {};

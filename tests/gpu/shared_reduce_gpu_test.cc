@@ -82,16 +82,4 @@ void measure() {
 
 }  // namespace
 
-int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
-  cudaDeviceProp properties{};
-  require(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-  std::printf("%s\n", properties.name);
-  const int failures = compare_all();
-  measure();
-  return failures == 0 ? 0 : 1;
-}
+int main() { return run_on_gpu(compare_all, measure); }

@@ -9,17 +9,9 @@ build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 if ! command -v srun >/dev/null; then echo "SKIP: no Slurm on this machine (srun is missing)"; exit 77; fi
 if ! timeout 20 sinfo >/dev/null 2>&1; then echo "SKIP: no Slurm answers (sinfo)"; exit 77; fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=../support/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/trainer.sh"
 options="--model mlp --epochs 1 --max-steps 10 --threads 1"
-
-fail() {
-  echo "FAILED: $*"
-  cat "$work"/*.out 2>/dev/null || true
-  exit 1
-}
-# field NAME FILE
-field() { awk -F'[:,] *' -v field="\"$1\"" '$1 ~ field { print $2 }' "$2"; }
 
 # shellcheck disable=SC2086  # options
 {
@@ -31,12 +23,12 @@ field() { awk -F'[:,] *' -v field="\"$1\"" '$1 ~ field { print $2 }' "$2"; }
   done
 }
 for run in srun salloc sbatch-mpirun sbatch-srun; do
-  [ "$(field world_size "$work/$run.json")" = 4 ] || fail "$run: not one world of 4 ranks"
+  [ "$(last "$work/$run.json" world_size)" = 4 ] || fail "$run: not one world of 4 ranks"
   for name in step train_loss top1; do
-    [ "$(field $name "$work/$run.json")" = "$(field $name "$work/srun.json")" ] ||
-      fail "$run: $name is $(field $name "$work/$run.json"), under srun $(field $name "$work/srun.json")"
+    [ "$(last "$work/$run.json" $name)" = "$(last "$work/srun.json" $name)" ] ||
+      fail "$run: $name is $(last "$work/$run.json" $name), under srun $(last "$work/srun.json" $name)"
   done
-  echo "$run: 4 ranks, loss $(field train_loss "$work/$run.json")"
+  echo "$run: 4 ranks, loss $(last "$work/$run.json" train_loss)"
 done
 code=0
 timeout 60 srun -n 4 --mpi=pmix bash -c 'exec "$0" --model mlp --max-steps 2 --json "$1$SLURM_PROCID"' "$build/examples/train" "$work/none/records" >"$work/failing.out" 2>&1 || code=$?

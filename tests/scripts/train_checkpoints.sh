@@ -6,18 +6,12 @@
 set -euo pipefail
 
 train=$1/examples/train
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() {
-  echo "FAILED: $*"
-  exit 1
-}
-last() { awk -F'[:,] *' -v field="\"$2\"" '$1 ~ field { value = $2 } END { print value }' "$1"; }
+# shellcheck source=../support/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/trainer.sh"
 run() {
   local ranks=$1
   shift
-  timeout 120 mpirun -np "$ranks" "$train" --model mlp --lr 0.01 --max-steps 30 "$@" >"$work/out" 2>&1 </dev/null || { cat "$work/out"; fail "train $*"; }
+  timeout 120 mpirun -np "$ranks" "$train" --model mlp --lr 0.01 --max-steps 30 "$@" >"$work/out" 2>&1 </dev/null || fail "train $*"
 }
 
 for way in "--shard-optimizer --optimizer adam" "--compression int8" "--compression topk --shard-optimizer" "--compression powersgd"; do

@@ -5,15 +5,8 @@
 set -euo pipefail
 
 train=$1/examples/train
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() {
-  echo "FAILED: $*"
-  exit 1
-}
-# last FILE FIELD: the field of the last record
-last() { awk -F'[:,] *' -v field="\"$2\"" '$1 ~ field { value = $2 } END { print value }' "$1"; }
+# shellcheck source=../support/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/trainer.sh"
 # run RANKS OPTIONS…
 run() {
   local ranks=$1

@@ -7,16 +7,10 @@
 set -euo pipefail
 
 train=$1/examples/train
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() {
-  echo "FAILED: $*"
-  cat "$work/out" 2>/dev/null || true
-  exit 1
-}
+# shellcheck source=../support/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/trainer.sh"
 # field NAME RUN: of the last record
-field() { awk -F'[:,] *' -v field="\"$1\"" '$1 ~ field { value = $2 } END { print value }' "$work/$2.json"; }
+field() { last "$work/$2.json" "$1"; }
 # run NAME RANKS OPTION...: 24 steps of 32 images in all
 run() {
   local name=$1 ranks=$2

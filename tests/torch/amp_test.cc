@@ -19,33 +19,16 @@ using torch::optim::SGDOptions;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Sequential model(at::ScalarType type = kDouble) {
-  Sequential net(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
-  int variant = 0;
-  const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
-  net->to(type);
-  return net;
-}
-
-at::Tensor loss(Sequential& net, int rank, int step) {
-  const auto type = net->parameters().front().scalar_type();
-  const at::Tensor x = data({5, 6}, kDouble, rank, step).to(type);
-  const at::Tensor y = data({5, 3}, kDouble, rank, step + 1).to(type);
-  return torch::mse_loss(net->forward(x), y);
-}
-at::Tensor global_loss(Sequential& net, int step) {
+/// Of all ranks, by one process.
+at::Tensor global_small_loss(Sequential& net, int step) {
   at::Tensor sum;
-  for (const int rank : everyone()) sum = sum.defined() ? sum + loss(net, rank, step) : loss(net, rank, step);
+  for (const int rank : everyone()) sum = sum.defined() ? sum + small_loss(net, rank, step) : small_loss(net, rank, step);
   return sum / hvd::size();
 }
 
-at::Tensor flat(const Sequential& net) {
-  std::vector<at::Tensor> parts;
-  for (const auto& parameter : net->parameters()) parts.push_back(parameter.detach().reshape({-1}));
-  return torch::cat(parts).to(kDouble);
+double parameters_differ(const Sequential& a, const Sequential& b) {
+  return (flat(a).to(kDouble) - flat(b).to(kDouble)).abs().max().item<double>();
 }
-double difference(const Sequential& a, const Sequential& b) { return (flat(a) - flat(b)).abs().max().item<double>(); }
 SGD sgd(Sequential& net, double rate = 0.1) { return SGD(net->parameters(), SGDOptions(rate).momentum(0.9)); }
 
 /// Not finite on one rank only.
@@ -54,8 +37,8 @@ at::Tensor spoilt(const at::Tensor& value, bool here) { return here ? value * kI
 TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is a step that nobody makes") {
   for (const int accumulate : {1, 2}) {
     CAPTURE(accumulate);
-    Sequential net = model();
-    Sequential alone = model();
+    Sequential net = small_model();
+    Sequential alone = small_model();
     SGD wrapped = sgd(net);
     SGD reference = sgd(alone);
     DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.backward_passes_per_step = accumulate});
@@ -67,8 +50,8 @@ TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is 
       alone->zero_grad();
       for (int pass = 0; pass < accumulate; ++pass) {
         const int batch = step * accumulate + pass;
-        scaler.scale(spoilt(loss(net, hvd::rank(), batch), bad && last() && pass == 0)).backward();
-        global_loss(alone, batch).backward();
+        scaler.scale(spoilt(small_loss(net, hvd::rank(), batch), bad && last() && pass == 0)).backward();
+        global_small_loss(alone, batch).backward();
       }
       if (step % 2 == 0) {
         scaler.unscale_(optimizer);
@@ -82,7 +65,7 @@ TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is 
       scaler.step(optimizer);
       CHECK(same(flat(net), before) == bad);
       scaler.update();
-      CHECK(difference(net, alone) < 1e-12);
+      CHECK(parameters_differ(net, alone) < 1e-12);
       CHECK(same_on_all_ranks(flat(net)));
       // down twice; up after steps 4, 5 and 6
       CHECK(scaler.get_scale() == (step < 2 ? 1024 : step == 2 ? 512 : step < 6 ? 256 : 512));
@@ -91,8 +74,8 @@ TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is 
 }
 
 TEST_CASE("GradScaler: what overflows in a compressed reduction is a step left out, until the scale fits") {
-  Sequential net = model(kFloat);
-  Sequential alone = model(kFloat);
+  Sequential net = small_model(kFloat);
+  Sequential alone = small_model(kFloat);
   SGD wrapped = sgd(net);
   SGD reference = sgd(alone);
   DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.compression = hvd::Compression::fp16()});
@@ -103,7 +86,7 @@ TEST_CASE("GradScaler: what overflows in a compressed reduction is a step left o
     const at::Tensor before = flat(net);
     const double scale = scaler.get_scale();
     optimizer.zero_grad();
-    scaler.scale(loss(net, hvd::rank(), 0)).backward();
+    scaler.scale(small_loss(net, hvd::rank(), 0)).backward();
     scaler.step(optimizer);
     scaler.update();
     CHECK(same_on_all_ranks(flat(net)));
@@ -114,22 +97,22 @@ TEST_CASE("GradScaler: what overflows in a compressed reduction is a step left o
   CHECK(left_out >= 1);
   CHECK(left_out < 25);
   CHECK(scaler.get_scale() == start / std::pow(2.0, left_out));
-  global_loss(alone, 0).backward();
+  global_small_loss(alone, 0).backward();
   reference.step();
-  CHECK(difference(net, alone) < 1e-3);  // fp16: 11 bits
+  CHECK(parameters_differ(net, alone) < 1e-3);  // fp16: 11 bits
 }
 
 TEST_CASE("GradScaler: ranks with plain optimizers agree, unless told otherwise") {
   for (const bool agree : {true, false}) {
     CAPTURE(agree);
-    Sequential net = model();
+    Sequential net = small_model();
     SGD optimizer = sgd(net);
     GradScaler scaler({.init_scale = 4, .agree = agree});
     for (int step = 0; step < 2; ++step) {
       const bool bad = step == 0;
       const at::Tensor before = flat(net);
       optimizer.zero_grad();
-      scaler.scale(spoilt(loss(net, hvd::rank(), step), bad && last())).backward();
+      scaler.scale(spoilt(small_loss(net, hvd::rank(), step), bad && last())).backward();
       scaler.step(optimizer);
       scaler.update();
       const bool hit = bad && (agree || last());
@@ -140,32 +123,32 @@ TEST_CASE("GradScaler: ranks with plain optimizers agree, unless told otherwise"
 }
 
 TEST_CASE("GradScaler: ranks on different branches, and one without any gradient") {
-  Sequential first = model();
-  Sequential second = model();
+  Sequential first = small_model();
+  Sequential second = small_model();
   auto parameters = first->parameters();
   for (const auto& parameter : second->parameters()) parameters.push_back(parameter);
   SGD wrapped(parameters, SGDOptions(0.1));
   DistributedOptimizer optimizer(wrapped);
   GradScaler scaler({.init_scale = 8});
-  Sequential alone = model();
+  Sequential alone = small_model();
   SGD reference(alone->parameters(), SGDOptions(0.1));
   // A step left out, then one to which only the last rank contributes: the others must still take part in its reduction.
   for (const bool bad : {true, false}) {
     optimizer.zero_grad();
-    if (bad || last()) scaler.scale(spoilt(loss(last() ? second : first, hvd::rank(), 0), bad && last())).backward();
+    if (bad || last()) scaler.scale(spoilt(small_loss(last() ? second : first, hvd::rank(), 0), bad && last())).backward();
     scaler.step(optimizer);
     scaler.update();
   }
-  (loss(alone, hvd::size() - 1, 0) / hvd::size()).backward();
+  (small_loss(alone, hvd::size() - 1, 0) / hvd::size()).backward();
   reference.step();
-  CHECK(difference(second, alone) < 1e-12);
-  CHECK(difference(first, model()) == 0);
+  CHECK(parameters_differ(second, alone) < 1e-12);
+  CHECK(parameters_differ(first, small_model()) == 0);
   CHECK(scaler.get_scale() == 4);
   CHECK(same_on_all_ranks(flat(second)));
 }
 
 TEST_CASE("GradScaler: what PyTorch refuses is refused") {
-  Sequential net = model(kFloat);
+  Sequential net = small_model(kFloat);
   SGD optimizer = sgd(net);
   GradScaler scaler;
   CHECK(scaler.is_enabled());
@@ -174,7 +157,7 @@ TEST_CASE("GradScaler: what PyTorch refuses is refused") {
   CHECK(contains(error_of<Wrong>([&] { scaler.unscale_(optimizer); }), "before any scale(loss)"));
   CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer); }), "before any scale(loss)"));
   CHECK(contains(error_of<Wrong>([&] { scaler.update(); }), "before any scale(loss)"));
-  scaler.scale(loss(net, hvd::rank(), 0)).backward();
+  scaler.scale(small_loss(net, hvd::rank(), 0)).backward();
   CHECK(contains(error_of<Wrong>([&] { scaler.update(); }), "without an unscale_() or step()"));
   scaler.unscale_(optimizer);
   CHECK(contains(error_of<Wrong>([&] { scaler.unscale_(optimizer); }), "already been called"));
@@ -188,17 +171,17 @@ TEST_CASE("GradScaler: what PyTorch refuses is refused") {
   CHECK(contains(error_of<Wrong>([] { GradScaler bad({.growth_factor = 1}); }), "growth_factor is 1"));
   CHECK(contains(error_of<Wrong>([] { GradScaler bad({.backoff_factor = 1}); }), "backoff_factor is 1"));
 
-  Sequential half = model(kHalf);
+  Sequential half = small_model(kHalf);
   SGD other = sgd(half);
   for (auto& parameter : half->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
   CHECK(contains(error_of<Wrong>([&] { scaler.unscale_(other); }), "fp16 gradients"));
 }
 
 TEST_CASE("GradScaler: off, its state, and several losses and optimizers at once") {
-  Sequential net = model(kFloat);
+  Sequential net = small_model(kFloat);
   SGD optimizer = sgd(net);
   GradScaler off({.enabled = false});
-  const at::Tensor value = loss(net, hvd::rank(), 0);
+  const at::Tensor value = small_loss(net, hvd::rank(), 0);
   CHECK(off.scale(value).is_same(value));
   CHECK(off.get_scale() == 1);
   int evaluations = 0;
@@ -213,12 +196,12 @@ TEST_CASE("GradScaler: off, its state, and several losses and optimizers at once
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { GradScaler().load_state(off.state()); }), "not enabled"));
 
   GradScaler scaler({.init_scale = 32, .growth_interval = 3});
-  Sequential second = model(kFloat);
+  Sequential second = small_model(kFloat);
   SGD other = sgd(second);
   const auto together = [&](GradScaler& with) {
     optimizer.zero_grad();
     other.zero_grad();
-    const auto losses = with.scale(std::vector<at::Tensor>{loss(net, hvd::rank(), 1), loss(second, hvd::rank(), 2)});
+    const auto losses = with.scale(std::vector<at::Tensor>{small_loss(net, hvd::rank(), 1), small_loss(second, hvd::rank(), 2)});
     (losses[0] + losses[1]).backward();
     with.unscale_(other);
     with.step(optimizer);
@@ -274,7 +257,7 @@ TEST_CASE("AutocastGuard: products in 16 bits, guards nest, and what was comes b
 }
 
 TEST_CASE("AutocastGuard: kept copies of parameters end with the outermost guard, also when it ends by an exception") {
-  Sequential net = model(kFloat);
+  Sequential net = small_model(kFloat);
   const at::Tensor x = data({5, 6}, kFloat, hvd::rank());
   const auto forward = [&] {
     const AutocastGuard guard(at::kCPU, kBFloat16);
@@ -297,7 +280,7 @@ TEST_CASE("AutocastGuard: kept copies of parameters end with the outermost guard
 }
 
 TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks alike") {
-  Sequential net = model(kFloat);
+  Sequential net = small_model(kFloat);
   SGD wrapped = sgd(net, 0.02);
   DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.compression = hvd::Compression::bf16()});
   GradScaler scaler({.init_scale = 256});
@@ -308,7 +291,7 @@ TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks
     at::Tensor value;
     {
       const AutocastGuard guard(at::kCPU, kBFloat16);
-      value = loss(net, hvd::rank(), 0);
+      value = small_loss(net, hvd::rank(), 0);
     }
     scaler.scale(value).backward();
     scaler.step(optimizer);

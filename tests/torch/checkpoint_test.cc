@@ -17,21 +17,21 @@ using hvd::Checkpoint;
 using hvd::DistributedOptimizer;
 
 /// A folder of rank 0, whose name all know.
-class Folder {
+class CheckpointFolder {
  public:
-  Folder() {
+  CheckpointFolder() {
     std::string name = "/tmp/hvd_checkpoint_XXXXXX";
     if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
     name_ = hvd::broadcast_object(name, 0);
   }
-  ~Folder() {
+  ~CheckpointFolder() {
     hvd::barrier();
     if (hvd::rank() != 0) return;
     for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "deep/er/run.pt"}) ::unlink((name_ + "/" + file).c_str());
     for (const char* folder : {"/deep/er", "/deep", ""}) ::rmdir((name_ + folder).c_str());
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
   [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
 
  private:
@@ -39,7 +39,7 @@ class Folder {
 };
 
 /// Batch norm has buffers, dropout uses random numbers.
-torch::nn::Sequential model() {
+torch::nn::Sequential noisy_model() {
   torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::BatchNorm1d(40), torch::nn::Dropout(0.3), torch::nn::Linear(40, 3));
   net->to(kDouble);
   const torch::NoGradGuard no_gradient;
@@ -48,8 +48,8 @@ torch::nn::Sequential model() {
   return net;
 }
 
-struct Run {
-  explicit Run(const hvd::DistributedOptimizerOptions& options = {}, double rate = 0.01)
+struct InterruptedRun {
+  explicit InterruptedRun(const hvd::DistributedOptimizerOptions& options = {}, double rate = 0.01)
       : adam(net->parameters(), torch::optim::AdamOptions(rate)), optimizer(adam, net->named_parameters(), options) {}
   void steps(int begin, int end) {
     for (int step = begin; step < end; ++step) {
@@ -59,14 +59,14 @@ struct Run {
       optimizer.step();
     }
   }
-  [[nodiscard]] bool equals(const Run& other) const {
+  [[nodiscard]] bool equals(const InterruptedRun& other) const {
     for (std::size_t i = 0; i < net->parameters().size(); ++i)
       if (!torch::equal(net->parameters()[i], other.net->parameters()[i])) return false;
     for (std::size_t i = 0; i < net->buffers().size(); ++i)
       if (!torch::equal(net->buffers()[i], other.net->buffers()[i])) return false;
     return true;
   }
-  torch::nn::Sequential net = model();
+  torch::nn::Sequential net = noisy_model();
   torch::optim::Adam adam;
   DistributedOptimizer optimizer;
 };
@@ -80,9 +80,9 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
       {"powersgd, sharded", {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
   for (const auto& [name, options] : ways) {
     CAPTURE(name);
-    const Folder folder;
+    const CheckpointFolder folder;
     torch::manual_seed(7 + hvd::rank());
-    Run unbroken(options);
+    InterruptedRun unbroken(options);
     unbroken.steps(0, 3);
     const Checkpoint checkpoint(folder.file());
     CHECK(!checkpoint.exists());
@@ -91,7 +91,7 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
     unbroken.steps(3, 6);
 
     torch::manual_seed(99);
-    Run resumed(options);
+    InterruptedRun resumed(options);
     resumed.steps(20, 22);  // has something to forget
     CHECK(checkpoint.load(resumed.net, resumed.optimizer) == 3);
     resumed.steps(3, 6);
@@ -103,8 +103,8 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
 }
 
 TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
-  const Folder folder;
-  Run all({.shard_optimizer_state = true});
+  const CheckpointFolder folder;
+  InterruptedRun all({.shard_optimizer_state = true});
   all.net->eval();  // no dropout, and the same statistics everywhere
   all.steps(0, 3);
   Checkpoint(folder.file()).save(all.net, all.optimizer, 3);
@@ -114,7 +114,7 @@ TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
   const auto fewer = hvd::add_process_set(others);
   if (fewer.included()) {
     const Checkpoint checkpoint(folder.file(), {.process_set = fewer});
-    Run sharded({.process_set = fewer, .shard_optimizer_state = true}), plain({.process_set = fewer});
+    InterruptedRun sharded({.process_set = fewer, .shard_optimizer_state = true}), plain({.process_set = fewer});
     for (auto* run : {&sharded, &plain}) {
       run->net->eval();
       CHECK(checkpoint.load(run->net, run->optimizer) == 3);
@@ -128,7 +128,7 @@ TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
 }
 
 TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer") {
-  const Folder folder;
+  const CheckpointFolder folder;
   const Checkpoint checkpoint(folder.file("deep/er/run.pt"));
   torch::nn::Linear layer(3, 2);
   torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
@@ -159,7 +159,7 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
 }
 
 TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
-  const Folder folder;
+  const CheckpointFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear layer(3, 2);
   torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));

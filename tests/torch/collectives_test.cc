@@ -18,8 +18,6 @@ using at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kComplexDouble, at::kC
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
-const std::vector<at::ScalarType> kTypes{kByte,     kChar,  kShort,  kInt,  kLong,         kHalf,
-                                         kBFloat16, kFloat, kDouble, kBool, kComplexFloat, kComplexDouble};
 const std::vector<ReduceOp> kOps{ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product, ReduceOp::Adasum};
 
 /// SEMANTICS, "Collectives"; nothing where it leaves the pair open.

@@ -16,7 +16,8 @@ using hvd::DistributedDataParallel;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-Sequential model(int variant = 0) {
+/// `variant` makes other weights.
+Sequential unlike_model(int variant = 0) {
   Sequential net(Linear(6, 8), torch::nn::Tanh(), Linear(8, 3));
   const torch::NoGradGuard no_gradient;
   for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
@@ -36,7 +37,6 @@ at::Tensor global_loss(Sequential& net, int step) {
   return sum / hvd::size();
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 double gradients_differ(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double worst = 0;
   REQUIRE(a.size() == b.size());
@@ -49,8 +49,8 @@ double gradients_differ(const std::vector<at::Tensor>& a, const std::vector<at::
 
 TEST_CASE("DistributedDataParallel: p ranks train as one process, with the user's own optimizer") {
   for (const bool adam : {false, true}) {
-    Sequential net = model(hvd::rank());  // different on each rank: the first one's counts
-    Sequential alone = model();
+    Sequential net = unlike_model(hvd::rank());  // different on each rank: the first one's counts
+    Sequential alone = unlike_model();
     DistributedDataParallel ddp(net);
     const auto make = [&](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
       if (adam) return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(0.01));
@@ -75,8 +75,8 @@ TEST_CASE("DistributedDataParallel: p ranks train as one process, with the user'
 }
 
 TEST_CASE("DistributedDataParallel: no_sync() adds up locally, and what counts is where forward was called") {
-  Sequential net = model();
-  Sequential alone = model();
+  Sequential net = unlike_model();
+  Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
   for (int round = 0; round < 2; ++round) {
     net->zero_grad();
@@ -96,7 +96,7 @@ TEST_CASE("DistributedDataParallel: no_sync() adds up locally, and what counts i
     }
     outside.backward();
     CHECK(hvd::stats().tensors_submitted == before);  // nothing was sent so far
-    Sequential own = model();
+    Sequential own = unlike_model();
     loss(*own, hvd::rank(), 0).backward();
     loss(*own, hvd::rank(), 1).backward();
     CHECK(gradients_differ(net->parameters(), own->parameters()) < 1e-12);
@@ -117,8 +117,8 @@ TEST_CASE("DistributedDataParallel: no_sync() adds up locally, and what counts i
 }
 
 TEST_CASE("DistributedDataParallel: several forward and backward passes, and evaluation, between two steps") {
-  Sequential net = model();
-  Sequential alone = model();
+  Sequential net = unlike_model();
+  Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
   loss(ddp, hvd::rank(), 0).backward();
   loss(ddp, hvd::rank(), 1).backward();
@@ -140,8 +140,8 @@ TEST_CASE("DistributedDataParallel: several forward and backward passes, and eva
 }
 
 /// One branch per rank; nobody uses the last.
-struct Branches : torch::nn::Module {
-  Branches() {
+struct RankBranches : torch::nn::Module {
+  RankBranches() {
     for (int i = 0; i <= hvd::size(); ++i) branches.push_back(register_module("branch" + std::to_string(i), Linear(6, 3)));
     common = register_module("common", Linear(6, 6));
     to(kDouble);
@@ -158,8 +158,8 @@ struct Branches : torch::nn::Module {
 
 TEST_CASE("DistributedDataParallel: different branches on each rank") {
   for (const bool find : {true, false}) {
-    const auto net = std::make_shared<Branches>();
-    const auto alone = std::make_shared<Branches>();
+    const auto net = std::make_shared<RankBranches>();
+    const auto alone = std::make_shared<RankBranches>();
     DistributedDataParallel ddp(net, {.find_unused_parameters = find});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
@@ -242,7 +242,7 @@ TEST_CASE("DistributedDataParallel: nested outputs, of which ranks use different
 }
 
 TEST_CASE("DistributedDataParallel is a module: names, type, files, and what it refuses") {
-  Sequential net = model();
+  Sequential net = unlike_model();
   DistributedDataParallel ddp(net, {.compression = hvd::Compression::fp16()});
   CHECK(ddp.named_parameters().keys().front() == "module.0.weight");
   CHECK(ddp.parameters().size() == 4);
@@ -250,14 +250,14 @@ TEST_CASE("DistributedDataParallel is a module: names, type, files, and what it 
   ddp.to(kFloat);
   CHECK((net->parameters().front().scalar_type() == kFloat));
   ddp.to(kDouble);
-  const auto shared = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(model(3));
+  const auto shared = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(3));
   std::stringstream file;
   torch::save(shared, file);
-  const auto other = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(model(5));
+  const auto other = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(5));
   torch::load(other, file);
   CHECK(torch::equal(other->parameters()[0], shared->parameters()[0]));
 
-  Sequential frozen = model();
+  Sequential frozen = unlike_model();
   for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { DistributedDataParallel wrong(frozen); }), "requires a gradient"));
   CHECK(
@@ -273,8 +273,8 @@ TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bi
   const auto set = hvd::add_process_set(ranks);
   if (set.included()) {
     for (const bool narrow : {false, true}) {
-      Sequential net = model(hvd::rank());
-      Sequential alone = model(ranks.front());
+      Sequential net = unlike_model(hvd::rank());
+      Sequential alone = unlike_model(ranks.front());
       DistributedDataParallel ddp(net, {.compression = narrow ? hvd::Compression::bf16() : hvd::Compression::none(),
                                         .gradient_predivide_factor = 4,
                                         .process_set = set});
@@ -313,8 +313,8 @@ TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bi
 }
 
 TEST_CASE("DistributedDataParallel: a backward pass that fails on one rank holds nobody up for good") {
-  Sequential net = model();
-  Sequential alone = model();
+  Sequential net = unlike_model();
+  Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
   // The last rank fails in the middle of backward; what the others wait for is sent with its next forward.
   const at::Tensor value = loss(ddp, hvd::rank(), 0);
@@ -339,8 +339,8 @@ TEST_CASE("DistributedDataParallel: a backward pass that fails on one rank holds
 }
 
 TEST_CASE("DistributedDataParallel with GradScaler: an overflow on one rank") {
-  Sequential net = model();
-  Sequential alone = model();
+  Sequential net = unlike_model();
+  Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(ddp.parameters(), 0.1);
   torch::optim::SGD reference(alone->parameters(), 0.1);

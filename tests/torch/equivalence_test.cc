@@ -10,7 +10,7 @@ using at::kDouble, at::kFloat;
 using torch::nn::Sequential;
 using torch::optim::Optimizer;
 
-constexpr int kSteps = 20;
+constexpr int kTrainingSteps = 20;
 constexpr std::int64_t kBatch = 4;
 
 Sequential mlp(at::ScalarType type) {
@@ -34,12 +34,6 @@ at::Tensor loss(Sequential& net, int first, int ranks, int step) {
   return torch::nn::functional::cross_entropy(net->forward(x), y);
 }
 
-at::Tensor flat(const Sequential& net) {
-  std::vector<at::Tensor> parts;
-  for (const auto& parameter : net->parameters()) parts.push_back(parameter.detach().reshape({-1}));
-  return torch::cat(parts);
-}
-
 at::Tensor train_together(const std::string& kind, at::ScalarType type, hvd::DistributedOptimizerOptions options = {}, bool look = true) {
   Sequential net = mlp(type);
   if (hvd::rank() != 0)
@@ -48,7 +42,7 @@ at::Tensor train_together(const std::string& kind, at::ScalarType type, hvd::Dis
   const auto wrapped = make(kind, net);
   hvd::DistributedOptimizer optimizer(*wrapped, net->named_parameters(), std::move(options));
   hvd::broadcast_optimizer_state(optimizer, 0);
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kTrainingSteps; ++step) {
     optimizer.zero_grad();
     loss(net, hvd::rank(), 1, step).backward();
     optimizer.step();
@@ -60,7 +54,7 @@ at::Tensor train_together(const std::string& kind, at::ScalarType type, hvd::Dis
 at::Tensor train_alone(const std::string& kind, at::ScalarType type) {
   Sequential net = mlp(type);
   const auto optimizer = make(kind, net);
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kTrainingSteps; ++step) {
     optimizer->zero_grad();
     loss(net, 0, hvd::size(), step).backward();
     optimizer->step();
@@ -73,9 +67,9 @@ TEST_CASE("p ranks with batch b train as one process with batch p*b") {
     CAPTURE(kind);
     const at::Tensor together = train_together(kind, kDouble);
     const at::Tensor alone = train_alone(kind, kDouble);
-    const double difference = ((together - alone).norm() / alone.norm()).item<double>();
-    CAPTURE(difference);
-    CHECK(difference < 1e-12);
+    const double distance = ((together - alone).norm() / alone.norm()).item<double>();
+    CAPTURE(distance);
+    CHECK(distance < 1e-12);
     CHECK((alone - flat(mlp(kDouble))).norm().item<double>() > 1e-2);  // it has learned something
   }
 }

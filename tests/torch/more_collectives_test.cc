@@ -12,9 +12,6 @@ using at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kComplexDouble, at::kC
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
-const std::vector<at::ScalarType> kTypes{kByte,     kChar,  kShort,  kInt,  kLong,         kHalf,
-                                         kBFloat16, kFloat, kDouble, kBool, kComplexFloat, kComplexDouble};
-
 at::Tensor ints(const std::vector<std::int64_t>& values, at::ScalarType type = kInt) { return torch::tensor(values).to(type); }
 
 /// Rows that `from` sends to `to`.

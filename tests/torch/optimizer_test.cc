@@ -15,22 +15,6 @@ using torch::nn::Sequential;
 using torch::optim::Optimizer;
 using Parameters = std::vector<at::Tensor>;
 
-Sequential model(at::ScalarType type = kDouble, int hidden = 8) {
-  Sequential net(torch::nn::Linear(6, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
-  int variant = 0;
-  const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
-  net->to(type);
-  return net;
-}
-
-at::Tensor loss(Sequential& net, int rank, int step) {
-  const auto type = net->parameters().front().scalar_type();
-  const at::Tensor x = data({5, 6}, kDouble, rank, step).to(type);
-  const at::Tensor y = data({5, 3}, kDouble, rank, step + 1).to(type);
-  return torch::mse_loss(net->forward(x), y);
-}
-
 /// User code: an optimizer that LibTorch does not know, with options of its own.
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
   explicit SignOptions(double rate) : lr(rate) {}
@@ -83,7 +67,7 @@ struct Reference {
   hvd::ReduceOp op = hvd::ReduceOp::Average;
   std::optional<at::ScalarType> wire;
 
-  Sequential net = model();
+  Sequential net = small_model();
   std::unique_ptr<Optimizer> optimizer;
 
   /// Puts the reduced gradients in place and returns the mean loss.
@@ -93,7 +77,7 @@ struct Reference {
     for (const int rank : ranks) {
       net->zero_grad();
       for (int pass = 0; pass < passes; ++pass) {
-        const at::Tensor value = loss(net, rank, step * passes + pass);
+        const at::Tensor value = small_loss(net, rank, step * passes + pass);
         value.backward();
         sum = sum.defined() ? sum + value.detach() : value.detach();
       }
@@ -131,7 +115,7 @@ bool same_everywhere(const Sequential& net) {
 TEST_CASE("every optimizer steps as on the averages of the ranks' gradients") {
   for (const auto& kind : kinds()) {
     CAPTURE(kind.name);
-    Sequential net = model();
+    Sequential net = small_model();
     const auto wrapped = kind.make(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters());
     Reference reference;
@@ -141,7 +125,7 @@ TEST_CASE("every optimizer steps as on the averages of the ranks' gradients") {
         at::Tensor first;
         const at::Tensor returned = optimizer.step([&] {
           optimizer.zero_grad();
-          const at::Tensor value = loss(net, hvd::rank(), step);
+          const at::Tensor value = small_loss(net, hvd::rank(), step);
           value.backward();
           if (!first.defined()) first = value.detach().clone();
           return value;
@@ -150,7 +134,7 @@ TEST_CASE("every optimizer steps as on the averages of the ranks' gradients") {
         reference.optimizer->step([&] { return reference.backward(step); });
       } else {
         optimizer.zero_grad();
-        loss(net, hvd::rank(), step).backward();
+        small_loss(net, hvd::rank(), step).backward();
         CHECK(!optimizer.step().defined());
         reference.step(step);
       }
@@ -164,7 +148,7 @@ TEST_CASE("every optimizer steps as on the averages of the ranks' gradients") {
 void check_steps(Sequential& net, DistributedOptimizer& optimizer, Reference& reference, int steps = 3, double tolerance = 0) {
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
-    for (int pass = 0; pass < reference.passes; ++pass) loss(net, hvd::rank(), step * reference.passes + pass).backward();
+    for (int pass = 0; pass < reference.passes; ++pass) small_loss(net, hvd::rank(), step * reference.passes + pass).backward();
     optimizer.step();
     reference.step(step);
     CHECK(same_parameters(net, reference.net, tolerance));
@@ -192,7 +176,7 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
   cases.push_back({"bf16", {.compression = hvd::Compression::bf16(), .groups = 2}});
   for (auto& [name, options, tolerance] : cases) {
     CAPTURE(name);
-    Sequential net = model();
+    Sequential net = small_model();
     const auto wrapped = sgd(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters(), options);
     Reference reference;
@@ -204,7 +188,7 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
     check_steps(net, optimizer, reference, 3, tolerance);
   }
   {  // groups as lists of parameters; one is in none
-    Sequential net = model();
+    Sequential net = small_model();
     const auto p = net->parameters();
     const auto wrapped = sgd(p);
     DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.groups = std::vector<Parameters>{{p[3], p[0]}, {p[1]}}});
@@ -213,7 +197,7 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
     check_steps(net, optimizer, reference);
   }
   {  // a number of passes that is changed
-    Sequential net = model();
+    Sequential net = small_model();
     const auto wrapped = sgd(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters());
     Reference reference;
@@ -228,7 +212,7 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
 }
 
 TEST_CASE("wrong options and names are refused") {
-  Sequential net = model();
+  Sequential net = small_model();
   const auto p = net->parameters();
   const auto wrapped = sgd(p);
   const auto names = net->named_parameters().pairs();
@@ -256,12 +240,12 @@ TEST_CASE("wrong options and names are refused") {
 }
 
 TEST_CASE("more backward passes than agreed are an error, and zero_grad() puts it right") {
-  Sequential net = model();
+  Sequential net = small_model();
   const auto wrapped = sgd(net->parameters());
   DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.backward_passes_per_step = 2});
-  loss(net, hvd::rank(), 0).backward();
-  loss(net, hvd::rank(), 1).backward();
-  const std::string text = error_of<hvd::InvalidArgument>([&] { loss(net, hvd::rank(), 2).backward(); });
+  small_loss(net, hvd::rank(), 0).backward();
+  small_loss(net, hvd::rank(), 1).backward();
+  const std::string text = error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); });
   INFO(text);
   CHECK(contains(text, "backward_passes_per_step"));
   Reference reference;
@@ -271,7 +255,7 @@ TEST_CASE("more backward passes than agreed are an error, and zero_grad() puts i
 }
 
 TEST_CASE("synchronize, clip, step: reduced once") {
-  Sequential net = model();
+  Sequential net = small_model();
   const auto wrapped = sgd(net->parameters());
   DistributedOptimizer optimizer(*wrapped, net->named_parameters());
   Reference reference;
@@ -279,7 +263,7 @@ TEST_CASE("synchronize, clip, step: reduced once") {
   for (int step = 0; step < 4; ++step) {
     const auto before = hvd::stats().tensors_submitted;
     optimizer.zero_grad();
-    loss(net, hvd::rank(), step).backward();
+    small_loss(net, hvd::rank(), step).backward();
     optimizer.synchronize();
     CHECK(hvd::stats().tensors_submitted - before == 4);
     torch::nn::utils::clip_grad_norm_(net->parameters(), 0.05);
@@ -299,11 +283,11 @@ TEST_CASE("synchronize, clip, step: reduced once") {
   // Without synchronize() the next step reduces again; another backward makes a finished synchronize() count no more.
   const auto before = hvd::stats().tensors_submitted;
   optimizer.zero_grad();
-  loss(net, hvd::rank(), 9).backward();
+  small_loss(net, hvd::rank(), 9).backward();
   optimizer.step();
   CHECK(hvd::stats().tensors_submitted - before == 4);
   optimizer.synchronize();
-  loss(net, hvd::rank(), 10).backward();
+  small_loss(net, hvd::rank(), 10).backward();
   optimizer.step();
   CHECK(hvd::stats().tensors_submitted - before == 12);
   CHECK(same_everywhere(net));
@@ -312,20 +296,20 @@ TEST_CASE("synchronize, clip, step: reduced once") {
 TEST_CASE("zero_grad, both ways, also with reductions in flight and after a skipped step") {
   for (const bool to_none : {true, false}) {
     CAPTURE(to_none);
-    Sequential net = model();
+    Sequential net = small_model();
     const auto wrapped = sgd(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.groups = 2});
     Reference reference;
     reference.optimizer = sgd(reference.net->parameters());
     optimizer.zero_grad(to_none);
     for (int step = 0; step < 4; ++step) {
-      loss(net, hvd::rank(), 50 + step).backward();  // thrown away
+      small_loss(net, hvd::rank(), 50 + step).backward();  // thrown away
       optimizer.zero_grad(to_none);
       for (const auto& parameter : net->parameters()) {
         CHECK(parameter.grad().defined() == !to_none);
         if (!to_none) CHECK(same(parameter.grad(), torch::zeros_like(parameter)));
       }
-      loss(net, hvd::rank(), step).backward();
+      small_loss(net, hvd::rank(), step).backward();
       optimizer.step();
       reference.step(step);
       CHECK(same_parameters(net, reference.net));
@@ -415,8 +399,8 @@ TEST_CASE("two optimizers in one process, as a GAN has them") {
   for (const bool with_names : {true, false}) {
     CAPTURE(with_names);
     const auto run = [&](bool distributed) {
-      Sequential generator = model();
-      Sequential critic = model(kDouble, 4);
+      Sequential generator = small_model();
+      Sequential critic = small_model(kDouble, 4);
       torch::nn::Linear bridge(torch::nn::LinearOptions(3, 6).bias(false));
       bridge->to(kDouble);
       torch::nn::init::constant_(bridge->weight, 0.25);
@@ -467,7 +451,7 @@ TEST_CASE("learning-rate schedulers on the wrapper and on the wrapped; param_gro
       if (kind.closure) continue;
       CAPTURE(kind.name);
       CAPTURE(on_wrapper);
-      Sequential net = model();
+      Sequential net = small_model();
       const auto wrapped = kind.make(net->parameters());
       DistributedOptimizer optimizer(*wrapped, net->named_parameters());
       Optimizer& scheduled = on_wrapper ? static_cast<Optimizer&>(optimizer) : *wrapped;
@@ -477,7 +461,7 @@ TEST_CASE("learning-rate schedulers on the wrapper and on the wrapped; param_gro
       torch::optim::StepLR reference_scheduler(*reference.optimizer, 2, 0.1);
       for (int step = 0; step < 5; ++step) {
         optimizer.zero_grad();
-        loss(net, hvd::rank(), step).backward();
+        small_loss(net, hvd::rank(), step).backward();
         optimizer.step();
         scheduler.step();
         reference.step(step);
@@ -489,7 +473,7 @@ TEST_CASE("learning-rate schedulers on the wrapper and on the wrapped; param_gro
       }
     }
   }
-  Sequential net = model();
+  Sequential net = small_model();
   const auto p = net->parameters();
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(Parameters{p[0], p[1]}, std::make_unique<torch::optim::SGDOptions>(0.1));
@@ -500,7 +484,7 @@ TEST_CASE("learning-rate schedulers on the wrapper and on the wrapped; param_gro
   static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[1].options()).lr(0).momentum(0.5);
   const at::Tensor frozen = p[2].detach().clone();
   const at::Tensor other = p[0].detach().clone();
-  loss(net, hvd::rank(), 0).backward();
+  small_loss(net, hvd::rank(), 0).backward();
   optimizer.step();
   CHECK(same(p[2].detach(), frozen));
   CHECK(!torch::equal(p[0], other));
@@ -515,12 +499,12 @@ TEST_CASE("torch::save and torch::load on the wrapper") {
       for (int step = from; step < to; ++step)
         optimizer.step([&] {
           optimizer.zero_grad();
-          const at::Tensor value = loss(net, hvd::rank(), step);
+          const at::Tensor value = small_loss(net, hvd::rank(), step);
           value.backward();
           return value;
         });
     };
-    Sequential net = model();
+    Sequential net = small_model();
     const auto wrapped = kind.make(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters());
     steps(net, optimizer, 0, 2);
@@ -531,7 +515,7 @@ TEST_CASE("torch::save and torch::load on the wrapper") {
     torch::save(optimizer, state);
     steps(net, optimizer, 2, 4);
 
-    Sequential resumed = model();
+    Sequential resumed = small_model();
     torch::load(resumed, weights);
     const auto fresh = kind.make(resumed->parameters());
     DistributedOptimizer loaded(*fresh, resumed->named_parameters());
@@ -543,7 +527,7 @@ TEST_CASE("torch::save and torch::load on the wrapper") {
 }
 
 TEST_CASE("gradients live in shared memory: no copies, the same place every step") {
-  Sequential net = model(kFloat);
+  Sequential net = small_model(kFloat);
   const auto wrapped = sgd(net->parameters());
   DistributedOptimizer optimizer(*wrapped, net->named_parameters());
   std::vector<const void*> places;
@@ -552,7 +536,7 @@ TEST_CASE("gradients live in shared memory: no copies, the same place every step
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     const auto before = hvd::stats();
-    loss(net, hvd::rank(), step).backward();
+    small_loss(net, hvd::rank(), step).backward();
     optimizer.step();
     const auto after = hvd::stats();
     if (hvd::Config::from_environment().shared_memory == hvd::SharedMemory::Auto)
@@ -623,13 +607,13 @@ TEST_CASE("sparse gradients travel as indices and values, also where some ranks 
 TEST_CASE("models that differ between ranks: Mismatch on all of them") {
   if (hvd::size() == 1) return;
   {
-    Sequential net = model(kFloat, last() ? 9 : 8);
+    Sequential net = small_model(kFloat, last() ? 9 : 8);
     const auto wrapped = sgd(net->parameters());
     DistributedOptimizer optimizer(*wrapped, net->named_parameters());
     for (int attempt = 0; attempt < 2; ++attempt) {
       optimizer.zero_grad();
       const std::string text = error_of<hvd::Mismatch>([&] {
-        loss(net, hvd::rank(), 0).backward();
+        small_loss(net, hvd::rank(), 0).backward();
         optimizer.step();
       });
       INFO(text);
@@ -664,7 +648,7 @@ TEST_CASE("models that differ between ranks: Mismatch on all of them") {
     CHECK(contains(text, "[4, 5]"));
     CHECK(contains(text, "[4, 6]"));
   }
-  Sequential net = model();
+  Sequential net = small_model();
   const auto wrapped = sgd(net->parameters());
   DistributedOptimizer optimizer(*wrapped, net->named_parameters());
   Reference reference;
@@ -673,13 +657,13 @@ TEST_CASE("models that differ between ranks: Mismatch on all of them") {
 }
 
 TEST_CASE("wrapped again: the last wrapper reduces, the first one's end does not disturb it") {
-  Sequential net = model();
+  Sequential net = small_model();
   const auto wrapped = sgd(net->parameters());
   auto first = std::make_unique<DistributedOptimizer>(*wrapped, net->named_parameters());
   auto second = std::make_unique<DistributedOptimizer>(*wrapped, net->named_parameters());
   first.reset();
   const auto before = hvd::stats().tensors_submitted;
-  loss(net, hvd::rank(), 7).backward();
+  small_loss(net, hvd::rank(), 7).backward();
   CHECK(hvd::stats().tensors_submitted - before == 4);
   second->zero_grad();
   Reference reference;
@@ -689,7 +673,7 @@ TEST_CASE("wrapped again: the last wrapper reduces, the first one's end does not
   second.reset();
   const auto after = hvd::stats().tensors_submitted;
   net->zero_grad();
-  loss(net, 0, 7).backward();
+  small_loss(net, 0, 7).backward();
   wrapped->step();
   CHECK(hvd::stats().tensors_submitted == after);
 }
@@ -700,7 +684,7 @@ TEST_CASE("an optimizer in a process set, and one that outlives shutdown and ini
   std::vector<int> low;
   for (int r = 0; r < (size + 1) / 2; ++r) low.push_back(r);
   config.process_sets = {low};
-  Sequential survivor = model();
+  Sequential survivor = small_model();
   const auto survivor_wrapped = sgd(survivor->parameters());
   DistributedOptimizer survivor_optimizer(*survivor_wrapped, survivor->named_parameters());
   Reference survivor_reference;
@@ -710,7 +694,7 @@ TEST_CASE("an optimizer in a process set, and one that outlives shutdown and ini
     const Restarted world(config);
     const hvd::ProcessSet set = hvd::process_set(1);
     if (set.included()) {
-      Sequential net = model();
+      Sequential net = small_model();
       const auto wrapped = sgd(net->parameters());
       DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.gradient_predivide_factor = 2, .process_set = set});
       Reference reference;
@@ -718,7 +702,7 @@ TEST_CASE("an optimizer in a process set, and one that outlives shutdown and ini
       reference.optimizer = sgd(reference.net->parameters());
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
-        loss(net, hvd::rank(), step).backward();
+        small_loss(net, hvd::rank(), step).backward();
         optimizer.step();
         reference.step(step);
         CHECK(same_parameters(net, reference.net, 1e-13));

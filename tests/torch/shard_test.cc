@@ -15,8 +15,8 @@ using torch::optim::OptimizerParamGroup;
 using Parameters = std::vector<at::Tensor>;
 
 /// A large matrix that is cut, a channels-last convolution, small ones, and one that never gets a gradient.
-struct Net : torch::nn::Module {
-  explicit Net(at::ScalarType type) {
+struct SmallNet : torch::nn::Module {
+  explicit SmallNet(at::ScalarType type) {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3)));
     wide = register_module("wide", torch::nn::Linear(8 * 4 * 4, 67));
     out = register_module("out", torch::nn::Linear(67, 3));
@@ -39,7 +39,7 @@ struct Net : torch::nn::Module {
 
 /// Two groups, the second with half the learning rate.
 template <class Kind, class Options>
-std::unique_ptr<Optimizer> grouped(Net& net, const Options& options) {
+std::unique_ptr<Optimizer> grouped(SmallNet& net, const Options& options) {
   Options half = options;
   half.lr(options.lr() / 2);
   std::vector<OptimizerParamGroup> groups;
@@ -48,15 +48,15 @@ std::unique_ptr<Optimizer> grouped(Net& net, const Options& options) {
   return std::make_unique<Kind>(std::move(groups), options);
 }
 
-using Make = std::function<std::unique_ptr<Optimizer>(Net&)>;
-const std::vector<std::pair<std::string, Make>>& kinds() {
+using Make = std::function<std::unique_ptr<Optimizer>(SmallNet&)>;
+const std::vector<std::pair<std::string, Make>>& optimizers() {
   using namespace torch::optim;
   static const std::vector<std::pair<std::string, Make>> all{
-      {"SGD", [](Net& net) { return grouped<SGD>(net, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }},
-      {"Adam", [](Net& net) { return grouped<Adam>(net, AdamOptions(0.01)); }},
-      {"AdamW", [](Net& net) { return grouped<AdamW>(net, AdamWOptions(0.01).amsgrad(true)); }},
-      {"RMSprop", [](Net& net) { return grouped<RMSprop>(net, RMSpropOptions(0.01).centered(true).momentum(0.5)); }},
-      {"Adagrad", [](Net& net) { return grouped<Adagrad>(net, AdagradOptions(0.05).initial_accumulator_value(0.1)); }},
+      {"SGD", [](SmallNet& net) { return grouped<SGD>(net, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }},
+      {"Adam", [](SmallNet& net) { return grouped<Adam>(net, AdamOptions(0.01)); }},
+      {"AdamW", [](SmallNet& net) { return grouped<AdamW>(net, AdamWOptions(0.01).amsgrad(true)); }},
+      {"RMSprop", [](SmallNet& net) { return grouped<RMSprop>(net, RMSpropOptions(0.01).centered(true).momentum(0.5)); }},
+      {"Adagrad", [](SmallNet& net) { return grouped<Adagrad>(net, AdagradOptions(0.05).initial_accumulator_value(0.1)); }},
   };
   return all;
 }
@@ -74,8 +74,8 @@ bool same_everywhere(const torch::nn::Module& net) {
   return same_on_all_ranks(torch::cat(rows));
 }
 
-struct Run {
-  Run(const Make& make, at::ScalarType type, bool shard, const hvd::ProcessSet& set = {})
+struct ShardedRun {
+  ShardedRun(const Make& make, at::ScalarType type, bool shard, const hvd::ProcessSet& set = {})
       : net(type), plain(make(net)), optimizer(*plain, net.named_parameters(), {.process_set = set, .shard_optimizer_state = shard}) {}
   void step(int number, int rank = hvd::rank()) {
     optimizer.zero_grad();
@@ -91,17 +91,17 @@ struct Run {
     std::istringstream in(text);
     torch::load(optimizer, in);
   }
-  Net net;
+  SmallNet net;
   std::unique_ptr<Optimizer> plain;
   DistributedOptimizer optimizer;
 };
 
 TEST_CASE("sharded optimizers step as plain ones, bit for bit") {
-  for (const auto& [name, make] : kinds()) {
+  for (const auto& [name, make] : optimizers()) {
     for (const auto type : {kFloat, kDouble}) {
       CAPTURE(name);
       CAPTURE(type);
-      Run sharded(make, type, true), plain(make, type, false);
+      ShardedRun sharded(make, type, true), plain(make, type, false);
       for (int step = 0; step < 4; ++step) {
         sharded.step(step);
         plain.step(step);
@@ -121,10 +121,10 @@ std::int64_t momentum_elements(Optimizer& optimizer) {
 }
 
 TEST_CASE("sharded: each rank has its share of the state") {
-  const Make make = [](Net& net) {
+  const Make make = [](SmallNet& net) {
     return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   };
-  Run sharded(make, kFloat, true), plain(make, kFloat, false);
+  ShardedRun sharded(make, kFloat, true), plain(make, kFloat, false);
   sharded.step(0);
   plain.step(0);
   const auto all = momentum_elements(*plain.plain);
@@ -142,15 +142,15 @@ TEST_CASE("sharded: each rank has its share of the state") {
 }
 
 TEST_CASE("sharded: state saved by all ranks is loaded by any number of them, sharded or not") {
-  for (const auto& [name, make] : kinds()) {
+  for (const auto& [name, make] : optimizers()) {
     CAPTURE(name);
-    Run sharded(make, kDouble, true), plain(make, kDouble, false);
+    ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
     for (int step = 0; step < 3; ++step) {
       sharded.step(step);
       plain.step(step);
     }
     const std::string text = sharded.saved();
-    Run again(make, kDouble, true), whole(make, kDouble, false);
+    ShardedRun again(make, kDouble, true), whole(make, kDouble, false);
     hvd::broadcast_parameters(again.net, 0);
     for (auto* run : {&again, &whole}) {
       const torch::NoGradGuard no_gradient;
@@ -174,12 +174,12 @@ TEST_CASE("sharded: fewer ranks take up the state of more") {
   std::vector<int> others(static_cast<std::size_t>(hvd::size() - 1));
   for (std::size_t i = 0; i < others.size(); ++i) others[i] = static_cast<int>(i) + 1;
   const auto fewer = hvd::add_process_set(others);
-  const auto& make = kinds()[1].second;
-  Run more(make, kDouble, true);
+  const auto& make = optimizers()[1].second;
+  ShardedRun more(make, kDouble, true);
   for (int step = 0; step < 2; ++step) more.step(step);
   const std::string text = more.saved();
   if (fewer.included()) {
-    Run sharded(make, kDouble, true, fewer), plain(make, kDouble, false, fewer);
+    ShardedRun sharded(make, kDouble, true, fewer), plain(make, kDouble, false, fewer);
     sharded.load(text);
     plain.load(text);
     for (int step = 0; step < 3; ++step) {
@@ -192,11 +192,11 @@ TEST_CASE("sharded: fewer ranks take up the state of more") {
 }
 
 TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state, broadcast of the state") {
-  const Make make = [](Net& net) {
+  const Make make = [](SmallNet& net) {
     return std::make_unique<torch::optim::Adam>(net.parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
   };
   {
-    Run sharded(make, kDouble, true), plain(make, kDouble, false);
+    ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
     torch::optim::StepLR of_wrapper(sharded.optimizer, 2, 0.5), of_wrapped(*plain.plain, 2, 0.5);
     for (int step = 0; step < 5; ++step) {
       for (auto* run : {&sharded, &plain}) {
@@ -234,7 +234,7 @@ TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state,
     plain.step(9);
     CHECK(same_parameters(sharded.net, plain.net));
   }
-  Net a(kDouble), b(kDouble);  // state from before the wrapping, and groups given back after it
+  SmallNet a(kDouble), b(kDouble);  // state from before the wrapping, and groups given back after it
   const auto first = make(a), second = make(b);
   for (int step = 0; step < 2; ++step) {
     for (auto* net : {&a, &b}) net->zero_grad();
@@ -273,9 +273,9 @@ struct Normalised : Optimizer {
 };
 
 TEST_CASE("sharded: the user's own optimizer; what is refused") {
-  const Make make = [](Net& net) { return std::make_unique<Normalised>(net.parameters()); };
+  const Make make = [](SmallNet& net) { return std::make_unique<Normalised>(net.parameters()); };
   {
-    Run sharded(make, kDouble, true), plain(make, kDouble, false);
+    ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
     for (int step = 0; step < 3; ++step) {
       sharded.step(step);
       plain.step(step);
@@ -283,7 +283,7 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
     }
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { sharded.saved(); }), "LibTorch does not know"));
   }
-  Net net(kDouble);
+  SmallNet net(kDouble);
   torch::optim::LBFGS lbfgs(net.parameters(), torch::optim::LBFGSOptions(0.1));
   const auto wrap = [&](Optimizer& optimizer) { DistributedOptimizer(optimizer, net.named_parameters(), {.shard_optimizer_state = true}); };
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { wrap(lbfgs); }), "LBFGS"));

@@ -27,6 +27,34 @@ inline at::Tensor data(at::IntArrayRef sizes, at::ScalarType type, int rank, int
   return values.to(type).reshape(sizes);
 }
 
+/// A network with the same small weights on all ranks.
+inline torch::nn::Sequential small_model(at::ScalarType type = at::kDouble, int hidden = 8) {
+  torch::nn::Sequential net(torch::nn::Linear(6, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
+  int variant = 0;
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.3);
+  net->to(type);
+  return net;
+}
+/// Its loss on the batch of `rank` at `step`.
+inline at::Tensor small_loss(torch::nn::Sequential& net, int rank, int step) {
+  const auto type = net->parameters().front().scalar_type();
+  const at::Tensor x = data({5, 6}, at::kDouble, rank, step).to(type);
+  const at::Tensor y = data({5, 3}, at::kDouble, rank, step + 1).to(type);
+  return torch::mse_loss(net->forward(x), y);
+}
+
+/// All its parameters, one after the other.
+inline at::Tensor flat(const torch::nn::Sequential& net) {
+  std::vector<at::Tensor> parts;
+  for (const auto& parameter : net->parameters()) parts.push_back(parameter.detach().reshape({-1}));
+  return torch::cat(parts);
+}
+
+/// Every type that travels.
+inline const std::vector<at::ScalarType> kTypes{at::kByte,     at::kChar,  at::kShort,  at::kInt,  at::kLong,         at::kHalf,
+                                                at::kBFloat16, at::kFloat, at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
+
 /// `data` of every rank, in rank order.
 inline std::vector<at::Tensor> all_data(at::IntArrayRef sizes, at::ScalarType type, const std::vector<int>& ranks, int variant = 0) {
   std::vector<at::Tensor> all;
@@ -71,6 +99,8 @@ inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
 inline bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && torch::equal(a, b);
 }
+
+inline double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 /// Whether all ranks hold the same bits. Collective.
 inline bool same_on_all_ranks(const at::Tensor& tensor) {

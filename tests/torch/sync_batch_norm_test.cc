@@ -222,8 +222,8 @@ struct Block : torch::nn::Module {
   torch::nn::BatchNorm2d first;
   torch::nn::Sequential inside;
 };
-struct Net : torch::nn::Module {
-  Net() {
+struct TypedNet : torch::nn::Module {
+  TypedNet() {
     blocks = register_module("blocks", torch::nn::Sequential(Block(), Block()));
     last = register_module("last", torch::nn::BatchNorm1d(kChannels));
     auto volume = torch::nn::BatchNorm3d(kChannels);
@@ -253,15 +253,15 @@ struct Net : torch::nn::Module {
 
 TEST_CASE("convert_sync_batchnorm: a model with layers of every kind trains as one process") {
   torch::manual_seed(3);
-  const auto alone = std::make_shared<Net>();
+  const auto alone = std::make_shared<TypedNet>();
   torch::manual_seed(3);
-  const auto net = std::make_shared<Net>();
+  const auto net = std::make_shared<TypedNet>();
   alone->to(kDouble);
   net->to(kDouble);
   const auto names = net->named_parameters().keys();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   torch::optim::SGD reference(alone->parameters(), 0.1);
-  const std::shared_ptr<Net> converted = hvd::convert_sync_batchnorm(net);
+  const std::shared_ptr<TypedNet> converted = hvd::convert_sync_batchnorm(net);
   CHECK(converted == net);
   CHECK(net->named_parameters().keys() == names);
   CHECK(hvd::is_sync_batchnorm(*net->last));

@@ -23,7 +23,6 @@ Sequential model() {
   net->to(kDouble);
   return net;
 }
-double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 double gradients_differ(const Sequential& a, const Sequential& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a->parameters().size(); ++i) {
@@ -87,8 +86,8 @@ TEST_CASE("data_parallel: inside a rank, another dimension, frozen parameters, n
 }
 
 /// Not cloneable.
-struct Plain : torch::nn::Module {
-  explicit Plain(bool with_norm) : layer(register_module("layer", Linear(6, 3))) {
+struct PlainModule : torch::nn::Module {
+  explicit PlainModule(bool with_norm) : layer(register_module("layer", Linear(6, 3))) {
     if (with_norm) norm = register_module("norm", torch::nn::BatchNorm1d(3));
     to(kDouble);
   }
@@ -111,9 +110,9 @@ TEST_CASE("data_parallel: running statistics of the first replica, modules that 
   CHECK(difference(y.slice(0, 0, 4), first) < 1e-12);
   CHECK(difference(net[1]->as<torch::nn::BatchNorm1d>()->running_mean, halves[1]->as<torch::nn::BatchNorm1d>()->running_mean) < 1e-12);
 
-  const auto plain = std::make_shared<Plain>(false);
+  const auto plain = std::make_shared<PlainModule>(false);
   CHECK(difference(hvd::data_parallel(plain, x, 3), plain->forward(x)) < 1e-12);
-  const auto normal = std::make_shared<Plain>(true);
+  const auto normal = std::make_shared<PlainModule>(true);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::data_parallel(normal, x, 2); }), "Cloneable"));
   normal->eval();
   CHECK(difference(hvd::data_parallel(normal, x, 2), normal->forward(x)) < 1e-12);

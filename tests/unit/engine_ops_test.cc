@@ -3,12 +3,11 @@
 #include <doctest/doctest.h>
 
 #include "hvd/engine.h"
+#include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
 namespace {
-
-const std::vector<std::pair<int, int>> kShapes{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {7, 1}, {2, 2}, {3, 3}, {4, 2}, {7, 3}};
 
 void each_world(const std::function<void(ThreadWorld&, int size)>& body) {
   for (const auto& [size, domains] : kShapes) {

@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -26,8 +27,6 @@ std::vector<float> expected_sum(int size, std::size_t count, int salt = 0) {
   }
   return sum;
 }
-
-const std::vector<std::pair<int, int>> kShapes{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {7, 1}, {2, 2}, {3, 3}, {4, 2}, {7, 3}};
 
 }  // namespace
 

@@ -16,7 +16,7 @@
 namespace hvd::test {
 namespace {
 
-using scale::Program;
+using Operations = scale::Program;
 using scale::Simulation;
 using scale::StepResult;
 using scale::Traffic;
@@ -58,8 +58,8 @@ class CountingTransport final : public Transport {
 };
 
 /// A few groups of small tensors.
-Program small_program(bool one_by_one) {
-  Program program;
+Operations small_program(bool one_by_one) {
+  Operations program;
   program.one_by_one = one_by_one;
   for (const std::size_t tensors : {2U, 1U, 5U}) {
     Signature signature;
@@ -82,7 +82,7 @@ Submission submission_of(const scale::Unit& unit, std::vector<std::vector<float>
 }
 
 /// What each leader sent and received, step by step.
-std::vector<std::vector<Traffic>> run_real(const Program& program, int ranks, int hosts) {
+std::vector<std::vector<Traffic>> run_real(const Operations& program, int ranks, int hosts) {
   std::vector<std::unique_ptr<CountingTransport::Counts>> counts;
   for (int host = 0; host < hosts; ++host) counts.push_back(std::make_unique<CountingTransport::Counts>());
   WorldOptions options;
@@ -129,7 +129,7 @@ World world_of(int ranks, int hosts) {
   return world;
 }
 
-std::vector<StepResult> simulate(const World& world, const Program& program, int steps = kSteps) {
+std::vector<StepResult> simulate(const World& world, const Operations& program, int steps = kSteps) {
   Simulation simulation(world, program);
   std::vector<StepResult> results;
   for (int step = 0; step < steps; ++step) results.push_back(simulation.step());
@@ -173,7 +173,7 @@ struct Size {
 }  // namespace
 
 TEST_CASE("scale: the simulator counts what real engines count, group by group") {
-  const Program program = small_program(true);
+  const Operations program = small_program(true);
   const auto units = program.units.size();
   for (const auto& [ranks, hosts] : {Size{2, 2}, Size{3, 3}, Size{4, 4}, Size{8, 8}, Size{16, 16}, Size{8, 4}, Size{16, 4}}) {
     CAPTURE(ranks);
@@ -218,7 +218,7 @@ TEST_CASE("scale: the simulator counts what real engines count, group by group")
 }
 
 TEST_CASE("scale: the simulator counts what real engines count, all groups at once") {
-  const Program program = small_program(false);
+  const Operations program = small_program(false);
   const auto units = program.units.size();
   for (const auto& [ranks, hosts] : {Size{2, 2}, Size{4, 4}, Size{8, 8}, Size{16, 8}}) {
     CAPTURE(ranks);
@@ -244,7 +244,7 @@ TEST_CASE("scale: the simulator counts what real engines count, all groups at on
 }
 
 TEST_CASE("scale: no leader's part in a steady step grows like the number of hosts") {
-  Program program = scale::gradients_of("resnet50");
+  Operations program = scale::gradients_of("resnet50");
   for (const bool one_by_one : {false, true}) {
     program.one_by_one = one_by_one;
     const auto units = program.units.size();
@@ -277,7 +277,7 @@ TEST_CASE("scale: no leader's part in a steady step grows like the number of hos
 }
 
 TEST_CASE("scale: hosts that share a table do what hosts with tables of their own do") {
-  const Program program = scale::gradients_of("resnet18");
+  const Operations program = scale::gradients_of("resnet18");
   World world = world_of(48, 12);
   const auto own = simulate(world, program);
   world.tables = 1;

@@ -6,45 +6,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/support/cuda_on_host.h"
 #include "tests/support/reduce_cases.h"
 
-// CUDA's, as far as the kernel uses it.
-namespace {
-
-struct alignas(16) uint4 {
-  std::array<std::uint32_t, 4> words;
-};
-using __half = hvd::nccl::test::Half;                                                     // NOLINT: CUDA's name
-using __nv_bfloat16 = hvd::nccl::test::Bfloat;                                            // NOLINT
-inline float __half2float(__half value) { return static_cast<float>(value); }             // NOLINT
-inline float __bfloat162float(__nv_bfloat16 value) { return static_cast<float>(value); }  // NOLINT
-inline __half __float2half_rn(float value) { return static_cast<__half>(value); }         // NOLINT
-inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }    // NOLINT
-
-std::uint64_t wide_accesses = 0;
-std::uint64_t misaligned = 0;  // would be a fault on the device
-
-uint4 __ldcs(const uint4* from) {  // NOLINT
-  ++wide_accesses;
-  if (reinterpret_cast<std::uintptr_t>(from) % alignof(uint4) != 0) ++misaligned;
-  return *from;
-}
-void __stwb(uint4* to, uint4 value) {  // NOLINT
-  ++wide_accesses;
-  if (reinterpret_cast<std::uintptr_t>(to) % alignof(uint4) != 0) ++misaligned;
-  *to = value;
-}
-
-}  // namespace
-
-#define HVD_DEVICE inline
-#define HVD_UNROLL
+// After what it needs.
 #include "ops/nccl/shared_reduce_kernel.h"
 
 namespace hvd::nccl::test {
 namespace {
 
-struct InTurn {
+struct ReduceInTurn {
   int* launches;
 
   template <class T, class Fold>
@@ -60,13 +31,14 @@ struct InTurn {
 
 TEST_CASE("shared reduce: the kernel's code, thread by thread") {
   int cases = 0, launches = 0;
+  wide_loads = wide_stores = 0;
   for_each_reduce_case([&](const ReduceCase& tried) {
     ++cases;
     CAPTURE(tried.text());
     ReduceMemory memory(tried);
     ReduceMemory expected = memory;
     int used = 0;
-    REQUIRE(reduction::reduce_job(memory.job(tried), InTurn{&used}) == CudaCode::Success);
+    REQUIRE(reduction::reduce_job(memory.job(tried), ReduceInTurn{&used}) == CudaCode::Success);
     REQUIRE(reduce_job_on_host(expected.job(tried)) == CudaCode::Success);
     const auto failure = memory.difference(tried, expected);
     CHECK_MESSAGE(!failure, *failure);
@@ -74,7 +46,7 @@ TEST_CASE("shared reduce: the kernel's code, thread by thread") {
   });
   CHECK(cases > 500);
   CHECK(launches > cases);
-  CHECK(wide_accesses > 0);
+  CHECK(wide_loads + wide_stores > 0);
   CHECK(misaligned == 0);
 }
 
@@ -84,13 +56,13 @@ TEST_CASE("shared reduce: what is not supported is refused, nothing is launched 
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Product, ReduceOp::Average, ReduceOp::Adasum}) {
     job.dtype = op == ReduceOp::Adasum ? DataType::Float32 : DataType::Bool;
     job.op = op;
-    CHECK(reduction::reduce_job(job, InTurn{&launches}) == CudaCode::InvalidValue);
+    CHECK(reduction::reduce_job(job, ReduceInTurn{&launches}) == CudaCode::InvalidValue);
   }
   job.op = ReduceOp::Sum;
   job.dtype = DataType::Float32;
-  CHECK(reduction::reduce_job(job, InTurn{&launches}) == CudaCode::Success);
+  CHECK(reduction::reduce_job(job, ReduceInTurn{&launches}) == CudaCode::Success);
   job.ins = kMostSharers + 1;
-  CHECK(reduction::reduce_job(job, InTurn{&launches}) == CudaCode::InvalidValue);
+  CHECK(reduction::reduce_job(job, ReduceInTurn{&launches}) == CudaCode::InvalidValue);
   CHECK(launches == 0);
 }
 

@@ -1,10 +1,26 @@
 #pragma once
-/// Room card: floats of device code: which types are floats, and the wider type in which an element is computed. Needs before it what
-/// CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
+/// Room card: what the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
+/// computed. Needs before it what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
 
+#include <cstdint>
 #include <type_traits>
 
 namespace hvd::nccl::device {
+
+/// The last item of a launch's table that starts at or before chunk `block`.
+template <class Table>
+HVD_DEVICE int item_of(const Table& table, std::uint32_t block) {
+  int low = 0, high = table.items - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (table.first_chunk[middle] <= block) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
 
 template <class T>
 constexpr bool kFloating =

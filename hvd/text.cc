@@ -1,0 +1,1 @@
+#include "hvd/text_definition.h"

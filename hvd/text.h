@@ -1,0 +1,36 @@
+#pragma once
+/// Room card: text from a format string, checked at compile time, and values: fmt's. Any thread.
+/// fmt is header-only here (the LibTorch wheel puts its own, newer fmt on the include path, which does not go with the system's compiled
+/// one); its machinery costs 8 s in every file that formats, 20 s with sanitizers. So each library compiles it once, for the fmt it sees.
+
+#include <fmt/core.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace hvd {
+
+/// fmt::vformat. The version is in the name for programs in which two of them meet.
+template <int Version>
+std::string formatted_by(fmt::string_view format, fmt::format_args arguments);
+extern template std::string formatted_by<FMT_VERSION>(fmt::string_view, fmt::format_args);
+
+/// fmt::format.
+template <class... Args>
+std::string formatted(fmt::format_string<Args...> format, Args&&... arguments) {
+  return formatted_by<FMT_VERSION>(format, fmt::make_format_args(arguments...));
+}
+
+template <class Range>
+std::string joined(const Range& items, std::string_view between) {
+  std::string text;
+  bool first = true;
+  for (const auto& item : items) {
+    if (!std::exchange(first, false)) text += between;
+    text += formatted("{}", item);
+  }
+  return text;
+}
+
+}  // namespace hvd
