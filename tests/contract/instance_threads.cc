@@ -1,13 +1,14 @@
 // Instances whose ranks are threads.
 
 #include "tests/contract/instances.h"
-#include "tests/contract/locked_table.h"
-#include "tests/support/nccl_world.h"
+#include "tests/support/locked_table.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::contract {
 
 namespace {
+
+using nccl::test::LockedDevices;
 
 /// Adds to what a rank's engine is made of.
 using Dress = std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;

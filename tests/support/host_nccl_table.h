@@ -4,25 +4,18 @@
 /// event is asked (or at once, if `eager`), so what is not ordered by stream and events goes wrong here as it would there. Collectives meet
 /// in the cluster and really compute. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <new>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/nccl/nccl_table.h"
 #include "tests/support/host_cluster.h"
-#include "tests/support/host_copy.h"
-#include "tests/support/host_reduce.h"
 
 namespace hvd::nccl::test {
 
@@ -37,10 +30,8 @@ class HostDevice {
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
 
-  HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) { fill(); }
-  ~HostDevice() {
-    for (void* memory : memory_) ::operator delete(memory, std::align_val_t(4096));
-  }
+  HostDevice(HostCluster& cluster, int index);
+  ~HostDevice();
   HostDevice(const HostDevice&) = delete;
   HostDevice& operator=(const HostDevice&) = delete;
 
@@ -50,10 +41,7 @@ class HostDevice {
   void fail_call(const std::string& name, int code, int nth = 1) { failures_[name] = {code, calls(name) + nth}; }
   bool fail_pending(const std::string& name) const { return failures_.contains(name); }
 
-  int calls(const std::string& name) const {
-    const auto found = calls_.find(name);
-    return found == calls_.end() ? 0 : found->second;
-  }
+  int calls(const std::string& name) const;
   /// The calls that enqueue something, in order: "cudaStreamWaitEvent", "launch_batched_copy", "ncclAllReduce"...
   std::vector<std::string> enqueued;
   /// Each launch_batched_copy.
@@ -68,497 +56,46 @@ class HostDevice {
 
   std::size_t live_memory() const { return memory_.size(); }
   /// "", or what was made and not let go.
-  std::string leaks() const {
-    std::string text;
-    const auto count = [&](const char* what, std::size_t number) {
-      if (number != 0) text += std::to_string(number) + " " + what + " ";
-    };
-    count("streams", streams_.size());
-    count("events", events_.size() - user_events_);
-    count("communicators", live_comms_);
-    count("pieces of memory", memory_.size());
-    count("opened pieces of memory", opened_);
-    count("registrations", registrations_.size());
-    count("open groups", static_cast<std::size_t>(group_depth_));
-    return text;
-  }
+  std::string leaks() const;
 
   /// An event of the user's, which happens when asked `queries` times for progress; `before` runs just before that.
-  void* user_event(int queries, std::function<void()> before) {
-    auto& event = *events_.emplace_back(std::make_unique<Event>());
-    event.own.recorded = 1;
-    ++user_events_;
-    user_.push_back({&event, queries, std::move(before)});
-    return &event;
-  }
+  void* user_event(int queries, std::function<void()> before);
 
   int current_device = 0;  ///< cudaSetDevice's
 
  private:
-  struct Event {
-    HostCluster::SharedEvent own;
-    HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
-  };
-  struct Operation {
-    int delay = 0;
-    std::function<bool()> run;  ///< false: not yet
-  };
-  struct Stream {
-    std::deque<Operation> operations;
-  };
-  struct Comm {
-    HostCluster::Clique* clique = nullptr;
-    int rank = 0;
-    bool blocking = true, initialised = false, aborted = false;
-    int busy_polls = 0;
-    std::uint64_t next = 0;
-    std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
-    std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
-    /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
-    std::vector<std::pair<Stream*, std::function<bool()>>> messages;
-  };
-  struct UserEvent {
-    Event* event;
-    int queries;
-    std::function<void()> before;
-  };
+  struct Event;
+  struct Operation;
+  struct Stream;
+  struct Comm;
+  struct UserEvent;
 
   /// Counts the call; its injected failure, or Success.
   template <class Code>
-  Code enter(const std::string& name) {
-    const int number = ++calls_[name];
-    const auto failure = failures_.find(name);
-    if (failure == failures_.end() || failure->second.second != number) return Code::Success;
-    const auto code = static_cast<Code>(failure->second.first);
-    failures_.erase(failure);
-    return code;
-  }
+  Code enter(const std::string& name);
 
-  Stream* known(CudaStream* stream) {
-    for (auto& owned : streams_) {
-      if (owned.get() == reinterpret_cast<Stream*>(stream)) return owned.get();
-    }
-    throw std::logic_error("unknown stream");
-  }
-  Event* known(CudaEvent* event) {
-    for (auto& owned : events_) {
-      if (owned.get() == reinterpret_cast<Event*>(event)) return owned.get();
-    }
-    throw std::logic_error("unknown event");
-  }
-  Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false) {
-    auto* found = reinterpret_cast<Comm*>(comm);
-    for (auto& owned : comms_) {
-      if (owned.get() != found) continue;
-      if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
-      if (!may_be_busy && (found->busy_polls > 0 || !found->initialised))
-        cluster_.note(std::string(call) + " on a communicator in progress");
-      return found;
-    }
-    throw std::logic_error("unknown communicator");
-  }
+  Stream* known(CudaStream* stream);
+  Event* known(CudaEvent* event);
+  Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
 
-  void enqueue(Stream* stream, std::function<bool()> run) {
-    const int wait = delay == 0 ? 0 : static_cast<int>(random_() % static_cast<unsigned>(delay + 1));
-    stream->operations.push_back({wait, std::move(run)});
-    if (eager) pump();
-  }
-
-  void pump() {
-    for (auto& user : user_) {
-      if (user.event->own.happened == 0 && user.queries-- <= 0) {
-        if (user.before) user.before();
-        user.event->own.happened = 1;
-      }
-    }
-    for (auto& stream : streams_) {
-      auto& operations = stream->operations;
-      while (!operations.empty() && operations.front().delay-- <= 0 && operations.front().run()) operations.pop_front();
-    }
-  }
-
+  void enqueue(Stream* stream, std::function<bool()> run);
+  void pump();
   /// One collective of a communicator, or of the open group.
-  NcclCode collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle) {
-    Comm* comm = known(handle, contribution.call.c_str());
-    const NcclCode code = enter<NcclCode>(contribution.call);
-    if (code != NcclCode::Success) return code;
-    enqueued.push_back(contribution.call);
-    const std::uint64_t number = comm->next++;
-    auto run = [this, comm, number, contribution] {
-      return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution);
-    };
-    comm->issued.push_back({known(stream_handle), {0, run}});
-    return issue_or_group(comm);
-  }
-
+  NcclCode collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle);
   /// One side of a message.
-  NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle) {
-    Comm* comm = known(handle, contribution.call.c_str());
-    const NcclCode code = enter<NcclCode>(contribution.call);
-    if (code != NcclCode::Success) return code;
-    enqueued.push_back(contribution.call);
-    const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
-    const HostCluster::Clique::Way way{ends.first, ends.second, comm->next_messages[ends]++};
-    comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
-      return comm->aborted || cluster_.transfer(*comm->clique, way, sends, contribution);
-    });
-    return issue_or_group(comm);
-  }
-
-  NcclCode issue_or_group(Comm* comm) {
-    if (group_depth_ == 0) return issue(comm);
-    grouped_.insert(comm);
-    return NcclCode::Success;
-  }
-
-  NcclCode issue(Comm* comm) {
-    comm->busy_polls = comm->blocking ? 0 : settle_polls;
-    if (comm->busy_polls > 0) return NcclCode::InProgress;
-    enqueue_issued(comm);
-    return NcclCode::Success;
-  }
-
-  void enqueue_issued(Comm* comm) {
-    for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
-    std::map<Stream*, std::vector<std::function<bool()>>> by_stream;
-    for (auto& [stream, run] : std::exchange(comm->messages, {})) by_stream[stream].push_back(std::move(run));
-    for (auto& [stream, runs] : by_stream) {
-      enqueue(stream, [runs]() mutable {
-        std::erase_if(runs, [](const auto& run) { return run(); });
-        return runs.empty();
-      });
-    }
-  }
-
-  NcclCode end_group() {
-    if (--group_depth_ < 0) cluster_.note("ncclGroupEnd without ncclGroupStart");
-    NcclCode code = enter<NcclCode>("ncclGroupEnd");
-    for (Comm* comm : std::exchange(grouped_, {})) {
-      if (code != NcclCode::Success && code != NcclCode::InProgress) continue;
-      if (!comm->aborted && issue(comm) == NcclCode::InProgress) code = NcclCode::InProgress;
-    }
-    return code;
-  }
-
-  NcclCode async_state(Comm* comm, NcclCode* state) {
-    const NcclCode code = enter<NcclCode>("ncclCommGetAsyncError");
-    if (code != NcclCode::Success) return code;
-    *state = NcclCode::Success;
-    if (!comm->initialised) {
-      if (cluster_.complete(*comm->clique)) {
-        comm->initialised = true;
-      } else {
-        *state = NcclCode::InProgress;
-      }
-      return code;
-    }
-    if (async_error_after >= 0 && async_error_after-- == 0) *state = async_error;
-    if (comm->busy_polls > 0) {
-      if (--comm->busy_polls > 0) {
-        *state = NcclCode::InProgress;
-      } else {
-        enqueue_issued(comm);
-      }
-    }
-    return code;
-  }
-
-  NcclCode allocate(void** memory, std::size_t bytes) {
-    allocations.push_back(bytes);
-    const NcclCode code = enter<NcclCode>("ncclMemAlloc");
-    if (code != NcclCode::Success) return code;
-    return take_memory(memory, bytes) ? code : NcclCode::UnhandledCudaError;
-  }
-
-  void fill() {
-    fill_cuda();
-    fill_nccl();
-  }
-
-  void fill_cuda() {
-    table_.get_device = [this](int* device) {
-      *device = current_device;
-      return enter<CudaCode>("cudaGetDevice");
-    };
-    table_.set_device = [this](int device) {
-      const CudaCode code = enter<CudaCode>("cudaSetDevice");
-      if (code == CudaCode::Success) current_device = device;
-      return code;
-    };
-    table_.stream_create = [this](CudaStream** stream) {
-      const CudaCode code = enter<CudaCode>("cudaStreamCreateWithPriority");
-      if (current_device != index_) cluster_.note("a stream on the wrong device");
-      if (code == CudaCode::Success) *stream = reinterpret_cast<CudaStream*>(streams_.emplace_back(std::make_unique<Stream>()).get());
-      return code;
-    };
-    table_.stream_destroy = [this](CudaStream* stream) {
-      Stream* found = known(stream);
-      if (!found->operations.empty()) cluster_.note("a stream destroyed with work pending");
-      std::erase_if(streams_, [&](const auto& owned) { return owned.get() == found; });
-      return enter<CudaCode>("cudaStreamDestroy");
-    };
-    table_.stream_wait_event = [this](CudaStream* stream, CudaEvent* event) {
-      const CudaCode code = enter<CudaCode>("cudaStreamWaitEvent");
-      if (code != CudaCode::Success) return code;
-      enqueued.emplace_back("cudaStreamWaitEvent");
-      HostCluster::SharedEvent* awaited = known(event)->shared;
-      enqueue(known(stream), [awaited, turn = awaited->recorded.load()] { return awaited->happened.load() >= turn; });
-      return code;
-    };
-    table_.event_create = [this](CudaEvent** event) {
-      const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
-      if (code == CudaCode::Success) *event = reinterpret_cast<CudaEvent*>(events_.emplace_back(std::make_unique<Event>()).get());
-      return code;
-    };
-    table_.event_destroy = [this](CudaEvent* event) {
-      Event* found = known(event);
-      if (found->own.happened < found->own.recorded) {
-        graveyard_.push_back(
-            std::move(*std::find_if(events_.begin(), events_.end(), [&](const auto& owned) { return owned.get() == found; })));
-      }
-      std::erase_if(events_, [&](const auto& owned) { return owned == nullptr || owned.get() == found; });
-      return enter<CudaCode>("cudaEventDestroy");
-    };
-    table_.event_record = [this](CudaEvent* event, CudaStream* stream) {
-      const CudaCode code = enter<CudaCode>("cudaEventRecord");
-      if (code != CudaCode::Success) return code;
-      enqueued.emplace_back("cudaEventRecord");
-      HostCluster::SharedEvent* recorded = known(event)->shared;
-      const std::uint64_t turn = ++recorded->recorded;
-      enqueue(known(stream), [recorded, turn] {
-        recorded->happened = turn;
-        return true;
-      });
-      return code;
-    };
-    table_.event_query = [this](CudaEvent* event) {
-      const CudaCode code = enter<CudaCode>("cudaEventQuery");
-      if (code != CudaCode::Success) return code;
-      pump();
-      const HostCluster::SharedEvent* asked = known(event)->shared;
-      return asked->happened >= asked->recorded ? CudaCode::Success : CudaCode::NotReady;
-    };
-    table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
-      *free_bytes = memory_bytes;
-      *total_bytes = std::size_t{8} << 30;
-      return enter<CudaCode>("cudaMemGetInfo");
-    };
-    table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
-      const CudaCode code = enter<CudaCode>("launch_batched_copy");
-      if (code != CudaCode::Success) return code;
-      if (!copy_supported(job)) return CudaCode::InvalidValue;
-      enqueued.emplace_back("launch_batched_copy");
-      launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
-      enqueue(known(stream), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
-        CopyJob kept = job;
-        kept.items = items;
-        copy_on_host(kept);
-        return true;
-      });
-      return code;
-    };
-    fill_sharing();
-    table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
-  }
-
-  void fill_sharing() {
-    table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
-      const CudaCode code = enter<CudaCode>("launch_shared_reduce");
-      if (code != CudaCode::Success) return code;
-      enqueued.emplace_back("launch_shared_reduce");
-      enqueue(known(stream),
-              [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()),
-               outputs = std::vector(job.outputs.begin(), job.outputs.end()), counts = std::vector(job.counts.begin(), job.counts.end())] {
-                ReduceJob kept = job;
-                kept.inputs = inputs;
-                kept.outputs = outputs;
-                kept.counts = counts;
-                reduce_job_on_host(kept);
-                return true;
-              });
-      return code;
-    };
-    table_.device_count = [this](int* count) {
-      *count = devices;
-      return enter<CudaCode>("cudaGetDeviceCount");
-    };
-    table_.device_id = [this](int device, std::string* id) {
-      *id = "host GPU " + std::to_string(device);
-      return enter<CudaCode>("cudaGetDeviceProperties");
-    };
-    table_.device_malloc = [this](void** memory, std::size_t bytes) {
-      allocations.push_back(bytes);
-      const CudaCode code = enter<CudaCode>("cudaMalloc");
-      if (code != CudaCode::Success) return code;
-      return take_memory(memory, bytes) ? code : CudaCode::OutOfMemory;
-    };
-    table_.device_free = [this](void* memory) {
-      if (cluster_.is_open(memory)) cluster_.note("cudaFree of memory that another rank has open");
-      give_memory(memory, "cudaFree");
-      return enter<CudaCode>("cudaFree");
-    };
-    table_.memcpy_async = [this](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
-      const CudaCode code = enter<CudaCode>("cudaMemcpyAsync");
-      if (code != CudaCode::Success) return code;
-      enqueued.emplace_back("cudaMemcpyAsync");
-      enqueue(known(stream), [=] {
-        std::memcpy(to, from, bytes);
-        return true;
-      });
-      return code;
-    };
-    table_.ipc_get_memory = [this](IpcHandle* handle, void* memory) {
-      const CudaCode code = enter<CudaCode>("cudaIpcGetMemHandle");
-      if (!memory_.contains(memory)) cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
-      if (code == CudaCode::Success) *handle = cluster_.publish(index_, memory);
-      return code;
-    };
-    table_.ipc_open_memory = [this](void** memory, const IpcHandle& handle) {
-      const CudaCode code = enter<CudaCode>("cudaIpcOpenMemHandle");
-      if (code != CudaCode::Success) return code;
-      const auto found = cluster_.published(handle);
-      if (found.memory == nullptr || found.owner == index_) return CudaCode::InvalidValue;
-      *memory = found.memory;
-      cluster_.opened(found.memory, 1);
-      ++opened_;
-      return code;
-    };
-    table_.ipc_close_memory = [this](void* memory) {
-      cluster_.opened(memory, -1);
-      --opened_;
-      return enter<CudaCode>("cudaIpcCloseMemHandle");
-    };
-    table_.ipc_event_create = [this](CudaEvent** event) {
-      const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
-      if (code == CudaCode::Success) *event = adopt(cluster_.new_event());
-      return code;
-    };
-    table_.ipc_get_event = [this](IpcHandle* handle, CudaEvent* event) {
-      const CudaCode code = enter<CudaCode>("cudaIpcGetEventHandle");
-      Event* found = known(event);
-      if (found->shared == &found->own) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
-      if (code == CudaCode::Success) *handle = cluster_.publish(index_, found->shared);
-      return code;
-    };
-    table_.ipc_open_event = [this](CudaEvent** event, const IpcHandle& handle) {
-      const CudaCode code = enter<CudaCode>("cudaIpcOpenEventHandle");
-      if (code != CudaCode::Success) return code;
-      const auto found = cluster_.published(handle);
-      if (found.event == nullptr || found.owner == index_) return CudaCode::InvalidValue;
-      *event = adopt(found.event);
-      return code;
-    };
-  }
-
-  CudaEvent* adopt(HostCluster::SharedEvent* shared) {
-    auto& made = *events_.emplace_back(std::make_unique<Event>());
-    made.shared = shared;
-    return reinterpret_cast<CudaEvent*>(&made);
-  }
-
-  bool take_memory(void** memory, std::size_t bytes) {
-    if (bytes > memory_bytes) return false;
-    memory_bytes -= bytes;
-    *memory = ::operator new(bytes, std::align_val_t(4096));
-    std::memset(*memory, 0x5a, bytes);
-    memory_.insert(*memory);
-    sizes_[*memory] = bytes;
-    return true;
-  }
-  void give_memory(void* memory, const char* call) {
-    if (memory_.erase(memory) != 1) {
-      cluster_.note(std::string(call) + " of something unknown");
-    } else {
-      memory_bytes += sizes_[memory];
-      ::operator delete(memory, std::align_val_t(4096));
-    }
-  }
-
-  void fill_nccl() {
-    table_.get_unique_id = [this](NcclUniqueId* id) {
-      const NcclCode code = enter<NcclCode>("ncclGetUniqueId");
-      if (code == NcclCode::Success) *id = cluster_.new_id();
-      return code;
-    };
-    table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
-      const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
-      if (code != NcclCode::Success) return code;
-      if (current_device != index_) cluster_.note("a communicator on the wrong device");
-      auto& made = *comms_.emplace_back(std::make_unique<Comm>());
-      ++live_comms_;
-      made.clique = cluster_.join(id, ranks, rank);
-      made.rank = rank;
-      made.blocking = blocking;
-      *comm = reinterpret_cast<NcclComm*>(&made);
-      if (!blocking) return NcclCode::InProgress;
-      cluster_.wait_until_complete(*made.clique);
-      made.initialised = true;
-      return code;
-    };
-    table_.comm_abort = [this](NcclComm* comm) {
-      Comm* found = known(comm, "ncclCommAbort", true);
-      ++aborts[comm];
-      found->aborted = true;
-      cluster_.withdraw(*found->clique, found->rank);
-      --live_comms_;
-      std::erase_if(registrations_, [&](const auto& entry) { return entry.second == found; });
-      return enter<NcclCode>("ncclCommAbort");
-    };
-    table_.comm_get_async_error = [this](NcclComm* comm, NcclCode* error) {
-      return async_state(known(comm, "ncclCommGetAsyncError", true), error);
-    };
-    table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
-      Comm* found = known(comm, "ncclCommRegister");
-      const NcclCode code = enter<NcclCode>("ncclCommRegister");
-      if (code != NcclCode::Success) return code;
-      if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
-      *registration = reinterpret_cast<void*>(++last_registration_);
-      registrations_[*registration] = found;
-      return code;
-    };
-    table_.comm_deregister = [this](NcclComm* comm, void* registration) {
-      known(comm, "ncclCommDeregister");
-      if (registrations_.erase(registration) != 1) cluster_.note("ncclCommDeregister of something unknown");
-      return enter<NcclCode>("ncclCommDeregister");
-    };
-    table_.mem_alloc = [this](void** memory, std::size_t bytes) { return allocate(memory, bytes); };
-    table_.mem_free = [this](void* memory) {
-      give_memory(memory, "ncclMemFree");
-      return enter<NcclCode>("ncclMemFree");
-    };
-    table_.group_start = [this] {
-      const NcclCode code = enter<NcclCode>("ncclGroupStart");
-      if (code == NcclCode::Success) ++group_depth_;
-      return code;
-    };
-    table_.group_end = [this] { return end_group(); };
-    table_.all_reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
-                               CudaStream* stream) {
-      return collective({"ncclAllReduce", send, receive, count, type, static_cast<int>(op)}, comm, stream);
-    };
-    table_.broadcast = [this](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm,
-                              CudaStream* stream) {
-      return collective({"ncclBroadcast", send, receive, count, type, root}, comm, stream);
-    };
-    table_.all_gather = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
-      return collective({"ncclAllGather", send, receive, count, type, 0}, comm, stream);
-    };
-    table_.reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
-                           CudaStream* stream) {
-      return collective({"ncclReduce", send, receive, count, type, static_cast<int>(op), root}, comm, stream);
-    };
-    table_.reduce_scatter = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
-                                   CudaStream* stream) {
-      return collective({"ncclReduceScatter", send, receive, count, type, static_cast<int>(op)}, comm, stream);
-    };
-    table_.send = [this](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
-      return message({"ncclSend", send, nullptr, count, type}, true, to, comm, stream);
-    };
-    table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
-      return message({"ncclRecv", nullptr, receive, count, type}, false, from, comm, stream);
-    };
-    table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
-  }
+  NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle);
+  NcclCode issue_or_group(Comm* comm);
+  NcclCode issue(Comm* comm);
+  void enqueue_issued(Comm* comm);
+  NcclCode end_group();
+  NcclCode async_state(Comm* comm, NcclCode* state);
+  NcclCode allocate(void** memory, std::size_t bytes);
+  CudaEvent* adopt(HostCluster::SharedEvent* shared);
+  bool take_memory(void** memory, std::size_t bytes);
+  void give_memory(void* memory, const char* call);
+  void fill_cuda();
+  void fill_sharing();
+  void fill_nccl();
 
   HostCluster& cluster_;
   const int index_;

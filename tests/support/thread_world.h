@@ -3,51 +3,29 @@
 /// memory, domains (pretended hosts) talk through mailboxes, and batches that span domains run on a rendezvous of the test's own.
 /// `run` gives every rank a thread and a watchdog: a hang ends the program and names the ranks that still run.
 
-#include <sys/mman.h>
-
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
+#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hvd/engine.h"
 #include "ops/arena.h"
-#include "ops/host_ops.h"
-#include "ops/kernels/reduce.h"
-#include "ops/shm_backend.h"
 
 namespace hvd::test {
 
 /// Ends the program if it lives longer than its time.
 class Watchdog {
  public:
-  Watchdog(std::string what, std::chrono::seconds limit, std::function<std::string()> state = {})
-      : thread_([this, what = std::move(what), limit, state = std::move(state)] {
-          std::unique_lock lock(mutex_);
-          if (!done_.wait_for(lock, limit, [this] { return over_; })) {
-            std::fprintf(stderr, "WATCHDOG: %s hangs: %s\n", what.c_str(), state ? state().c_str() : "");
-            std::_Exit(99);
-          }
-        }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    done_.notify_all();
-    thread_.join();
-  }
+  Watchdog(std::string what, std::chrono::seconds limit, std::function<std::string()> state = {});
+  ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
@@ -62,18 +40,8 @@ class Watchdog {
 class Mailboxes {
  public:
   explicit Mailboxes(int domains) : boxes_(static_cast<std::size_t>(domains)) {}
-  void put(int to, Message message) {
-    const std::lock_guard lock(mutex_);
-    boxes_.at(static_cast<std::size_t>(to)).push_back(std::move(message));
-  }
-  std::optional<Message> take(int owner) {
-    const std::lock_guard lock(mutex_);
-    auto& box = boxes_.at(static_cast<std::size_t>(owner));
-    if (box.empty()) return std::nullopt;
-    Message message = std::move(box.front());
-    box.pop_front();
-    return message;
-  }
+  void put(int to, Message message);
+  std::optional<Message> take(int owner);
 
  private:
   std::mutex mutex_;
@@ -85,118 +53,12 @@ class MailTransport final : public Transport {
   MailTransport(std::shared_ptr<Mailboxes> mail, int domain, int domains) : mail_(std::move(mail)), domain_(domain), domains_(domains) {}
   int domain() const override { return domain_; }
   int domains() const override { return domains_; }
-  void send(int to, std::span<const std::byte> bytes) override { mail_->put(to, {domain_, Bytes(bytes.begin(), bytes.end())}); }
+  void send(int to, std::span<const std::byte> bytes) override;
   std::optional<Message> receive() override { return mail_->take(domain_); }
 
  private:
   std::shared_ptr<Mailboxes> mail_;
   int domain_, domains_;
-};
-
-/// Where the ranks of a batch that spans domains meet: the last to come computes for all.
-struct Rendezvous {
-  struct Meeting {
-    std::map<int, Batch*> batches;
-    std::size_t gone = 0;
-    bool computed = false;
-  };
-  std::mutex mutex;
-  std::map<std::pair<int, std::uint64_t>, Meeting> meetings;  // by process set and order
-};
-
-class RendezvousExecution final : public Execution {
- public:
-  RendezvousExecution(Rendezvous& place, Batch batch, int rank) : place_(place), batch_(std::move(batch)), rank_(rank) {
-    const std::lock_guard lock(place_.mutex);
-    meeting().batches[rank_] = &batch_;
-    if (meeting().batches.size() == batch_.ranks.size()) compute();
-  }
-  Progress advance() override {
-    const std::lock_guard lock(place_.mutex);
-    if (!meeting().computed) return Progress::Idle;
-    if (!left_ && ++meeting().gone == batch_.ranks.size()) {
-      place_.meetings.erase(key());
-    }
-    left_ = true;
-    return Progress::Done;
-  }
-
- private:
-  [[nodiscard]] std::pair<int, std::uint64_t> key() const { return {batch_.traits.set->id, batch_.order}; }
-  Rendezvous::Meeting& meeting() { return place_.meetings[key()]; }
-  [[nodiscard]] std::size_t bytes(std::int64_t count) const { return static_cast<std::size_t>(count) * element_bytes(batch_.traits.dtype); }
-  void compute() {
-    for (std::size_t m = 0; m < batch_.members.size(); ++m) {
-      if (batch_.traits.kind == OpKind::Allgather || batch_.traits.kind == OpKind::Alltoall) {
-        pull(m);
-      } else if (batch_.traits.kind == OpKind::Broadcast) {
-        const void* source = member(batch_.traits.root, m).input;
-        for (const int rank : batch_.ranks)
-          if (member(rank, m).count > 0) std::memmove(member(rank, m).output, source, bytes(member(rank, m).count));
-      } else {
-        reduce(m);
-      }
-    }
-    meeting().computed = true;
-  }
-  const BatchMember& member(int rank, std::size_t m) { return meeting().batches[rank]->members[m]; }
-
-  void pull(std::size_t m) {
-    for (const int rank : batch_.ranks) {
-      auto* to = static_cast<std::byte*>(member(rank, m).output);
-      for (std::size_t i = 0; i < batch_.ranks.size(); ++i) {
-        const auto& own = member(rank, m);
-        const auto* from = static_cast<const std::byte*>(member(batch_.ranks[i], m).input);
-        const std::size_t size = bytes(own.counts[i]);
-        if (size > 0) std::memcpy(to, from + (own.offsets.empty() ? 0 : bytes(own.offsets[i])), size);
-        to += size;
-      }
-    }
-  }
-
-  void reduce(std::size_t m) {
-    const auto& t = batch_.traits;
-    const auto count = static_cast<std::size_t>(batch_.members[m].count);
-    Bytes result(bytes(batch_.members[m].count));
-    std::vector<const void*> inputs;
-    const Bytes zeros(result.size());
-    const bool adasum = t.op == ReduceOp::Adasum;
-    for (const int rank : t.set->ranks) {
-      const bool takes_part = std::binary_search(batch_.ranks.begin(), batch_.ranks.end(), rank);
-      inputs.push_back(takes_part ? member(rank, m).input : zeros.data());
-    }
-    std::vector<void*> outputs{result.data()};
-    adasum ? kernels::adasum(reduction_of(t), inputs, outputs, count) : kernels::reduce(reduction_of(t), inputs, outputs, count);
-    for (const int rank : batch_.ranks) {
-      const auto& own = member(rank, m);
-      if (t.kind == OpKind::Reducescatter) {
-        const int place = meeting().batches[rank]->traits.set->rank;
-        const auto begin = bytes(std::accumulate(own.counts.begin(), own.counts.begin() + place, std::int64_t{0}));
-        const auto size = bytes(own.counts[static_cast<std::size_t>(place)]);
-        if (size > 0) std::memcpy(own.output, result.data() + begin, size);
-      } else if (count > 0) {
-        std::memcpy(own.output, result.data(), result.size());
-      }
-    }
-  }
-  Rendezvous& place_;
-  Batch batch_;
-  int rank_;
-  bool left_ = false;
-};
-
-class RendezvousBackend final : public Backend {
- public:
-  RendezvousBackend(std::shared_ptr<Rendezvous> place, int rank) : place_(std::move(place)), rank_(rank) {}
-  std::string_view name() const override { return "rendezvous"; }
-  bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
-  std::unique_ptr<Execution> launch(Batch batch) override {
-    return std::make_unique<RendezvousExecution>(*place_, std::move(batch), rank_);
-  }
-
- private:
-  std::shared_ptr<Rendezvous> place_;
-  int rank_;
 };
 
 struct WorldOptions {
@@ -212,112 +74,19 @@ struct WorldOptions {
 
 class ThreadWorld {
  public:
-  explicit ThreadWorld(WorldOptions options) : options_(std::move(options)) {
-    const int size = options_.size;
-    const int domains = std::min(options_.domains, size);
-    auto mail = std::make_shared<Mailboxes>(domains);
-    auto meeting_place = std::make_shared<Rendezvous>();
-    options_.config.cache_capacity = std::min<std::uint32_t>(options_.config.cache_capacity, 4096);
-    engines_.resize(static_cast<std::size_t>(size));
-    arenas_.resize(static_cast<std::size_t>(size));
-    std::vector<int> domain_of(static_cast<std::size_t>(size));
-    for (int rank = 0; rank < size; ++rank) domain_of[static_cast<std::size_t>(rank)] = rank * domains / size;
-    for (int domain = 0; domain < domains; ++domain) {
-      std::vector<int> ranks;
-      for (int rank = 0; rank < size; ++rank)
-        if (domain_of[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
-      DomainMemory memory = map_memory(static_cast<int>(ranks.size()));
-      Board::format(memory.board, static_cast<int>(ranks.size()), options_.config.cache_capacity);
-      for (std::size_t index = 0; index < ranks.size(); ++index) {
-        const int rank = ranks[index];
-        EngineParts parts;
-        parts.config = options_.config;
-        parts.cores = options_.cores;
-        parts.memory = memory.owner;
-        Topology& topology = parts.topology;
-        topology.rank = rank;
-        topology.size = size;
-        topology.local_rank = topology.domain_index = static_cast<int>(index);
-        topology.local_size = static_cast<int>(ranks.size());
-        topology.domains = topology.cross_size = domains;
-        topology.domain = topology.cross_rank = domain;
-        topology.domain_of_rank = domain_of;
-        topology.domain_ranks = ranks;
-        parts.process_sets = make_sets(rank);
-        parts.board = std::make_unique<Board>(memory.board, static_cast<int>(index));
-        auto arena = std::make_shared<Arena>(memory.arenas[index]);
-        arenas_[static_cast<std::size_t>(rank)] = arena;
-        parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
-        parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
-        if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
-        if (options_.add_backends) options_.add_backends(rank, parts, arena);
-        if (options_.dress) options_.dress(rank, parts);
-        engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));
-      }
-    }
-  }
+  explicit ThreadWorld(WorldOptions options);
+  ~ThreadWorld();
+  ThreadWorld(const ThreadWorld&) = delete;
+  ThreadWorld& operator=(const ThreadWorld&) = delete;
 
   [[nodiscard]] int size() const { return options_.size; }
   Engine& engine(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
   Arena& arena(int rank) { return *arenas_[static_cast<std::size_t>(rank)]; }
 
   /// Runs `body(rank, engine)` on a thread per rank; rethrows the first exception. `shut_down`: each rank then calls shutdown().
-  void run(const std::function<void(int, Engine&)>& body, bool shut_down = true) {
-    std::vector<std::atomic<int>> stages(static_cast<std::size_t>(size()));
-    const Watchdog watchdog("a thread world", options_.limit, [&] {
-      std::string text;
-      for (int rank = 0; rank < size(); ++rank) {
-        const int stage = stages[static_cast<std::size_t>(rank)].load();
-        text += "rank " + std::to_string(rank) + (stage == 0 ? " in its body; " : stage == 1 ? " in shutdown; " : " done; ");
-      }
-      return text;
-    });
-    std::exception_ptr first;
-    std::mutex mutex;
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size(); ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank, engine(rank));
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-        }
-        stages[static_cast<std::size_t>(rank)] = 1;
-        if (shut_down) engine(rank).shutdown();
-        stages[static_cast<std::size_t>(rank)] = 2;
-      });
-    for (auto& thread : threads) thread.join();
-    if (first) std::rethrow_exception(first);
-  }
+  void run(const std::function<void(int, Engine&)>& body, bool shut_down = true);
 
  private:
-  [[nodiscard]] std::vector<ProcessSetInfo> make_sets(int rank) const {
-    std::vector<int> everyone(static_cast<std::size_t>(options_.size));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    std::vector<ProcessSetInfo> sets{{0, everyone, rank}};
-    for (const auto& ranks : options_.config.process_sets) {
-      const auto place = std::find(ranks.begin(), ranks.end(), rank);
-      sets.push_back({static_cast<int>(sets.size()), ranks, place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
-    }
-    return sets;
-  }
-
-  [[nodiscard]] DomainMemory map_memory(int ranks) const {
-    constexpr std::size_t kArenaBytes = std::size_t{256} << 20;
-    const std::size_t board = Board::bytes_needed(ranks, options_.config.cache_capacity);
-    const std::size_t total = board + static_cast<std::size_t>(ranks) * kArenaBytes;
-    void* base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) throw std::bad_alloc();
-    DomainMemory memory;
-    auto* bytes = static_cast<std::byte*>(base);
-    memory.board = {bytes, board};
-    for (int rank = 0; rank < ranks; ++rank)
-      memory.arenas.push_back({bytes + board + static_cast<std::size_t>(rank) * kArenaBytes, kArenaBytes});
-    memory.owner = std::shared_ptr<void>(base, [total](void* address) { ::munmap(address, total); });
-    return memory;
-  }
-
   WorldOptions options_;
   std::vector<std::shared_ptr<Arena>> arenas_;
   std::vector<std::unique_ptr<Engine>> engines_;

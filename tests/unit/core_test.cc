@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <span>
 #include <thread>
 

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "tests/contract/locked_table.h"
+#include "ops/nccl/staged_backend.h"
+#include "tests/support/locked_table.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::nccl::test {
 namespace {
 
-using hvd::contract::LockedDevices;
 using hvd::test::ThreadWorld;
 using hvd::test::WorldOptions;
 

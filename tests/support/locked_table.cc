@@ -1,0 +1,80 @@
+#include "tests/support/locked_table.h"
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "ops/nccl/staged_backend.h"
+
+namespace hvd::nccl::test {
+
+namespace {
+
+/// `table` with every call under `mutex`. The texts of errors need none.
+NcclTable locked(NcclTable table, std::mutex& mutex) {
+  const auto lock = [&mutex]<class Result, class... Arguments>(std::function<Result(Arguments...)>& entry) {
+    entry = [&mutex, inner = std::move(entry)](Arguments... arguments) {
+      const std::lock_guard guard(mutex);
+      return inner(arguments...);
+    };
+  };
+  const auto lock_all = [&](auto&... entries) { (lock(entries), ...); };
+  lock_all(table.get_device, table.set_device, table.stream_create, table.stream_destroy, table.stream_wait_event, table.event_create,
+           table.event_destroy, table.event_record, table.event_query, table.mem_info, table.batched_copy, table.shared_reduce,
+           table.device_count, table.device_id, table.device_malloc, table.device_free, table.memcpy_async, table.ipc_get_memory,
+           table.ipc_open_memory, table.ipc_close_memory, table.ipc_event_create, table.ipc_get_event, table.ipc_open_event);
+  lock_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
+           table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
+           table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
+  constexpr std::size_t kLocked = 40;
+  constexpr std::size_t kTexts = 2;
+  static_assert(sizeof(NcclTable) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
+  return table;
+}
+
+}  // namespace
+
+struct LockedDevices::Locked {
+  Locked(HostCluster& cluster, int rank) : device(cluster, rank) {}
+  HostDevice device;
+  NcclTable table;
+  std::mutex mutex;
+};
+
+LockedDevices::LockedDevices(int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& device = *devices_.emplace_back(std::make_unique<Locked>(cluster_, rank));
+    device.table = locked(device.device.table(), device.mutex);
+    controls_.emplace_back();
+  }
+}
+
+LockedDevices::~LockedDevices() = default;
+
+HostDevice& LockedDevices::device(int rank) { return devices_.at(static_cast<std::size_t>(rank))->device; }
+
+void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+  const auto& table = devices_.at(static_cast<std::size_t>(rank))->table;
+  std::vector<Backend*> host;
+  for (const auto& backend : parts.backends) host.push_back(backend.get());
+  if (way == Way::Nccl) {
+    NcclOptions options;
+    options.streams = 2;
+    parts.backends.push_back(std::make_unique<NcclBackend>(
+        table, rank,
+        [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine)); },
+        options));
+  }
+  if (way == Way::SharedGpu) {
+    std::vector<SharedControl*> controls;
+    for (auto& control : controls_) controls.push_back(&control);
+    SharedGpuOptions options;
+    options.rest_limit = std::chrono::milliseconds(0);  // the engines go one after the other, all in one thread
+    parts.backends.push_back(std::make_unique<SharedGpuBackend>(table, rank, *parts.board, parts.topology, std::move(controls), options));
+  }
+  parts.backends.push_back(
+      std::make_unique<StagedBackend>(table, rank, rank, std::move(host), arena, parts.topology.domain_index, nullptr));
+}
+
+}  // namespace hvd::nccl::test

@@ -1,0 +1,38 @@
+#pragma once
+/// Room card: the host-memory devices of host_nccl_table.h for whole engines. There, as on a GPU, any thread may let go of an event: the
+/// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "hvd/engine.h"
+#include "ops/nccl/placement.h"
+#include "ops/nccl/shared_gpu_backend.h"
+#include "tests/support/nccl_world.h"
+
+namespace hvd::nccl::test {
+
+class LockedDevices {
+ public:
+  explicit LockedDevices(int ranks);
+  ~LockedDevices();
+  LockedDevices(const LockedDevices&) = delete;
+  LockedDevices& operator=(const LockedDevices&) = delete;
+
+  /// To make it fail; not while a world uses it.
+  HostDevice& device(int rank);
+
+  /// As ops/backends.cc does it, for ranks whose tensors all travel one way. What that cannot do is staged.
+  void add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena);
+
+ private:
+  struct Locked;
+
+  HostCluster cluster_;
+  std::vector<std::unique_ptr<Locked>> devices_;
+  std::deque<SharedControl> controls_;
+  IdExchange exchange_;
+};
+
+}  // namespace hvd::nccl::test
