@@ -83,6 +83,8 @@ class Execution {
   virtual Progress advance() = 0;
   /// Native event (cudaEvent_t) that follows the last write to the outputs; owned by the execution. Null on hosts.
   virtual void* completion_event() { return nullptr; }
+  /// Whether all is enqueued on the device: nothing is left to be done here, and the outputs follow `completion_event`.
+  [[nodiscard]] virtual bool is_enqueued() const { return false; }
   /// Of a batch that is done and was to be timed: since when results were copied to where the user keeps them, if they were.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };

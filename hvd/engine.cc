@@ -247,12 +247,17 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
       numbered = true;
     }
     fresh->repeats = after == After::Wait;
-    if (numbered && (ledger_.find(fresh->key) != nullptr || later_.contains(fresh->key))) {
+    const Entry* const before = ledger_.find(fresh->key);
+    const bool others_wait = later_.contains(fresh->key);
+    // Who waits for a stream only comes back before the device is done: no mistake of theirs.
+    const bool comes_back = fresh->submission.on_stream && before != nullptr && before->pending->enqueued.load() && !others_wait;
+    if (others_wait && !numbered) throw duplicate(fresh->key);
+    if (comes_back || (numbered && (before != nullptr || others_wait))) {
       try {
-        prepare(*fresh);  // under the mutex, which keeps the numbers' order
+        prepare(*fresh);  // under the mutex, which keeps the order of the submissions
       } catch (...) {
         release(*fresh);
-        --unnamed_[{fresh->key.process_set, fresh->key.kind}];
+        if (numbered) --unnamed_[{fresh->key.process_set, fresh->key.kind}];
         throw;
       }
       parts_.stats->add(parts_.stats->tensors_submitted, fresh->backends.size());
@@ -941,6 +946,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   entry->pending->value = what.last;
   entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
+  entry->unqueued = entry->unfinished;
   note_rows(*entry, unit);
   if (unit.key.kind == OpKind::Join) {
     ++joins_[unit.key.process_set];
@@ -1055,6 +1061,7 @@ bool Engine::drive_once() noexcept {
     for (auto& running : running_) {
       const Progress progress = running.execution->advance();
       progressed = progressed || progress != Progress::Idle;
+      if (!running.handed_over && running.execution->is_enqueued()) hand_over(running);
       if (progress == Progress::Done) finish(running);
     }
     std::erase_if(running_, [](const Running& running) { return running.over; });
@@ -1131,15 +1138,27 @@ void Engine::launch(Prepared prepared) {
   running_.push_back({std::move(prepared), backend, std::move(execution), false});
 }
 
+void Engine::hand_over(Running& running) {
+  running.handed_over = true;
+  const std::lock_guard lock(mutex_);
+  bool all = false;
+  for (Entry* entry : running.batch.entries) {
+    auto& completions = entry->pending->completions;
+    // Tensors of one submission are often members of one batch.
+    if (completions.empty() || completions.back().owner != running.execution)
+      completions.push_back({running.execution->completion_event(), running.execution});
+    if (--entry->unqueued > 0 || !entry->submission.on_stream) continue;
+    entry->pending->enqueued.store(true, std::memory_order_release);
+    all = true;
+  }
+  if (all && waiters_ > 0) changed_.notify_all();
+}
+
 void Engine::finish(Running& running) {
   running.over = true;
   retire(running.batch.cut);
   const std::lock_guard lock(mutex_);
   for (Entry* entry : running.batch.entries) {
-    if (void* event = running.execution->completion_event()) {
-      entry->pending->completion_event = event;  // of the last of its batches: the stream's order covers the others
-      entry->pending->event_owner = running.execution;
-    }
     if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
       timeline().copying_out(entry->trace, since->time_since_epoch().count());
     if (--entry->unfinished == 0) finish_entry(*entry, {});
@@ -1216,15 +1235,21 @@ void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
   board_.sleep_waiting(seen_bell, kSleep);
 }
 
+namespace {
+bool may_go_on(const Pending& pending) {
+  return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
+}
+}  // namespace
+
 void Engine::wait(Pending& pending) {
   pending.waited_for.store(true, std::memory_order_relaxed);
-  while (!pending.done.load(std::memory_order_acquire)) {
+  while (!may_go_on(pending)) {
     if (try_take_wheel()) {
-      for (unsigned idle = 0; !pending.done.load(std::memory_order_acquire);) {
+      for (unsigned idle = 0; !may_go_on(pending);) {
         const std::uint32_t bell = board_.wait_bell().load(std::memory_order_seq_cst);
         if (drive_once()) {
           idle = 0;
-        } else if (!pending.done.load(std::memory_order_acquire)) {
+        } else if (!may_go_on(pending)) {
           nap(bell, idle++);
           look_for_trouble();
         }
@@ -1233,20 +1258,20 @@ void Engine::wait(Pending& pending) {
     } else {
       std::unique_lock lock(mutex_);
       ++waiters_;
-      changed_.wait_for(lock, kSleep, [&] { return pending.done.load(std::memory_order_acquire) || !wheel_taken_.load(); });
+      changed_.wait_for(lock, kSleep, [&] { return may_go_on(pending) || !wheel_taken_.load(); });
       --waiters_;
     }
   }
-  pending.status.raise();
+  if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
 }
 
 bool Engine::poll(const Pending& pending) {
-  if (pending.done.load(std::memory_order_acquire)) return true;
+  if (may_go_on(pending)) return true;
   if (try_take_wheel()) {
     drive_once();
     leave_wheel();
   }
-  return pending.done.load(std::memory_order_acquire);
+  return may_go_on(pending);
 }
 
 void Engine::coordinate() {

@@ -62,7 +62,7 @@ class Engine {
   /// Any thread. Submits the operation and waits for it, without memory from the heap, if this rank has a lane for it: if it has been
   /// submitted twice before by a caller that waited. False, and nothing has happened, if not: to be submitted. Throws as `wait` does.
   bool run_immediately(const Immediate& call);
-  /// Any thread. Returns when the submission is done; throws what it failed with.
+  /// Any thread. Returns when the submission is done, or enqueued if it is `on_stream`; throws what it failed with.
   void wait(Pending& pending);
   /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
   bool poll(const Pending& pending);
@@ -94,6 +94,7 @@ class Engine {
     Prepared batch;
     Backend* backend;
     std::shared_ptr<Execution> execution;
+    bool handed_over = false;
     bool over = false;
   };
 
@@ -167,6 +168,8 @@ class Engine {
   bool drive_once() noexcept;
   void launch(Prepared batch);
   BatchMember make_member(const Prepared& batch, std::size_t index);
+  /// Says where the outputs will be to follow, once all of the batch is enqueued.
+  void hand_over(Running& running);
   void finish(Running& running);
   void retire(const CutBatch& cut);
   void nap(std::uint32_t seen_bell, unsigned idle_rounds);
@@ -196,7 +199,7 @@ class Engine {
   mutable std::mutex mutex_;         // guards what follows
   std::condition_variable changed_;  // an entry is done, or the wheel is free
   Ledger ledger_;
-  std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> later_;  // unnamed submissions whose name is still in flight
+  std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> later_;  // submissions that wait for their name, which is in flight
   Lanes lanes_;
   std::vector<Entry*> in_lanes_;  // entries that have arrived and whose result may come without a record
   std::vector<std::uint64_t> lane_locations_;

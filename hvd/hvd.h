@@ -88,7 +88,8 @@ class Handle {
   Handle() = default;
   Handle(std::shared_ptr<Engine> engine, std::shared_ptr<Pending> pending, std::function<T()> result)
       : engine_(std::move(engine)), pending_(std::move(pending)), result_(std::move(result)) {}
-  /// Blocks until the operation is done and returns what the plain form returns, or throws what it failed with.
+  /// Blocks until the operation is done and returns what the plain form returns, or throws what it failed with. For tensors on a GPU until
+  /// it is enqueued there: the caller's current stream then waits for it, and an error that the device meets later is the next operation's.
   T wait() const;
   /// Whether `wait()` would return at once.
   [[nodiscard]] bool done() const;

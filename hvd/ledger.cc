@@ -18,11 +18,14 @@ EntryState advance(EntryState state, EntryEvent event) {
   throw std::logic_error(formatted("ledger: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
 }
 
+DuplicateName duplicate(const UnitKey& key) {
+  return DuplicateName{formatted("{} '{}' is already in flight on this rank: wait for it before the name is used again", name_of(key.kind),
+                                 display_name(key.name))};
+}
+
 Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
   const auto [place, fresh] = entries_.try_emplace(entry->key, nullptr);
-  if (!fresh)
-    throw DuplicateName(formatted("{} '{}' is already in flight on this rank: wait for it before the name is used again",
-                                  name_of(entry->key.kind), display_name(entry->key.name)));
+  if (!fresh) throw duplicate(entry->key);
   place->second = std::move(entry);
   return *place->second;
 }

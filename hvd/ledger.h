@@ -37,6 +37,7 @@ struct Entry {
   bool announced = false;                         ///< this rank has arrived at the unit's slot
   std::vector<bool> prepared;                     ///< per tensor: its location is to be released, unless its batch is launched
   std::size_t unfinished = 0;                     ///< tensors whose batch is not over
+  std::size_t unqueued = 0;                       ///< tensors whose batch is not all enqueued on the device
   std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
   Lane* lane = nullptr;                           ///< the lane it belongs to; null for most
@@ -46,6 +47,8 @@ struct Entry {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point reported = since;
 };
+
+DuplicateName duplicate(const UnitKey& key);
 
 class Ledger {
   using Entries = std::map<UnitKey, std::unique_ptr<Entry>>;

@@ -42,18 +42,27 @@ struct Submission {
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
   /// Whatever must live as long as the buffers are in use.
   std::shared_ptr<void> keep_alive;
+  /// Tensors of a device whose user works on a stream of it: `wait()` returns when all is enqueued there, and the stream is to wait for the
+  /// `completions`. A later submission under the same name then waits for this one, its caller does not. An error that the device meets
+  /// after that is the next operation's.
+  bool on_stream = false;
 };
 
 /// The state behind a handle. The engine writes everything before it stores `done`; then it is only read.
 struct Pending {
   std::atomic<bool> done{false};
   std::atomic<bool> waited_for{false};  ///< a thread is, or was, inside `wait()`
+  std::atomic<bool> enqueued{false};    ///< of a submission `on_stream`: `wait()` may return; all but `status` is written
   Status status;
   std::vector<bool> present_anywhere;           ///< per tensor: some rank had something to say (all true unless `present` was used)
   std::vector<std::vector<std::int64_t>> rows;  ///< Allgather, Alltoall: per tensor, rows that came from each rank of the set
   std::int64_t value = 0;                       ///< Join: the rank that joined last; Control: id of the process set
-  void* completion_event = nullptr;             ///< native device event that follows the outputs; null on hosts
-  std::shared_ptr<void> event_owner;
+  /// A native device event that follows the outputs, and its owner.
+  struct Completion {
+    void* event = nullptr;
+    std::shared_ptr<void> owner;
+  };
+  std::vector<Completion> completions;  ///< one for each batch that it travelled in; empty on hosts
 };
 
 }  // namespace hvd

@@ -95,7 +95,7 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pendi
   *operation->rows = pending.rows;
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;
-    detail::wait_on_current_stream(operation->received[i], pending.completion_event);
+    detail::wait_on_current_stream(operation->received[i], pending.completions);
     if (!operation->results[i].is_same(operation->received[i])) {
       const at::NoGradGuard no_gradient;
       operation->results[i].copy_(operation->received[i]);
@@ -111,6 +111,7 @@ Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) 
   auto running = engine();
   operation->submission.keep_alive = operation;
   Submission submission = std::move(operation->submission);
+  submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   auto pending = running->submit(std::move(submission), after);
   // A handle may be waited for more than once; what the first wait gave is given again.
   struct Once {

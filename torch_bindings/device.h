@@ -5,13 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
+
+#include "hvd/submission.h"
 
 namespace hvd::detail {
 
 /// A native event that follows all work queued so far on the current stream of the tensor's device; null for host tensors.
 /// The event lives as long as the pointer.
 std::shared_ptr<void> ready_event(const at::Tensor& tensor);
-/// Makes the current stream of the tensor's device wait for a native event.
-void wait_on_current_stream(const at::Tensor& tensor, void* event);
+/// Makes the current stream of the tensor's device wait for what follows the outputs.
+void wait_on_current_stream(const at::Tensor& tensor, const std::vector<Pending::Completion>& completions);
 
 }  // namespace hvd::detail

@@ -23,11 +23,12 @@ std::shared_ptr<void> ready_event(const at::Tensor& tensor) {
   return owner;
 }
 
-void wait_on_current_stream(const at::Tensor& tensor, void* event) {
-  if (event == nullptr || !tensor.is_cuda()) return;
+void wait_on_current_stream(const at::Tensor& tensor, const std::vector<Pending::Completion>& completions) {
+  if (completions.empty() || !tensor.is_cuda()) return;
   const c10::cuda::CUDAGuard guard(tensor.device());
-  check(cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream(), static_cast<cudaEvent_t>(event), 0),
-        "cudaStreamWaitEvent");
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream();
+  for (const auto& completion : completions)
+    check(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(completion.event), 0), "cudaStreamWaitEvent");
 }
 
 }  // namespace hvd::detail

@@ -246,6 +246,7 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
     submission.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
   }
   submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
+  submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
   for (const auto index : bucket.slots) {
@@ -381,7 +382,7 @@ void GradientReducer::give_back(Bucket& bucket) {
     Slot& slot = slots_[bucket.slots[i]];
     if (!bucket.pending->present_anywhere[i]) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    detail::wait_on_current_stream(slot.named.parameter, bucket.pending->completion_event);
+    detail::wait_on_current_stream(slot.named.parameter, bucket.pending->completions);
     if (slot.home.defined()) {
       if (!gradient.defined() || !gradient.is_alias_of(slot.home)) gradient = slot.home;
     } else if (gradient.defined() && gradient.is_alias_of(slot.wire)) {

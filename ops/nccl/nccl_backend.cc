@@ -49,6 +49,7 @@ class NcclExecution : public Execution {
   }
 
   void* completion_event() override { return completion_.get(); }
+  [[nodiscard]] bool is_enqueued() const override { return true; }  // by `launched`
 
  private:
   const Batch batch_;

@@ -68,6 +68,7 @@ class SharedGpuExecution : public Execution {
   }
 
   void* completion_event() override { return completion_.get(); }
+  [[nodiscard]] bool is_enqueued() const override { return stage_ != Stage::Gathering; }
 
  private:
   enum class Stage : std::uint8_t { Gathering, Finishing, Done };

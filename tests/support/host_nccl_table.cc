@@ -1,6 +1,7 @@
 #include "tests/support/host_nccl_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <new>
@@ -41,6 +42,7 @@ struct HostDevice::UserEvent {
   Event* event;
   int queries;
   std::function<void()> before;
+  const std::atomic<bool>* gate = nullptr;
 };
 
 HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) {
@@ -78,6 +80,12 @@ void* HostDevice::user_event(int queries, std::function<void()> before) {
   ++user_events_;
   user_.push_back({&event, queries, std::move(before)});
   return &event;
+}
+
+void* HostDevice::user_event(const std::atomic<bool>& gate) {
+  void* event = user_event(0, {});
+  user_.back().gate = &gate;
+  return event;
 }
 
 template <class Code>
@@ -123,7 +131,7 @@ void HostDevice::enqueue(Stream* stream, std::function<bool()> run) {
 
 void HostDevice::pump() {
   for (auto& user : user_) {
-    if (user.event->own.happened == 0 && user.queries-- <= 0) {
+    if (user.event->own.happened == 0 && (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
       if (user.before) user.before();
       user.event->own.happened = 1;
     }

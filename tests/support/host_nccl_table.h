@@ -4,6 +4,7 @@
 /// event is asked (or at once, if `eager`), so what is not ordered by stream and events goes wrong here as it would there. Collectives meet
 /// in the cluster and really compute. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -60,6 +61,8 @@ class HostDevice {
 
   /// An event of the user's, which happens when asked `queries` times for progress; `before` runs just before that.
   void* user_event(int queries, std::function<void()> before);
+  /// One that happens once the gate is open. The gate outlives it.
+  void* user_event(const std::atomic<bool>& gate);
 
   int current_device = 0;  ///< cudaSetDevice's
 

@@ -54,6 +54,12 @@ LockedDevices::~LockedDevices() = default;
 
 HostDevice& LockedDevices::device(int rank) { return devices_.at(static_cast<std::size_t>(rank))->device; }
 
+void LockedDevices::fail_call(int rank, const std::string& name, int code) {
+  auto& locked = *devices_.at(static_cast<std::size_t>(rank));
+  const std::lock_guard lock(locked.mutex);
+  locked.device.fail_call(name, code);
+}
+
 void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
   const auto& table = devices_.at(static_cast<std::size_t>(rank))->table;
   std::vector<Backend*> host;

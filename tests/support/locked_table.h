@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "hvd/engine.h"
@@ -22,6 +23,8 @@ class LockedDevices {
 
   /// To make it fail; not while a world uses it.
   HostDevice& device(int rank);
+  /// While a world uses it: its next call of that name fails.
+  void fail_call(int rank, const std::string& name, int code);
 
   /// As ops/backends.cc does it, for ranks whose tensors all travel one way. What that cannot do is staged.
   void add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena);

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <barrier>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -198,6 +201,87 @@ TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after tryi
   for (const auto& said : words) {
     CAPTURE(said);
     CHECK(said.find("rank 1 has no place for 'large' (4.0 MiB)") != std::string::npos);
+  }
+}
+
+TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not for the device, and may come back under the same name") {
+  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+    CAPTURE(static_cast<int>(way));
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    std::atomic<bool> gate{false};  // what the tensors' own kernels wait for
+    std::vector<void*> events;
+    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    std::barrier all_have_waited(kRanks, [&]() noexcept { gate = true; });
+    ThreadWorld world(options_of(way, kRanks, devices));
+    world.run([&](int rank, Engine& engine) {
+      const auto done = [](const Pending& pending) {
+        while (!pending.done.load()) std::this_thread::yield();
+      };
+      std::vector<std::vector<float>> first{values_of(rank, 100), values_of(rank, 33)};
+      std::vector<std::vector<float>> second{std::vector<float>(100, static_cast<float>(rank)), values_of(rank, 33)};
+      const auto on_stream = [&](std::vector<std::vector<float>>& tensors) {
+        Submission submission = sum_of(rank, tensors, "layer");
+        submission.on_stream = true;
+        for (auto& tensor : submission.tensors) tensor.ready_event = events[static_cast<std::size_t>(rank)];
+        return submission;
+      };
+      const auto pending = engine.submit(on_stream(first), After::Return);
+      engine.wait(*pending);  // returns, although the device has not begun
+      CHECK_FALSE(pending->done.load());
+      CHECK(engine.poll(*pending));
+      CHECK(pending->completions.size() == 1);
+      CHECK(pending->completions.front().event != nullptr);
+      CHECK(first[0] == values_of(rank, 100));
+      const auto later = engine.submit(on_stream(second), After::Return);
+      CHECK_FALSE(engine.poll(*later));
+      std::vector<std::vector<float>> third = second;
+      CHECK_THROWS_AS(engine.submit(on_stream(third), After::Return), DuplicateName);  // nobody has waited for the second
+      all_have_waited.arrive_and_wait();
+      engine.wait(*later);
+      done(*pending);
+      done(*later);
+      std::vector<float> expected = values_of(0, 100);
+      for (int other = 1; other < kRanks; ++other) {
+        const auto more = values_of(other, 100);
+        for (std::size_t k = 0; k < expected.size(); ++k) expected[k] += more[k];
+      }
+      CHECK(first[0] == expected);
+      CHECK(second[0] == std::vector<float>(100, 3));
+    });
+  }
+}
+
+TEST_CASE("gpu backends: an error that the device meets after wait() is the next operation's") {
+  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+    CAPTURE(static_cast<int>(way));
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    Kept kept;
+    std::atomic<bool> gate{false};
+    std::vector<void*> events;
+    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    std::barrier all_have_waited(kRanks);
+    ThreadWorld world(options_of(way, kRanks, devices));
+    world.run([&](int rank, Engine& engine) {
+      std::vector<std::vector<float>> tensors{values_of(rank, 100)};
+      Submission submission = sum_of(rank, tensors, "layer");
+      submission.on_stream = true;
+      submission.tensors.front().ready_event = events[static_cast<std::size_t>(rank)];
+      const auto pending = engine.submit(std::move(submission), After::Return);
+      engine.wait(*pending);
+      all_have_waited.arrive_and_wait();
+      if (rank == 1) devices.fail_call(rank, "cudaEventQuery", 700);
+      while (!pending->done.load()) std::this_thread::yield();
+      CHECK(pending->status.code() == Status::Code::BackendError);
+      std::vector<std::vector<float>> more{values_of(rank, 10)};
+      const std::string said = failure_of(engine, sum_of(rank, more, "next"));
+      CAPTURE(said);
+      CHECK(said.starts_with("BackendError: cudaEventQuery"));
+      CHECK(said.find("failed on rank 1 (cuda:1) for 'layer'") != std::string::npos);
+      kept.take(std::move(tensors));
+      kept.take(std::move(more));
+    });
   }
 }
 
