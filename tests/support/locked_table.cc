@@ -67,6 +67,7 @@ void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const st
   if (way == Way::Nccl) {
     NcclOptions options;
     options.streams = 2;
+    options.rest_limit = rest_limit;
     parts.backends.push_back(std::make_unique<NcclBackend>(
         table, rank,
         [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine)); },

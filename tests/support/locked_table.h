@@ -2,6 +2,7 @@
 /// Room card: the host-memory devices of host_nccl_table.h for whole engines. There, as on a GPU, any thread may let go of an event: the
 /// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
 
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@ class LockedDevices {
   ~LockedDevices();
   LockedDevices(const LockedDevices&) = delete;
   LockedDevices& operator=(const LockedDevices&) = delete;
+
+  /// How long NCCL backends wait after a failure for what their streams still do; set before they are made.
+  std::chrono::milliseconds rest_limit{2000};
 
   /// To make it fail; not while a world uses it.
   HostDevice& device(int rank);

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -216,7 +217,7 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
     ThreadWorld world(options_of(way, kRanks, devices));
     world.run([&](int rank, Engine& engine) {
       const auto done = [](const Pending& pending) {
-        while (!pending.done.load()) std::this_thread::yield();
+        while (!pending.done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
       };
       std::vector<std::vector<float>> first{values_of(rank, 100), values_of(rank, 33)};
       std::vector<std::vector<float>> second{std::vector<float>(100, static_cast<float>(rank)), values_of(rank, 33)};
@@ -257,6 +258,7 @@ TEST_CASE("gpu backends: an error that the device meets after wait() is the next
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
+    devices.rest_limit = std::chrono::milliseconds(0);  // behind a closed gate nothing comes to rest
     Kept kept;
     std::atomic<bool> gate{false};
     std::vector<void*> events;
@@ -272,7 +274,7 @@ TEST_CASE("gpu backends: an error that the device meets after wait() is the next
       engine.wait(*pending);
       all_have_waited.arrive_and_wait();
       if (rank == 1) devices.fail_call(rank, "cudaEventQuery", 700);
-      while (!pending->done.load()) std::this_thread::yield();
+      while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
       CHECK(pending->status.code() == Status::Code::BackendError);
       std::vector<std::vector<float>> more{values_of(rank, 10)};
       const std::string said = failure_of(engine, sum_of(rank, more, "next"));
