@@ -31,7 +31,7 @@ compile() {
 objects=("$folder/${name}_fuzz.o") compilers=()
 compile "${objects[0]}" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}" &
 compilers+=($!)
-for part in negotiator relay signature planner errors types; do # the longest first, two at a time
+for part in negotiator relay signature planner errors types text; do # the longest first, two at a time
   if [ ${#compilers[@]} -ge 2 ]; then
     wait "${compilers[0]}"
     compilers=("${compilers[@]:1}")
