@@ -1,4 +1,3 @@
-#include "hvd/text.h"
 #pragma once
 /// Room card: lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
 

@@ -22,6 +22,7 @@ std::string formatted(fmt::format_string<Args...> format, Args&&... arguments) {
   return formatted_by<FMT_VERSION>(format, fmt::make_format_args(arguments...));
 }
 
+/// The items, each as "{}" gives it, with `between` between them.
 template <class Range>
 std::string joined(const Range& items, std::string_view between) {
   std::string text;

@@ -1,6 +1,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+
 #include "hvd/errors.h"
 #include "hvd/text.h"
 #include "torch_bindings/device.h"
