@@ -1,5 +1,6 @@
 #include "ops/backends.h"
 
+#include <chrono>
 #include <new>
 #include <optional>
 #include <utility>
@@ -68,7 +69,11 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
   options.patience.interrupted = interrupted;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::Way::Nccl);
-  auto exchange = [bootstrap](const ProcessSetInfo& set, Bytes mine) { return bootstrap->give_from_first(set.ranks, mine, set.id); };
+  auto exchange = [bootstrap, interrupted, limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    const auto give_up = [&] { return interrupted() || std::chrono::steady_clock::now() > deadline; };
+    return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);
+  };
   made.all.push_back(std::make_unique<nccl::NcclBackend>(table, device, std::move(exchange), options));
 
   auto controls = share_controls(topology, *bootstrap, memory, *arena);

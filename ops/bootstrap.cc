@@ -248,21 +248,29 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
   return why;
 }
 
-Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag) const {
+Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) const {
   if (!has_mpi() || ranks.size() < 2) return mine;
   const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
-  MPI_Request request = MPI_REQUEST_NULL;
   if (rank() == ranks.front()) {
+    MPI_Request request = MPI_REQUEST_NULL;
     for (std::size_t i = 1; i < ranks.size(); ++i) {
       comm_.check(MPI_Isend(mine.data(), static_cast<int>(mine.size()), MPI_BYTE, ranks[i], mpi_tag, comm_.get(), &request), "MPI_Isend");
       wait_quietly(request, comm_, "MPI_Test");
     }
     return mine;
   }
-  Bytes received(mine.size());
-  comm_.check(MPI_Irecv(received.data(), static_cast<int>(received.size()), MPI_BYTE, ranks.front(), mpi_tag, comm_.get(), &request),
-              "MPI_Irecv");
-  wait_quietly(request, comm_, "MPI_Test");
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  for (int there = 0, round = 0;; ++round) {
+    comm_.check(MPI_Improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
+    if (there != 0) break;
+    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+    if (round > 100) std::this_thread::sleep_for(50us);
+  }
+  int bytes = 0;
+  comm_.check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+  Bytes received(static_cast<std::size_t>(bytes));
+  comm_.check(MPI_Mrecv(received.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
   return received;
 }
 

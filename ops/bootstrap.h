@@ -4,6 +4,7 @@
 /// Owns the communicator. Fails with BackendError, Mismatch or InvalidArgument.
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,8 +44,10 @@ class Bootstrap {
   /// of its own, with private memory; `topology` then says so, on all ranks alike. Returns why, empty if all hosts share.
   std::string share_memory(const Config& config, Topology& topology, DomainMemory& memory) const;
 
-  /// For the driver: the first of `ranks` gives `mine` to the others. Waits without spinning.
-  [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag) const;
+  /// For the driver: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until `give_up`, which then
+  /// ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
+  [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                      const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning.
   void barrier() const;
 
