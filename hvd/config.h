@@ -64,9 +64,9 @@ struct Config {
   bool autotune = false;
   std::string autotune_log;
 
-  /// Accepted for Horovod's sake, and without effect (HVD_HIERARCHICAL_ALLREDUCE, default 1): a sum across hosts is always made on each
-  /// host first.
-  bool hierarchical_allreduce = true;
+  /// Whether sums of GPU tensors across hosts with equally many ranks are made on each host first, by three calls of NCCL instead of one
+  /// (HVD_HIERARCHICAL_ALLREDUCE, default 0: NCCL knows the hosts itself). Sums of host tensors always are, whatever it says.
+  bool hierarchical_allreduce = false;
 
   /// Not there yet: `init()` says so (HVD_ELASTIC, default 0).
   bool elastic = false;

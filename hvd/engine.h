@@ -67,6 +67,10 @@ class Engine {
   /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
   bool poll(const Pending& pending);
 
+  /// Any thread. Memory on the device for tensors of an operation like this one, which then needs no packing: see Backend::allocate. Null
+  /// where the operation would not gain from it.
+  std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes);
+
   /// Collective. Waits until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.
   bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365));
@@ -101,6 +105,8 @@ class Engine {
   // ---- submitting
   std::unique_ptr<Entry> make_entry(Submission submission);
   void check(const Submission& submission) const;
+  /// Null if none supports it.
+  [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;
   void prepare(Entry& entry);
   void release(Entry& entry) noexcept;
   void note_submission(Entry& entry);

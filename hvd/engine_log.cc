@@ -83,8 +83,8 @@ void Engine::ring_after(const Outcomes& outcomes) {
   for (const auto& cut : outcomes.batches) {
     const auto& set = negotiator_.process_set(cut.plan.process_set);
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
-    const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
-    const bool alone = backend != parts_.backends.end() && (*backend)->any_rank_finishes(traits, cut.plan.bytes);
+    const Backend* const backend = backend_for(traits);
+    const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
     if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || spare_cores_;

@@ -55,6 +55,20 @@ void Engine::check(const Submission& submission) const {
   }
 }
 
+Backend* Engine::backend_for(const BatchTraits& traits) const {
+  const auto found = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
+  return found == parts_.backends.end() ? nullptr : found->get();
+}
+
+std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, std::size_t bytes) {
+  if (!negotiator_.has_process_set(like.process_set)) return nullptr;
+  const auto& set = negotiator_.process_set(like.process_set);
+  if (set.rank < 0) return nullptr;
+  const BatchTraits traits{.kind = like.kind, .dtype = dtype, .op = like.op, .device = like.device, .set = &set};
+  Backend* const backend = backend_for(traits);
+  return backend != nullptr ? backend->allocate(traits, bytes) : nullptr;
+}
+
 std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   check(submission);
   auto entry = std::make_unique<Entry>();
@@ -70,12 +84,12 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
     signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits});
     if (submission.kind == OpKind::Control) continue;
     const auto traits = traits_of(signature, tensor.dtype, submission.device, negotiator_.process_set(submission.process_set));
-    const auto backend = std::find_if(parts_.backends.begin(), parts_.backends.end(), [&](const auto& b) { return b->supports(traits); });
-    if (backend == parts_.backends.end())
+    Backend* const backend = backend_for(traits);
+    if (backend == nullptr)
       throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
                                       reduces(submission.kind) ? name_of(submission.op) : name_of(submission.kind), name_of(tensor.dtype),
                                       name_of(submission.device.kind)));
-    entry->backends.push_back(backend->get());
+    entry->backends.push_back(backend);
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
   if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))

@@ -366,6 +366,14 @@ std::shared_ptr<void> allocate_shared(std::size_t bytes) {
   return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
 }
 
+std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options) {
+  Submission like;
+  like.process_set = options.process_set.id();
+  like.op = options.op;
+  like.device = device;
+  return engine()->allocate(like, dtype, bytes);
+}
+
 int ProcessSet::rank() const { return info(id_).rank; }
 int ProcessSet::size() const { return static_cast<int>(info(id_).ranks.size()); }
 bool ProcessSet::included() const { return info(id_).rank >= 0; }

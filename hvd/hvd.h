@@ -166,6 +166,10 @@ void barrier(const ProcessSet& process_set = {});
 /// Memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
 /// copies. Null where ranks do not share memory. Freed when the last copy of the pointer is gone, also after `shutdown()`.
 std::shared_ptr<void> allocate_shared(std::size_t bytes);
+/// Memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a group lie
+/// in it one after the other, each at the next multiple of `kMemberAlignment` bytes; what lies between them is overwritten. Uninitialised.
+/// Null where an allreduce would not gain from it, or the GPU has no more. Any thread; it belongs to whoever holds the pointer.
+std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options = {});
 
 // -------------------------------------------------------------------------------------------------- for front ends of the core
 

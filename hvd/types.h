@@ -68,6 +68,10 @@ constexpr std::size_t element_bytes(DataType dtype) {
   return 0;
 }
 
+/// Where tensors in one block of memory begin: multiples of this many bytes.
+inline constexpr std::size_t kMemberAlignment = 64;
+constexpr std::size_t aligned_to_member(std::size_t bytes) { return (bytes + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment; }
+
 /// Integers proper; Bool is none of them.
 constexpr bool is_integer(DataType dtype) { return dtype <= DataType::Int64; }
 constexpr bool is_complex(DataType dtype) { return dtype == DataType::Complex64 || dtype == DataType::Complex128; }

@@ -69,6 +69,7 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
   options.patience.interrupted = interrupted;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::Way::Nccl);
+  if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   auto exchange = [bootstrap, interrupted, limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     const auto give_up = [&] { return interrupted() || std::chrono::steady_clock::now() > deadline; };

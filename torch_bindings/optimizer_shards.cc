@@ -97,7 +97,7 @@ void OptimizerShards::move_into_shared_memory() {
   std::size_t bytes = 0;
   for (const auto& group : whole_)
     for (const auto& parameter : group)
-      if (may_move(parameter)) bytes += detail::aligned(bytes_of(parameter));
+      if (may_move(parameter)) bytes += aligned_to_member(bytes_of(parameter));
   if (bytes == 0 || ranks_.size() == 1) return;
   const auto memory = allocate_shared(bytes);
   if (!memory) return;
@@ -106,7 +106,7 @@ void OptimizerShards::move_into_shared_memory() {
     for (auto& parameter : group) {
       if (!may_move(parameter)) continue;
       const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
-      offset += detail::aligned(bytes_of(parameter));
+      offset += aligned_to_member(bytes_of(parameter));
       moved.copy_(parameter);
       parameter.set_data(moved);
     }

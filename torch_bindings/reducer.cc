@@ -35,7 +35,8 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind)
+GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
+                                 Taking taking)
     : options_(std::move(options)), name_(formatted("{}.{}", kind, number)), passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot slot;
@@ -46,7 +47,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
   make_compressor();
   deal(options_);
   const at::NoGradGuard no_gradient;
-  for (auto& bucket : buckets_) make_room(bucket);
+  make_room(taking);
 }
 
 void GradientReducer::make_compressor() {
@@ -139,24 +140,45 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
   add_bucket(std::move(group));
 }
 
-void GradientReducer::make_room(Bucket& bucket) {
-  std::vector<std::size_t> offsets;
+/// Buckets that follow one another on a device lie in one block, in which they are still reduced in place when they travel together.
+void GradientReducer::make_room(Taking taking) {
+  const auto device = [this](const Bucket& bucket) { return slots_[bucket.slots.front()].named.parameter.device(); };
+  for (std::size_t begin = 0, end = 0; begin < buckets_.size(); begin = end) {
+    const at::Device here = device(buckets_[begin]);
+    for (end = begin + 1; end < buckets_.size() && !here.is_cpu() && device(buckets_[end]) == here;) ++end;
+    make_room(std::span(buckets_).subspan(begin, end - begin));
+  }
+  for (auto& bucket : buckets_) bucket.together = bucket.memory && (taking == Taking::Together || !device(bucket).is_cpu());
+}
+
+void GradientReducer::make_room(std::span<Bucket> buckets) {
+  std::vector<std::pair<Slot*, std::size_t>> offsets;
   std::size_t bytes = 0;
-  for (const auto index : bucket.slots) {
-    const at::Tensor& parameter = slots_[index].named.parameter;
-    if (!parameter.is_cpu()) return;
-    offsets.push_back(bytes);
-    bytes += detail::aligned(static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[index])));
+  for (const auto& bucket : buckets) {
+    for (const auto index : bucket.slots) {
+      Slot& slot = slots_[index];
+      if (slot.named.parameter.device() != slots_[buckets.front().slots.front()].named.parameter.device()) return;
+      offsets.emplace_back(&slot, bytes);
+      bytes += aligned_to_member(static_cast<std::size_t>(slot.named.parameter.numel()) * element_bytes(wire_type(slot)));
+    }
   }
-  bucket.memory = allocate_shared(std::max<std::size_t>(bytes, detail::kTensorAlignment));
-  if (!bucket.memory) {
-    const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + detail::kTensorAlignment)}, at::kByte);
-    bucket.memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
+  bytes = std::max<std::size_t>(bytes, kMemberAlignment);
+  const Slot& first = *offsets.front().first;
+  std::shared_ptr<void> memory;
+  if (first.named.parameter.is_cpu()) {
+    memory = allocate_shared(bytes);
+    if (!memory) {
+      const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kMemberAlignment)}, at::kByte);
+      memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
+    }
+  } else {
+    memory = engine()->allocate(like(buckets.front()), wire_type(first), bytes);
+    if (!memory) return;
   }
-  for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
-    Slot& slot = slots_[bucket.slots[i]];
-    slot.wire = detail::view_of(bucket.memory, offsets[i], slot.named.parameter, detail::scalar_type_of(wire_type(slot)));
-    if (!travels_compressed(slot)) slot.home = slot.wire;
+  for (auto& bucket : buckets) bucket.memory = memory;
+  for (const auto& [slot, offset] : offsets) {
+    slot->wire = detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot)));
+    if (!travels_compressed(*slot)) slot->home = slot->wire;
   }
 }
 
@@ -216,14 +238,14 @@ void GradientReducer::take_in(Slot& slot) {
     }
     gradient = gradient.to_dense();
   }
-  if (slot.sparse) return;
+  if (slot.sparse || buckets_[slot.bucket].together) return;
   if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
   slot.home.copy_(gradient);  // the gradient has just been written: this reads it from the cache
   gradient = slot.home;
 }
 
 void GradientReducer::pack(Slot& slot) {
-  if (slot.home.defined() || slot.sparse) return;
+  if (slot.home.defined() || slot.sparse || buckets_[slot.bucket].together) return;
   at::Tensor& gradient = slot.named.parameter.mutable_grad();
   if (slot.named.parameter.is_cpu()) {
     slot.wire.copy_(gradient);
@@ -233,8 +255,27 @@ void GradientReducer::pack(Slot& slot) {
   slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
 }
 
-void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
-  const auto running = engine();
+/// What `take_in` and `pack` do, for all of a bucket at once.
+void GradientReducer::take_in_together(Bucket& bucket) {
+  std::vector<at::Tensor> from, to;
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    if (!slot.present || slot.sparse) continue;
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    if (!gradient.defined()) {  // thrown away since backward gave it
+      slot.wire.zero_();
+      continue;
+    }
+    if (slot.home.defined() && gradient.is_alias_of(slot.home)) continue;
+    from.push_back(gradient);
+    to.push_back(slot.wire);
+    if (slot.home.defined()) gradient = slot.home;
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from);
+}
+
+/// How the bucket is submitted, without its tensors.
+Submission GradientReducer::like(const Bucket& bucket) const {
   Submission submission;
   submission.kind = OpKind::Allreduce;
   submission.name = bucket.name;
@@ -247,11 +288,19 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   }
   submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
+  return submission;
+}
+
+void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
+  const auto running = engine();
+  if (bucket.together) take_in_together(bucket);
+  Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
   for (const auto index : bucket.slots) {
-    const Slot& slot = slots_[index];
-    if (slot.wire.defined()) bytes_sent_ += 2 * slot.wire.nbytes() * (ranks - 1) / ranks;
+    Slot& slot = slots_[index];
+    if (!slot.wire.defined()) slot.wire = at::empty({0}, slot.named.parameter.options().dtype(detail::scalar_type_of(wire_type(slot))));
+    if (!slot.sparse) bytes_sent_ += 2 * slot.wire.nbytes() * (ranks - 1) / ranks;
     TensorArgument argument = detail::argument(slot.wire, slot.wire, slot.named.name);
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
@@ -285,7 +334,7 @@ void GradientReducer::reduce(bool also_compressed) {
         pack(slot);
       } else if (slot.sparse && slot.wire.defined()) {
         continue;
-      } else if (slot.named.parameter.is_cpu()) {
+      } else if (bucket.memory) {
         slot.wire.zero_();
       } else {
         slot.wire = at::zeros_like(slot.named.parameter,
@@ -378,21 +427,22 @@ void GradientReducer::reduce_sparse() {
 }
 
 void GradientReducer::give_back(Bucket& bucket) {
+  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
+  std::vector<at::Tensor> from, to;
   for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
     Slot& slot = slots_[bucket.slots[i]];
     if (!bucket.pending->present_anywhere[i]) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    detail::wait_on_current_stream(slot.named.parameter, bucket.pending->completions);
     if (slot.home.defined()) {
       if (!gradient.defined() || !gradient.is_alias_of(slot.home)) gradient = slot.home;
-    } else if (gradient.defined() && gradient.is_alias_of(slot.wire)) {
       continue;
-    } else if (gradient.defined()) {
-      gradient.copy_(slot.wire);
-    } else {
-      gradient = at::empty_like(slot.named.parameter, slot.named.parameter.options().requires_grad(false)).copy_(slot.wire);
     }
+    if (gradient.defined() && gradient.is_alias_of(slot.wire)) continue;
+    if (!gradient.defined()) gradient = at::empty_like(slot.named.parameter, slot.named.parameter.options().requires_grad(false));
+    from.push_back(slot.wire);
+    to.push_back(gradient);
   }
+  if (!to.empty()) at::_foreach_copy_(to, from);
 }
 
 void GradientReducer::forget() {

@@ -2,11 +2,14 @@
 /// Room card: the gradients of one optimizer on their way. Parameters are dealt to buckets, in the order in which backward gives
 /// their gradients; a bucket is one submission, made when its last gradient is there, or by `synchronize()`.
 /// `on_gradient` runs in autograd's threads, several at once; the rest in the optimizer's. One mutex.
-/// Owns the buckets' memory: on the host, what `.grad` is a view of.
+/// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
+/// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient is copied there when backward gives it,
+/// from the cache; on a GPU all of a bucket by one launch, when it is complete.
 
 #include <ATen/core/Tensor.h>
 
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +25,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::string name;
     at::Tensor parameter;
   };
+  /// When gradients are copied to where they are reduced.
+  enum class Taking : std::uint8_t {
+    ByDevice,  ///< as is best there
+    Together,  ///< when their bucket is complete
+  };
   /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has gradients reduced.
-  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer");
+  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
+                  Taking taking = Taking::ByDevice);
 
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
   void hook();
@@ -48,8 +57,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Named named;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
-    at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined on devices
-    at::Tensor wire;  ///< what travels: `home`, or its 16-bit form, or on devices the gradient itself
+    at::Tensor
+        home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined if it travels in another type
+    at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;
     bool present = false;  ///< this rank has a gradient
@@ -60,18 +70,22 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::vector<std::size_t> slots;
     std::size_t ready = 0;
     bool submitted = false;
+    bool together = false;  ///< see Taking
     std::shared_ptr<Pending> pending;
-    std::shared_ptr<void> memory;
+    std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
 
   void make_compressor();
   void reduce(bool also_compressed);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
-  void make_room(Bucket& bucket);
+  void make_room(Taking taking);
+  void make_room(std::span<Bucket> buckets);
+  [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);
   void take_in(Slot& slot);
   void pack(Slot& slot);
+  void take_in_together(Bucket& bucket);
   void submit(Bucket& bucket, bool wait_follows);
   void give_back(Bucket& bucket);
   void wait_for(Bucket& bucket);

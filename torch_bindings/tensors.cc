@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/strides.h>
+
 #include <array>
 #include <utility>
 
@@ -85,8 +87,8 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
   auto* data = static_cast<std::byte*>(memory.get()) + offset;
   const auto options = like.options().requires_grad(false).dtype(type);
   const auto keep = [memory](void*) {};
-  if (like.is_non_overlapping_and_dense()) return at::from_blob(data, like.sizes(), like.strides(), keep, options);
-  return at::from_blob(data, like.sizes(), keep, options);
+  const auto strides = like.is_non_overlapping_and_dense() ? at::DimVector(like.strides()) : c10::contiguous_strides(like.sizes());
+  return at::from_blob(data, like.sizes(), strides, keep, options, like.device());
 }
 
 at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }

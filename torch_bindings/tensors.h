@@ -24,9 +24,6 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
 /// The same with the strides of `like`, which must be dense and non-overlapping.
 at::Tensor empty_shared_like(const at::Tensor& like);
 
-/// Tensors that lie in one block of memory begin at multiples of this many bytes.
-inline constexpr std::size_t kTensorAlignment = 64;
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment; }
 /// A tensor of `type` in `memory`, which it keeps, from byte `offset` on; with the shape of `like`, and its strides if that is dense.
 at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type);
 /// The elements in the order of their memory; `dense` has no gaps.

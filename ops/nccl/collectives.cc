@@ -9,10 +9,39 @@ namespace hvd::nccl {
 
 namespace {
 
-void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+void all_reduce(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
   const NcclCode code =
-      lane.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, lane.communicator->get(), lane.stream.get());
-  lane.communicator->settle(lane.site, code, "ncclAllReduce");
+      lane.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, clique.communicator->get(), lane.stream.get());
+  clique.communicator->settle(lane.site, code, "ncclAllReduce");
+}
+
+void all_reduce_by_levels(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  const auto& [host, across] = *lane.levels;
+  const std::size_t element = element_bytes(plan.wire);
+  const std::size_t share = count / static_cast<std::size_t>(host.ranks);
+  const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
+  const auto* from = static_cast<const std::byte*>(send);
+  auto* to = static_cast<std::byte*>(receive);
+  if (share > 0) {
+    std::byte* mine = to + static_cast<std::size_t>(host.rank) * share * element;
+    reduce_scatter(lane, host, from, mine, share, plan);
+    all_reduce(lane, across, mine, mine, share, plan);
+    const NcclCode code = lane.site.table->all_gather(mine, to, share, nccl_type(plan.wire), host.communicator->get(), lane.stream.get());
+    host.communicator->settle(lane.site, code, "ncclAllGather");
+  }
+  if (shared == count) return;
+  all_reduce(lane, host, from + shared * element, to + shared * element, count - shared, plan);
+  all_reduce(lane, across, to + shared * element, to + shared * element, count - shared, plan);
+}
+
+void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  if (lane.levels) return all_reduce_by_levels(lane, send, receive, count, plan);
+  all_reduce(lane, lane, send, receive, count, plan);
+}
+
+/// Scales values where they are.
+void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
+  if (!scaling.none()) copy(lane, {{values, values, count}}, type, type, scaling);
 }
 
 /// Folds a zero into the values that are about to be reduced.
@@ -28,6 +57,18 @@ void fold_zeros(const Lane& lane, const ReductionPlan& plan, ReduceOp op, void* 
   check(lane.site, lane.site.table->shared_reduce(job, lane.stream.get()), "launch_shared_reduce");
 }
 
+/// Tensors that need not travel.
+void copy_alone(const Lane& lane, const ReductionPlan& plan, std::span<const Piece> pieces) {
+  std::vector<CopyItem> items;
+  for (const Piece& piece : pieces)
+    if (piece.input != piece.output || !plan.before.none()) items.push_back({piece.input, piece.output, piece.count * plan.lanes});
+  copy(lane, items, plan.type, plan.type, plan.before);
+  if (plan.after.none()) return;
+  items.clear();
+  for (const Piece& piece : pieces) items.push_back({piece.output, piece.output, piece.count * plan.lanes});
+  copy(lane, items, plan.type, plan.type, plan.after);
+}
+
 void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& piece) {
   const std::int64_t count = piece.count * plan.lanes;
   const void* send = piece.input;
@@ -35,18 +76,46 @@ void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& pie
     copy(lane, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
     send = piece.output;
   }
+  if (send == piece.output) {
+    if (const auto memory = lane.lent.find(send, bytes_of(count, element_bytes(plan.type))))
+      lane.fusion.register_other(lane.site, *memory, lane.communicators());
+  }
   all_reduce(lane, send, piece.output, static_cast<std::size_t>(count), plan);
-  if (!plan.after.none()) copy(lane, {{piece.output, piece.output, count}}, plan.type, plan.type, plan.after);
+  scale(lane, piece.output, count, plan.type, plan.after);
+}
+
+/// Where the pieces lie just as they would in the fusion buffer, if they do, in memory that is registered then.
+std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& layout) {
+  if (plan.wire != plan.type) return nullptr;
+  auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    const Piece& piece = *layout.pieces[i];
+    if (piece.input != piece.output || piece.output != begin + layout.offsets[i]) return nullptr;
+  }
+  const auto memory = lane.lent.find(begin, layout.bytes);
+  if (!memory) return nullptr;
+  lane.fusion.register_other(lane.site, *memory, lane.communicators());
+  return begin;
 }
 
 void reduce_fused(const Lane& lane, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
   const std::size_t element = element_bytes(plan.wire);
   const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
-  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicator);
-  pack(lane, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
-  if (plan.zeros) fold_zeros(lane, plan, op, buffer, static_cast<std::int64_t>(layout.bytes / element));
+  const auto count = static_cast<std::int64_t>(layout.bytes / element);
+  std::byte* const home = in_place(lane, plan, layout);
+  std::byte* const buffer = home != nullptr ? home : lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicators());
+  if (home != nullptr) {
+    scale(lane, home, count, plan.wire, plan.before);
+  } else {
+    pack(lane, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
+  }
+  if (plan.zeros) fold_zeros(lane, plan, op, buffer, count);
   all_reduce(lane, buffer, buffer, layout.bytes / element, plan);
-  unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
+  if (home != nullptr) {
+    scale(lane, home, count, plan.wire, plan.after);
+  } else {
+    unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
+  }
 }
 
 void broadcast(const Lane& lane, const void* send, void* receive, std::size_t bytes, int root, const std::optional<Group>& group) {
@@ -73,11 +142,17 @@ void gather(const Lane& lane, const Piece& piece, std::size_t element, const std
 
 }  // namespace
 
+std::vector<std::shared_ptr<Communicator>> Lane::communicators() const {
+  if (levels) return {levels->host.communicator, levels->across.communicator};
+  return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
+}
+
 void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces) {
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
-  const ReductionPlan plan = plan_reduction(reduction, lane.ranks, fulls == 1);
+  const ReductionPlan plan = plan_reduction(reduction, lane.ranks);
+  if (lane.ranks == 1 && reduction.joined == 0) return copy_alone(lane, plan, pieces);
   if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
     reduce_direct(lane, plan, *std::find_if(pieces.begin(), pieces.end(), full));
   } else {
@@ -93,7 +168,7 @@ void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<con
     const Piece& piece = *layout.pieces.front();
     return broadcast(lane, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
   }
-  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicator);
+  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicators());
   if (sends) pack(lane, layout, 1, buffer, dtype, dtype, {});
   broadcast(lane, buffer, buffer, layout.bytes, root, {});
   for (std::size_t i = layout.pieces.size(); i-- > 0;) {  // the root's own outputs are often its inputs

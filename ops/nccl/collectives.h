@@ -2,27 +2,45 @@
 /// Room card: one batch put on the stream: pack, NCCL, unpack. Nothing here waits for the device; it waits for other ranks only where NCCL
 /// connects them at a communicator's first collectives. The driver's thread; fails with BackendError, leaving the stream half filled.
 ///
-/// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type.
+/// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors that lie
+/// in lent memory (lent_memory.h) as they would lie in the fusion buffer are reduced there. Whether they do is this rank's own affair: the
+/// other ranks' calls are the same.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "hvd/types.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/fusion_buffer.h"
+#include "ops/nccl/lent_memory.h"
 #include "ops/nccl/reduction_plan.h"
 
 namespace hvd::nccl {
 
-/// Where a batch runs.
-struct Lane {
+/// Ranks that share a communicator.
+struct Clique {
+  std::shared_ptr<Communicator> communicator;
+  int ranks = 1;
+  int rank = 0;  ///< this one's in the communicator
+};
+
+/// Where a batch runs: its ranks. Without a communicator if there is but one, or if `levels` has them. Roots are ranks in the communicator.
+struct Lane : Clique {
+  /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
+  struct Levels {
+    Clique host, across;
+  };
+
   Site site;
   const Stream& stream;
   FusionBuffer& fusion;
-  std::shared_ptr<Communicator> communicator;
-  int ranks = 1;
-  int rank = 0;  ///< in the communicator, like `root` below
+  const LentMemory& lent;
+  std::optional<Levels> levels;
+
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> communicators() const;
 };
 
 /// One tensor of this rank.
@@ -34,7 +52,9 @@ struct Piece {
   std::span<const std::int64_t> sends;   ///< alltoall: what goes to each rank, one after the other
 };
 
-/// By the types, operations and factors of `plan_reduction`.
+/// By the types, operations and factors of `plan_reduction`. With `levels`: each host's ranks sum a share each (ncclReduceScatter), the
+/// ranks of the same place sum theirs across hosts, and each host's put the shares together (ncclAllGather), as Horovod's hierarchical
+/// allreduce does. A rank alone copies.
 void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces);
 /// Bytes are moved as they are.
 void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces);

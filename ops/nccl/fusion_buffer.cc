@@ -23,11 +23,17 @@ void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communi
 }
 
 std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stream& stream,
-                                 const std::shared_ptr<Communicator>& communicator) {
+                                 const std::vector<std::shared_ptr<Communicator>>& communicators) {
   std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
   if (bytes > capacity_bytes()) grow(site, bytes, stream);
-  if (registered_) current_->register_with(site, communicator);
+  register_other(site, *current_, communicators);
   return static_cast<std::byte*>(current_->data());
+}
+
+void FusionBuffer::register_other(const Site& site, FusionMemory& memory,
+                                  const std::vector<std::shared_ptr<Communicator>>& communicators) const {
+  if (!registered_) return;
+  for (const auto& communicator : communicators) memory.register_with(site, communicator);
 }
 
 void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {

@@ -1,6 +1,8 @@
 #include "ops/nccl/nccl_backend.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,16 +28,16 @@ class NcclExecution : public Execution {
   const Site& site() const { return site_; }
 
   /// After the last of the batch was enqueued.
-  void launched(const Stream& stream, std::shared_ptr<Communicators> all, std::shared_ptr<Communicator> communicator) {
+  void launched(const Lane& lane, std::shared_ptr<Communicators> all) {
     all_ = std::move(all);
-    communicator_ = std::move(communicator);
-    completion_.record(site_, stream);
+    communicators_ = lane.communicators();
+    completion_.record(site_, lane.stream);
   }
 
   Progress advance() override {
     if (done_) return Progress::Done;
     try {
-      communicator_->check_async(site_);
+      for (const auto& communicator : communicators_) communicator->check_async(site_);
       const CudaCode code = completion_.query();
       if (code == CudaCode::NotReady) return Progress::Idle;
       // Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
@@ -57,7 +59,7 @@ class NcclExecution : public Execution {
   Site site_;
   Event completion_;
   std::shared_ptr<Communicators> all_;
-  std::shared_ptr<Communicator> communicator_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
   bool done_ = false;
 };
 
@@ -69,6 +71,24 @@ ProcessSetInfo those_present(const Batch& batch) {
   if (batch.ranks.empty() || batch.ranks.size() == set.ranks.size()) return set;
   const auto place = std::lower_bound(batch.ranks.begin(), batch.ranks.end(), global_rank(set));
   return {set.id, batch.ranks, static_cast<int>(place - batch.ranks.begin())};
+}
+
+/// The ranks on the host of `ranks[self]`, and those of the same place on every host; none if that makes no two levels.
+std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(const std::vector<int>& ranks, int self,
+                                                                       const std::vector<int>& host_of_rank) {
+  if (host_of_rank.empty()) return std::nullopt;
+  std::map<int, std::vector<int>> by_host;
+  const auto host_of = [&](int rank) { return host_of_rank.at(static_cast<std::size_t>(rank)); };
+  for (const int rank : ranks) by_host[host_of(rank)].push_back(rank);
+  const int rank = ranks.at(static_cast<std::size_t>(self));
+  const auto& here = by_host.at(host_of(rank));
+  const auto as_many = [&](const auto& host) { return host.second.size() == here.size(); };
+  if (by_host.size() < 2 || here.size() < 2 || !std::all_of(by_host.begin(), by_host.end(), as_many)) return std::nullopt;
+  const auto place = static_cast<std::size_t>(std::find(here.begin(), here.end(), rank) - here.begin());
+  std::vector<int> across;
+  for (const auto& [host, theirs] : by_host) across.push_back(theirs[place]);
+  std::sort(across.begin(), across.end());
+  return std::pair(here, across);
 }
 
 /// The root's rank in the set.
@@ -93,13 +113,17 @@ NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange ex
       exchange_(std::move(exchange)),
       rest_limit_(options.rest_limit),
       takes_(options.takes),
-      communicators_(std::make_shared<Communicators>(table, device, options.patience)) {
+      host_of_rank_(options.host_of_rank),
+      communicators_(std::make_shared<Communicators>(table, device, options.patience)),
+      lent_(std::make_shared<LentMemory>(table, device)) {
   for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>(options));
 }
 
 NcclBackend::~NcclBackend() {
   communicators_->abort_all();
-  if (comes_to_rest()) return;
+  const bool rests = comes_to_rest();
+  lent_->close(rests);
+  if (rests) return;
   for (const auto& track : tracks_) track->fusion.leak();
 }
 
@@ -112,21 +136,19 @@ bool NcclBackend::supports(const BatchTraits& traits) const {
   return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) && moves_or_reduces(traits, reducible);
 }
 
+std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
+  return traits.set->ranks.size() > 1 ? lent_->lend(bytes) : nullptr;
+}
+
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
-  const ProcessSetInfo& set = *batch.traits.set;
   auto names = names_of(batch);
-  const Site site{.table = &table_, .rank = global_rank(set), .device = device_, .tensors = names};
+  const Site site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
   try {
     const DeviceGuard guard(site);
-    const ProcessSetInfo present = those_present(batch);
-    const auto number = static_cast<std::size_t>(batch.order % tracks_.size());
-    Track& track = *tracks_[number];
-    auto communicator = communicators_->of(site, present.ranks, present.rank, static_cast<int>(number),
-                                           [&](std::vector<std::byte> mine) { return exchange_(present, std::move(mine)); });
-    track.stream.create(site);
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
-    enqueue(execution->site(), execution->batch(), track, communicator);
-    execution->launched(track.stream, communicators_, std::move(communicator));
+    const Lane lane = lane_of(execution->site(), execution->batch());
+    enqueue(lane, execution->batch());
+    execution->launched(lane, communicators_);
     return execution;
   } catch (...) {
     communicators_->abort_all();
@@ -134,20 +156,42 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   }
 }
 
-void NcclBackend::enqueue(const Site& site, const Batch& batch, Track& track, const std::shared_ptr<Communicator>& communicator) {
+/// The batch's track, with the communicators that it needs.
+Lane NcclBackend::lane_of(const Site& site, const Batch& batch) {
+  const auto number = static_cast<std::size_t>(batch.order % tracks_.size());
+  Track& track = *tracks_[number];
+  track.stream.create(site);
+  const ProcessSetInfo present = those_present(batch);
+  const int self = present.ranks.at(static_cast<std::size_t>(present.rank));
+  const auto connect = [&](const std::vector<int>& ranks) {
+    const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), self) - ranks.begin());
+    const auto exchange = [&](std::vector<std::byte> mine) { return exchange_({present.id, ranks, rank}, std::move(mine)); };
+    return Clique{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
+  };
+  Lane lane{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, track.fusion, *lent_, std::nullopt};
+  const bool sums = batch.traits.kind == OpKind::Allreduce;
+  if (sums && batch.traits.set->ranks.size() == 1) return lane;
+  if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
+    lane.levels = {connect(levels->first), connect(levels->second)};
+  } else {
+    static_cast<Clique&>(lane) = connect(present.ranks);
+  }
+  return lane;
+}
+
+void NcclBackend::enqueue(const Lane& lane, const Batch& batch) {
+  const Site& site = lane.site;
   void* last = nullptr;  // members of one step often share their event
   for (const BatchMember& member : batch.members) {
     if (member.ready_event == nullptr || member.ready_event == last) continue;
     last = member.ready_event;
-    check(site, table_.stream_wait_event(track.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+    check(site, table_.stream_wait_event(lane.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
   }
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
     pieces.push_back({member.input, member.output, member.count, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
-  const ProcessSetInfo present = those_present(batch);
-  const Lane lane{site, track.stream, track.fusion, communicator, static_cast<int>(present.ranks.size()), present.rank};
-  const auto joined = static_cast<int>(traits.set->ranks.size() - present.ranks.size());
+  const auto joined = static_cast<int>(traits.set->ranks.size()) - lane.ranks;
   const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};
   switch (traits.kind) {
     case OpKind::Allreduce:

@@ -10,6 +10,8 @@
 /// several streams, each with its own communicators and buffer, the batches of a process set go to them in turn, by their order in the set,
 /// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before.
 ///
+/// Gradients may live in memory that it lends (`allocate`): they are then reduced where they are, without pack and unpack.
+///
 /// Ranks that have joined are left out, by a communicator of those that have not; their zeros count where they change something.
 
 #include <chrono>
@@ -20,9 +22,11 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "ops/nccl/collectives.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/fusion_buffer.h"
 #include "ops/nccl/handles.h"
+#include "ops/nccl/lent_memory.h"
 #include "ops/nccl/nccl_table.h"
 
 namespace hvd::nccl {
@@ -41,6 +45,9 @@ struct NcclOptions {
   int streams = 1;
   /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
   std::function<bool(const ProcessSetInfo& set)> takes;
+  /// The host of each rank, by its global rank: sums across hosts that have equally many of a batch's ranks, more than one, are then made
+  /// on each host first (the levels of collectives.h). Empty: as NCCL thinks best.
+  std::vector<int> host_of_rank;
   /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
   /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
@@ -56,6 +63,8 @@ class NcclBackend : public Backend {
   /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
+  /// Null also for a rank alone, which reduces nothing.
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
   void abort() noexcept override;
 
@@ -66,7 +75,8 @@ class NcclBackend : public Backend {
     Stream stream;
     FusionBuffer fusion;
   };
-  void enqueue(const Site& site, const Batch& batch, Track& track, const std::shared_ptr<Communicator>& communicator);
+  Lane lane_of(const Site& site, const Batch& batch);
+  void enqueue(const Lane& lane, const Batch& batch);
   bool comes_to_rest() noexcept;
 
   const NcclTable& table_;
@@ -74,7 +84,9 @@ class NcclBackend : public Backend {
   const UniqueIdExchange exchange_;
   const std::chrono::milliseconds rest_limit_;
   const std::function<bool(const ProcessSetInfo& set)> takes_;
+  const std::vector<int> host_of_rank_;
   std::shared_ptr<Communicators> communicators_;
+  std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;
 };
 

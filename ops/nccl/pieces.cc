@@ -3,16 +3,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "hvd/types.h"
+
 namespace hvd::nccl {
-
-namespace {
-
-/// Pieces of the fusion buffer start where 16-byte accesses and NCCL are fastest.
-constexpr std::size_t kAlignment = 16;
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-}  // namespace
 
 std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
 
@@ -22,7 +15,7 @@ Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
     if (piece.count == 0) continue;
     layout.pieces.push_back(&piece);
     layout.offsets.push_back(layout.bytes);
-    layout.bytes += aligned(bytes_of(piece.count, element));
+    layout.bytes += aligned_to_member(bytes_of(piece.count, element));
   }
   return layout;
 }
@@ -52,6 +45,12 @@ void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* 
     items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
   }
   copy(lane, items, wire, to, scaling);
+}
+
+void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  const NcclCode code =
+      lane.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op, clique.communicator->get(), lane.stream.get());
+  clique.communicator->settle(lane.site, code, "ncclReduceScatter");
 }
 
 void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {

@@ -15,7 +15,7 @@ namespace hvd::nccl {
 struct Layout {
   std::vector<const Piece*> pieces;
   std::vector<std::size_t> offsets;
-  std::size_t bytes = 0;  ///< a multiple of 16; the gaps travel too, and nobody reads them
+  std::size_t bytes = 0;  ///< a multiple of kMemberAlignment; the gaps travel too, and nobody reads them
 };
 
 std::size_t bytes_of(std::int64_t count, std::size_t element);
@@ -28,6 +28,9 @@ void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, D
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer);
 void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling);
 void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to, const Scaling& scaling);
+
+/// Each rank of the clique gets its `count` elements of the sum of all ranks' `send`.
+void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan);
 
 /// One NCCL call, in a group or not.
 void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group);

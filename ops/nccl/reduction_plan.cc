@@ -44,7 +44,7 @@ NcclOp nccl_op(ReduceOp op) {
 
 }  // namespace
 
-ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool direct) {
+ReductionPlan plan_reduction(const Reduction& reduction, int ranks) {
   const bool average = reduction.op == ReduceOp::Average;
   ReductionPlan plan;
   plan.type = real_type(reduction.dtype);
@@ -58,7 +58,7 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool direct)
   const int divisor = ranks + reduction.joined;
   if (!average || divisor == 1) return plan;
   const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) && reduction.joined == 0;
-  if (direct && exact) {
+  if (exact) {
     plan.op = NcclOp::Avg;
   } else if (plan.type == DataType::Float16) {
     plan.before.divisor = divisor;

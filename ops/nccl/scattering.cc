@@ -63,18 +63,12 @@ Parts lay_out_parts(const std::vector<std::vector<Piece>>& parts, std::size_t el
   return made;
 }
 
-void reduce_scatter(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
-  const NcclCode code =
-      lane.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op, lane.communicator->get(), lane.stream.get());
-  lane.communicator->settle(lane.site, code, "ncclReduceScatter");
-}
-
 /// Leaves in each rank's part of the buffer the sum of all ranks' values there.
 void reduce_parts(const Lane& lane, const ReductionPlan& plan, std::byte* buffer, const Parts& parts) {
   const std::size_t element = element_bytes(plan.wire);
   if (parts.equal) {
     std::byte* own = buffer + parts.starts[static_cast<std::size_t>(lane.rank)];
-    return reduce_scatter(lane, buffer, own, parts.starts[1] / element, plan);
+    return reduce_scatter(lane, lane, buffer, own, parts.starts[1] / element, plan);
   }
   std::optional<Group> group;
   group.emplace(lane.site);
@@ -111,19 +105,18 @@ void enqueue_reducescatter(const Lane& lane, const Reduction& reduction, std::sp
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
   const auto self = static_cast<std::size_t>(lane.rank);
-  ReductionPlan plan = plan_reduction(reduction, lane.ranks, true);
+  const ReductionPlan plan = plan_reduction(reduction, lane.ranks);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
-    reduce_scatter(lane, first.input, first.output, static_cast<std::size_t>(count), plan);
+    reduce_scatter(lane, lane, first.input, first.output, static_cast<std::size_t>(count), plan);
     if (!plan.after.none()) copy(lane, {{first.output, first.output, count}}, plan.type, plan.type, plan.after);
     return;
   }
-  plan = plan_reduction(reduction, lane.ranks, false);
   std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(lane.ranks));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (const Piece& piece : pieces) by_rank[rank].push_back(part_of(piece, rank, element_bytes(reduction.dtype)));
   const Parts parts = lay_out_parts(by_rank, element_bytes(plan.wire) * static_cast<std::size_t>(plan.lanes));
-  std::byte* buffer = lane.fusion.reserve(lane.site, parts.starts.back(), lane.stream, lane.communicator);
+  std::byte* buffer = lane.fusion.reserve(lane.site, parts.starts.back(), lane.stream, lane.communicators());
   std::vector<CopyItem> packed;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     append_packing(packed, parts.layouts[rank], plan.lanes, buffer + parts.starts[rank]);

@@ -346,7 +346,7 @@ void SharedGpuBackend::release(const BatchTraits& /*traits*/, std::uint64_t loca
   if (is_block(location)) pool_->free(pool_->at(PoolPlace::of(location)));
 }
 
-std::shared_ptr<void> SharedGpuBackend::allocate(std::size_t bytes) {
+std::shared_ptr<void> SharedGpuBackend::allocate(const BatchTraits& /*traits*/, std::size_t bytes) {
   std::byte* block = pool_->allocate(bytes);
   if (block == nullptr) return nullptr;
   return {block, [pool = pool_](void* memory) { pool->free(memory); }};

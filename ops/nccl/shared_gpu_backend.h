@@ -52,10 +52,8 @@ class SharedGpuBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   void abort() noexcept override;
-
-  /// Memory in which tensors are reduced in place, for as long as the pointer lives; null when the GPU has no more. Any thread.
-  std::shared_ptr<void> allocate(std::size_t bytes);
 
   // ---- for the executions; the driver's thread
   struct Turn {

@@ -105,7 +105,7 @@ Backend* StagedBackend::host_backend(const BatchTraits& traits) const {
   return found == host_.end() ? nullptr : *found;
 }
 
-std::shared_ptr<std::byte> StagedBackend::allocate(std::size_t bytes) const {
+std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
   return {arena_->allocate(bytes), [arena = arena_](std::byte* block) { arena->free(block); }};
 }
 
@@ -144,7 +144,7 @@ void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte
 
 std::uint64_t StagedBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const std::size_t bytes = bytes_of(traits, member.count);
-  Held held{.block = allocate(bytes)};
+  Held held{.block = host_block(bytes)};
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == rank_;
   const std::string_view name = member.name;
   if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, held.block.get(), bytes);
@@ -183,7 +183,7 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
     if (held.block == nullptr) fail(site(std::span(&names.back(), 1)), "a staged batch", "a tensor was launched that was never prepared");
     mine = held.location;
     const std::size_t bytes = bytes_of(traits, output_count(traits, member));
-    auto output = is_pulled(traits.kind) ? allocate(bytes) : held.block;
+    auto output = is_pulled(traits.kind) ? host_block(bytes) : held.block;
     const bool has_it = traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
     outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes});
     member.input = held.block.get();

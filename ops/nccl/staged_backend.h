@@ -40,7 +40,7 @@ class StagedBackend final : public Backend {
   std::unique_ptr<Execution> launch(Batch batch) override;
 
   // ---- for the executions
-  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t bytes) const;
+  [[nodiscard]] std::shared_ptr<std::byte> host_block(std::size_t bytes) const;
   [[nodiscard]] Site site(std::span<const std::string_view> tensors) const {
     return {.table = &table_, .rank = rank_, .device = device_, .tensors = tensors};
   }

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "tests/torch/support.h"
+#include "torch_bindings/reducer.h"
 
 namespace {
 
@@ -567,6 +568,61 @@ TEST_CASE("fusion: the 62 gradients of a model travel in few batches, and start 
     CHECK(after.tensors_submitted - before.tensors_submitted == 62);
     CHECK(after.batches_run - before.batches_run <= 4);
     CHECK(after.tensors_fused - before.tensors_fused >= 58);
+  }
+}
+
+TEST_CASE("gradients taken when their bucket is complete are those taken one by one") {
+  // How gradients on a GPU get to where they are reduced; it needs none.
+  using hvd::GradientReducer;
+  int number = 0;
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::fp16()}) {
+    for (const int passes : {1, 2}) {
+      for (const bool set_to_none : {true, false}) {
+        std::vector<std::vector<at::Tensor>> all;
+        for (const auto taking : {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
+          const auto net = small_model(kFloat);
+          std::vector<GradientReducer::Named> named;
+          for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
+          const DistributedOptimizerOptions options{
+              .compression = compression, .groups = 2, .backward_passes_per_step = passes, .gradient_predivide_factor = 2};
+          const auto reducer = std::make_shared<GradientReducer>(named, options, number++, "taken", taking);
+          reducer->hook();
+          auto& gradients = all.emplace_back();
+          std::vector<const void*> homes;
+          for (int step = 0; step < 4; ++step) {
+            for (int pass = 0; pass < passes; ++pass) {
+              auto same_net = net;
+              // The last layer gets no gradient on the last rank now and then, and nowhere in the last step.
+              const bool whole = step < 3 && (step != 1 || hvd::rank() + 1 < hvd::size());
+              const at::Tensor x = data({5, 6}, kFloat, hvd::rank(), step * 2 + pass);
+              (whole ? small_loss(same_net, hvd::rank(), step * 2 + pass) : net[0]->as<torch::nn::Linear>()->forward(x).square().mean())
+                  .backward();
+            }
+            reducer->synchronize();
+            for (const auto& each : named) {
+              const at::Tensor& gradient = each.parameter.grad();
+              gradients.push_back(gradient.defined() ? gradient.clone() : at::Tensor());
+              if (compression == hvd::Compression::none() && step == 0) homes.push_back(gradient.const_data_ptr());
+              if (compression == hvd::Compression::none() && gradient.defined())
+                CHECK(gradient.const_data_ptr() == homes[static_cast<std::size_t>(&each - named.data())]);
+              if (set_to_none) {
+                each.parameter.mutable_grad() = at::Tensor();
+              } else if (gradient.defined()) {
+                gradient.zero_();
+              }
+            }
+            reducer->begin_step();
+          }
+          reducer->unhook();
+        }
+        REQUIRE(all[0].size() == all[1].size());
+        for (std::size_t i = 0; i < all[0].size(); ++i) {
+          CHECK(all[0][i].defined() == all[1][i].defined());
+          if (all[0][i].defined()) CHECK(all[0][i].equal(all[1][i]));
+        }
+        CHECK(all[0].back().defined() == !set_to_none);
+      }
+    }
   }
 }
 

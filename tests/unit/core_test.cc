@@ -375,7 +375,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
        }},
       {"NUM_NCCL_STREAMS", "4", "0", "streams, 1 to", [](const Config& c) { return c.num_nccl_streams == 4; }},
       {"AUTOTUNE", "1", "on", "one of 0, 1", [](const Config& c) { return c.autotune; }},
-      {"HIERARCHICAL_ALLREDUCE", "0", "?", "one of 0, 1", [](const Config& c) { return !c.hierarchical_allreduce; }},
+      {"HIERARCHICAL_ALLREDUCE", "1", "?", "one of 0, 1", [](const Config& c) { return c.hierarchical_allreduce; }},
       {"ELASTIC", "1", "maybe", "one of 0, 1", [](const Config& c) { return c.elastic; }},
       {"SHARED_MEMORY", "off", "on", "one of auto, off", [](const Config& c) { return c.shared_memory == SharedMemory::Off; }},
       {"GPU_BACKEND", "staged", "nvlink", "one of auto, nccl, shared, staged",

@@ -1,7 +1,9 @@
 // What the NCCL backend computes and in which order it enqueues, on the host table. Failures are in nccl_failure_test.cc.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -203,7 +205,7 @@ TEST_CASE("nccl: a batch is one launch each way; a single tensor is none") {
     expect(self.device.launches.size() == 2, "one pack and one unpack");
     expect(self.device.launches[0].items.size() == 161 && self.device.launches[1].items.size() == 161, "all tensors in each launch");
     for (const CopyItem& item : self.device.launches[0].items) {
-      expect(reinterpret_cast<std::uintptr_t>(item.dst) % 16 == 0, "pieces on 16-byte boundaries");
+      expect(reinterpret_cast<std::uintptr_t>(item.dst) % kMemberAlignment == 0, "pieces on boundaries");
     }
     expect(
         self.device.enqueued == std::vector<std::string>{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "cudaEventRecord"},
@@ -221,6 +223,173 @@ TEST_CASE("nccl: a batch is one launch each way; a single tensor is none") {
     expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "launch_batched_copy", "cudaEventRecord"}, "scaled in place");
     expect(self.device.calls("ncclMemAlloc") == 1, "one fusion buffer, for the fused batch only");
   });
+}
+
+namespace {
+
+/// Tensors of `counts` in memory that the backend lends, as a reducer lays them out; `apart`: with a hole after the first.
+class Lent {
+ public:
+  Lent(Rank& self, const BatchTraits& traits, const std::vector<std::int64_t>& counts, bool apart = false) : traits_(traits) {
+    std::size_t bytes = apart ? 2 * kMemberAlignment : 0;
+    for (const auto count : counts) bytes += aligned_to_member(static_cast<std::size_t>(count) * element_bytes(traits.dtype));
+    memory_ = self.backend->allocate(traits, bytes);
+    expect(memory_ != nullptr, "memory to be lent");
+    auto* at = static_cast<std::byte*>(memory_.get());
+    expect(reinterpret_cast<std::uintptr_t>(at) % kMemberAlignment == 0, "aligned memory");
+    tensors_ = tensors_of(traits.dtype, self.rank, counts);
+    for (auto& tensor : tensors_) {
+      places_.push_back(at);
+      std::copy(tensor.input.begin(), tensor.input.end(), at);
+      at += aligned_to_member(tensor.input.size()) + (apart && places_.size() == 1 ? 2 * kMemberAlignment : 0);
+    }
+  }
+  [[nodiscard]] Batch batch() {
+    Batch made = Rank::batch(traits_, tensors_);
+    for (std::size_t t = 0; t < places_.size(); ++t) made.members[t].input = made.members[t].output = places_[t];
+    return made;
+  }
+  [[nodiscard]] std::vector<Tensor>& results() {
+    for (std::size_t t = 0; t < places_.size(); ++t) tensors_[t].output.assign(places_[t], places_[t] + tensors_[t].input.size());
+    return tensors_;
+  }
+  [[nodiscard]] const void* data() const { return memory_.get(); }
+
+ private:
+  BatchTraits traits_;
+  std::shared_ptr<void> memory_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::byte*> places_;
+};
+
+}  // namespace
+
+TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the other ranks do is their own affair") {
+  for (const int ranks : {2, 3, 4}) {
+    CAPTURE(ranks);
+    World world(ranks);
+    make_slow(world, 1, ranks == 3 ? 2 : 0);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        for (const ReduceOp op : kOps) {
+          auto traits = self.traits(OpKind::Allreduce, dtype, op);
+          if (!self.backend->supports(traits)) continue;
+          const ReductionPlan plan = plan_reduction({dtype, op, 1, 1}, ranks);
+          const bool other_type = plan.wire != plan.type;
+          for (const int odd_one : {-1, 0}) {  // a rank that has its tensors elsewhere, or apart
+            for (const bool apart : {false, true}) {
+              Lent lent(self, traits, kCounts, apart && self.rank == odd_one);
+              auto ordinary = tensors_of(dtype, self.rank, kCounts);
+              const bool elsewhere = self.rank == odd_one && !apart;
+              self.device.enqueued.clear();
+              self.finish(*self.backend->launch(elsewhere ? Rank::batch(traits, ordinary) : lent.batch()));
+              expect_reduced(traits, elsewhere ? ordinary : lent.results());
+              const int scaled = plan.after.none() && plan.before.none() ? 0 : 1;
+              const int copies = self.rank == odd_one || other_type ? 2 : scaled;
+              expect(count(self.device.enqueued, "launch_batched_copy") == copies, "no pack and no unpack in lent memory");
+            }
+          }
+        }
+      }
+      auto scaled = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum);
+      scaled.prescale_factor = 0.5;
+      scaled.postscale_factor = 2;
+      Lent lent(self, scaled, kCounts);
+      self.finish(*self.backend->launch(lent.batch()));
+      expect_reduced(scaled, lent.results());
+      Lent alone(self, scaled, {65});
+      self.finish(*self.backend->launch(alone.batch()));
+      expect_reduced(scaled, alone.results());
+    });
+  }
+}
+
+TEST_CASE("nccl: lent memory is registered once, lent again, and may outlive the backend") {
+  World world(2);
+  std::vector<std::shared_ptr<void>> kept(2);
+  world.run([&](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average);
+    const void* place = nullptr;
+    for (int round = 0; round < 3; ++round) {
+      Lent lent(self, traits, kCounts);
+      expect(place == nullptr || lent.data() == place, "the block that came back");
+      place = lent.data();
+      self.finish(*self.backend->launch(lent.batch()));
+    }
+    expect(self.device.calls("ncclMemAlloc") == 1 && self.device.calls("ncclCommRegister") == 1, "one block, registered once");
+    expect(self.device.calls("ncclCommDeregister") == 0, "no call on a communicator by whoever lets go of a block");
+    self.device.memory_bytes = 0;
+    expect(self.backend->allocate(traits, std::size_t{64} << 20) == nullptr, "nothing when the GPU is full");
+    ProcessSetInfo myself{1, {self.rank}, 0};
+    auto alone = traits;
+    alone.set = &myself;
+    expect(self.backend->allocate(alone, 64) == nullptr, "nothing for a rank alone");
+    auto& mine = kept[static_cast<std::size_t>(self.rank)];
+    mine = self.backend->allocate(traits, 4096);
+    expect(mine.get() == place, "the same block");
+    self.backend.reset();
+    static_cast<float*>(mine.get())[0] = 1;
+    mine.reset();
+    expect(self.device.live_memory() == 0, "freed in the end");
+  });
+}
+
+TEST_CASE("nccl: a rank alone copies, and needs neither communicator nor fusion buffer") {
+  World world(1);
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average);
+    auto tensors = tensors_of(DataType::Float32, self.rank, kCounts);
+    self.run(traits, tensors);
+    expect_reduced(traits, tensors);
+    expect(self.device.enqueued == std::vector<std::string>{"launch_batched_copy", "cudaEventRecord"}, "one copy");
+    auto in_place = tensors_of(DataType::Float32, self.rank, kCounts, true);
+    self.device.enqueued.clear();
+    self.run(traits, in_place);
+    expect_reduced(traits, in_place);
+    expect(self.device.enqueued == std::vector<std::string>{"cudaEventRecord"}, "nothing in place");
+    expect(self.device.calls("ncclCommInitRankConfig") == 0 && self.device.calls("ncclMemAlloc") == 0, "no communicator");
+  });
+}
+
+TEST_CASE("nccl: sums on each host first, then across hosts, where hosts have equally many ranks") {
+  struct Case {
+    std::vector<int> host_of_rank;
+    bool levels;
+  };
+  for (const Case& wanted : {Case{{0, 0, 1, 1}, true}, Case{{0, 1, 0, 1}, true}, Case{{0, 0, 0, 0}, false}, Case{{0, 1, 2, 3}, false},
+                             Case{{0, 0, 0, 1}, false}, Case{{0, 1, 2, 0, 1, 2}, true}, Case{{0, 0, 0, 1, 1, 1}, true}}) {
+    World world(static_cast<int>(wanted.host_of_rank.size()));
+    make_slow(world, 1, 1);
+    world.options.host_of_rank = wanted.host_of_rank;
+    world.run([&](Rank& self) {
+      for (const DataType dtype : kTypes) {
+        for (const ReduceOp op : kOps) {
+          const auto traits = self.traits(OpKind::Allreduce, dtype, op);
+          if (!self.backend->supports(traits)) continue;
+          if (op == ReduceOp::Product && wanted.host_of_rank.size() > 4) continue;  // 8 bits are too few
+          for (const auto& counts : {kCounts, std::vector<std::int64_t>{1}, std::vector<std::int64_t>{65}}) {
+            for (const bool in_place : {false, true}) {
+              auto tensors = tensors_of(dtype, self.rank, counts, in_place);
+              self.run(traits, tensors);
+              expect_reduced(traits, tensors);
+            }
+          }
+          Lent lent(self, traits, kCounts);
+          self.finish(*self.backend->launch(lent.batch()));
+          expect_reduced(traits, lent.results());
+        }
+      }
+      self.device.enqueued.clear();
+      auto tensors = tensors_of(DataType::Float32, self.rank, {64, 64});
+      self.run(self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Max), tensors);
+      const std::vector<std::string> flat{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "cudaEventRecord"};
+      const std::vector<std::string> by_levels{"launch_batched_copy", "ncclReduceScatter",   "ncclAllReduce",
+                                               "ncclAllGather",       "launch_batched_copy", "cudaEventRecord"};
+      const bool rest = std::count(wanted.host_of_rank.begin(), wanted.host_of_rank.end(), 1) == 3;  // 128 elements among 3 ranks of a host
+      if (!rest) expect(self.device.enqueued == (wanted.levels ? by_levels : flat), "the calls");
+      if (rest) expect(count(self.device.enqueued, "ncclAllReduce") == 3, "what cannot be shared out goes by itself");
+    });
+  }
 }
 
 TEST_CASE("nccl: the stream waits for the members' events before it reads them") {
@@ -460,7 +629,7 @@ TEST_CASE("nccl: batches in flight share the fusion buffer, also while it grows"
 }
 
 TEST_CASE("nccl: the fusion buffer grows generously only up to the threshold") {
-  World world(1);
+  World world(2);
   world.options.fusion_threshold_bytes = std::size_t{6} << 20;
   world.options.register_fusion_buffer = false;
   world.run([](Rank& self) {
@@ -571,29 +740,31 @@ TEST_CASE("nccl: what is supported") {
 }
 
 TEST_CASE("nccl: how reductions are planned") {
-  const auto plan = [](DataType dtype, ReduceOp op, int ranks, bool direct, double prescale = 1) {
-    return plan_reduction({dtype, op, prescale, 1}, ranks, direct);
+  const auto plan = [](DataType dtype, ReduceOp op, int ranks, double prescale = 1) {
+    return plan_reduction({dtype, op, prescale, 1}, ranks);
   };
   using enum DataType;
-  CHECK(plan(Float32, ReduceOp::Average, 4, true).op == NcclOp::Avg);
-  CHECK(plan(Float32, ReduceOp::Average, 4, true).after.none());
-  CHECK(plan(Float32, ReduceOp::Average, 3, true).op == NcclOp::Sum);
-  CHECK(plan(Float32, ReduceOp::Average, 3, true).after.divisor == 3);
-  CHECK(plan(Float32, ReduceOp::Average, 4, false).after.divisor == 4);
-  CHECK(plan(Float16, ReduceOp::Average, 4, false).before.divisor == 4);
-  CHECK(plan(Float16, ReduceOp::Average, 4, false).after.none());
-  CHECK(plan(BFloat16, ReduceOp::Average, 4, false).after.divisor == 4);
-  CHECK(plan(Int8, ReduceOp::Average, 2, true).wire == Int32);
-  CHECK(plan(Int8, ReduceOp::Sum, 2, true).wire == Int8);
-  CHECK(plan(Int32, ReduceOp::Average, 2, true).wire == Int64);
-  CHECK(plan(Int16, ReduceOp::Max, 2, true).wire == Int32);
-  CHECK(plan(Complex64, ReduceOp::Sum, 2, true).wire == Float32);
-  CHECK(plan(Complex64, ReduceOp::Sum, 2, true).lanes == 2);
-  CHECK(plan(Float64, ReduceOp::Min, 1, false) == ReductionPlan{Float64, 1, Float64, NcclOp::Min, {}, {}});
+  CHECK(plan(Float32, ReduceOp::Average, 4).op == NcclOp::Avg);
+  CHECK(plan(Float32, ReduceOp::Average, 4).after.none());
+  CHECK(plan(Float32, ReduceOp::Average, 3).op == NcclOp::Sum);
+  CHECK(plan(Float32, ReduceOp::Average, 3).after.divisor == 3);
+  CHECK(plan(Float16, ReduceOp::Average, 4).op == NcclOp::Avg);
+  CHECK(plan(Float16, ReduceOp::Average, 3).before.divisor == 3);
+  CHECK(plan(Float16, ReduceOp::Average, 3).after.none());
+  CHECK(plan(BFloat16, ReduceOp::Average, 6).after.divisor == 6);
+  CHECK(plan_reduction({.dtype = Float32, .op = ReduceOp::Average, .joined = 1}, 4).op == NcclOp::Sum);
+  CHECK(plan_reduction({.dtype = Float32, .op = ReduceOp::Average, .joined = 1}, 4).after.divisor == 5);
+  CHECK(plan(Int8, ReduceOp::Average, 2).wire == Int32);
+  CHECK(plan(Int8, ReduceOp::Sum, 2).wire == Int8);
+  CHECK(plan(Int32, ReduceOp::Average, 2).wire == Int64);
+  CHECK(plan(Int16, ReduceOp::Max, 2).wire == Int32);
+  CHECK(plan(Complex64, ReduceOp::Sum, 2).wire == Float32);
+  CHECK(plan(Complex64, ReduceOp::Sum, 2).lanes == 2);
+  CHECK(plan(Float64, ReduceOp::Min, 1) == ReductionPlan{Float64, 1, Float64, NcclOp::Min, {}, {}});
   for (const DataType dtype : kTypes) {
     for (const ReduceOp op : kOps) {
       if (!reducible(dtype, op)) continue;
-      const auto made = plan(dtype, op, 3, false, 0.5);
+      const auto made = plan(dtype, op, 3, 0.5);
       CHECK(
           copy_supported({.items = {}, .from = made.type, .to = made.wire, .factor = made.before.factor, .divisor = made.before.divisor}));
       CHECK(copy_supported({.items = {}, .from = made.wire, .to = made.type, .factor = made.after.factor, .divisor = made.after.divisor}));

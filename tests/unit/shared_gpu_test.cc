@@ -114,32 +114,49 @@ TEST_CASE("shared gpu: a batch of many tensors is one launch each way and one re
   for (int rank = 0; rank < kRanks; ++rank) CHECK(devices.device(rank).calls("cudaMalloc") == 1);
 }
 
-TEST_CASE("shared gpu: tensors that live in the ranks' own pools are neither packed nor unpacked") {
+TEST_CASE("tensors that live in memory of the backend are neither packed nor unpacked") {
   constexpr int kRanks = 3;
-  LockedDevices devices(kRanks);
-  {
-    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
-    world.run([](int rank, Engine& engine) {
-      SharedGpuBackend* shared = nullptr;
-      for (const auto& backend : engine.backends())
-        if (auto* found = dynamic_cast<SharedGpuBackend*>(backend.get())) shared = found;
-      REQUIRE(shared != nullptr);
-      const auto memory = shared->allocate(1000 * sizeof(float));
-      auto* numbers = static_cast<float*>(memory.get());
-      for (int round = 0; round < 6; ++round) {
-        std::fill(numbers, numbers + 1000, static_cast<float>(rank + round));
-        Submission submission;
-        submission.name = "gradients";
-        submission.op = ReduceOp::Average;
-        submission.device = {DeviceKind::Cuda, rank};
-        submission.tensors.push_back({numbers, numbers, DataType::Float32, {1000}, nullptr, true});
-        CHECK(failure_of(engine, std::move(submission)).empty());
-        CHECK(std::all_of(numbers, numbers + 1000, [&](float value) { return value == static_cast<float>(1 + round); }));
-      }
-    });
+  constexpr std::size_t kTensors = 20;
+  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+    CAPTURE(static_cast<int>(way));
+    LockedDevices devices(kRanks);
+    {
+      ThreadWorld world(options_of(way, kRanks, devices));
+      world.run([](int rank, Engine& engine) {
+        const auto length = [](std::size_t tensor) { return 10 + 7 * tensor; };
+        std::size_t bytes = 0;
+        for (std::size_t t = 0; t < kTensors; ++t) bytes += aligned_to_member(length(t) * sizeof(float));
+        Submission like;
+        like.name = "gradients";
+        like.op = ReduceOp::Sum;
+        like.device = {DeviceKind::Cuda, rank};
+        const auto memory = engine.allocate(like, DataType::Float32, bytes);
+        REQUIRE(memory != nullptr);
+        for (int round = 0; round < 6; ++round) {
+          Submission submission = like;
+          auto* at = static_cast<std::byte*>(memory.get());
+          for (std::size_t t = 0; t < kTensors; ++t, at += aligned_to_member(length(t - 1) * sizeof(float))) {
+            auto* numbers = reinterpret_cast<float*>(at);
+            std::fill(numbers, numbers + length(t), static_cast<float>(rank + round) + static_cast<float>(t));
+            submission.tensors.push_back({numbers, numbers, DataType::Float32, {static_cast<std::int64_t>(length(t))}, nullptr, true});
+          }
+          const auto tensors = submission.tensors;
+          CHECK(failure_of(engine, std::move(submission)).empty());
+          for (std::size_t t = 0; t < kTensors; ++t) {
+            const auto* numbers = static_cast<const float*>(tensors[t].output);
+            const float sum = 3 + 3 * (static_cast<float>(round) + static_cast<float>(t));
+            CHECK(std::all_of(numbers, numbers + length(t), [&](float value) { return value == sum; }));
+          }
+        }
+        like.op = ReduceOp::Adasum;
+        CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);  // is staged: it would gain nothing
+        like.device = {};
+        CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);
+      });
+    }
+    CHECK(calls(devices, kRanks, "launch_shared_reduce") == (way == Way::SharedGpu ? 6 : 0));
+    CHECK(calls(devices, kRanks, "launch_batched_copy") == 0);
   }
-  CHECK(calls(devices, kRanks, "launch_shared_reduce") == 6);
-  CHECK(calls(devices, kRanks, "launch_batched_copy") == 0);
 }
 
 TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
