@@ -6,7 +6,8 @@
 #     kernels    the copy and the reduction kernels against the host's, and their rates
 #     contract   the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU
 #     train      the example trainer on the CPU and on the GPU: the same losses, with 1 rank and with 4
-#     bench      what a training step costs: ResNet-50 in mixed precision, with 1 rank and, sharing the GPU, with 4
+#     bench      what a training step costs: ResNet-50 in mixed precision, with 1 rank and, sharing the GPU, with 4; and allreduces of GPU
+#                memory against a copy within the GPU: sizes, and ResNet-50's gradients
 #     sanitizer  compute-sanitizer memcheck and racecheck over the kernels, memcheck over a part of the contract suite
 # It needs nvcc, cmake, ninja and LibTorch (the python3's torch), and for what such a machine often lacks (Open MPI, header-only libraries)
 # the folder .gpu-kit made elsewhere: ../shared/tools/gpu-kit .gpu-kit nlohmann CLI
@@ -138,8 +139,17 @@ section_train() {
   done
 }
 
-# The table of step_bench is kept as JSON, too.
+# The tables are kept as JSON, too.
 section_bench() {
+  local ranks memory
+  for ranks in 1 4; do
+    memory=ordinary,arena
+    if [ "$ranks" -eq 1 ]; then memory=ordinary; fi  # a rank alone has nothing to gain from another
+    step "hvd_bench, $ranks ranks" 280 mpirun -np "$ranks" build-gpu/examples/hvd_bench --device cuda --memory $memory --versus memcpy \
+      --check --min-bytes 1K --max-bytes 256M --json "${name}_allreduce_$ranks.json"
+    step "hvd_bench, ResNet-50's gradients, $ranks ranks" 280 mpirun -np "$ranks" build-gpu/examples/hvd_bench --device cuda --model resnet50 \
+      --memory $memory --versus memcpy --check --json "${name}_gradients_$ranks.json"
+  done
   if [ ! -x build-gpu/examples/step_bench ]; then
     step "step_bench" 10 bash -c 'echo "SKIP: step_bench was not built (see configure)"; exit 77'
     return

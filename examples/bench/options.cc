@@ -105,6 +105,12 @@ void check(const Options& options) {
     if (options.collective != Collective::Allreduce || wire.wire_type(options.dtype) == options.dtype)
       throw WrongOptions(fmt::format("--wire {}: goes with --collective allreduce of float32 or float64 only", name_of(wire)));
   }
+  if (options.on_gpu) {
+    if (options.collective != Collective::Allreduce && options.collective != Collective::Broadcast)
+      throw WrongOptions("--device cuda: goes with --collective allreduce and broadcast only");
+    if (options.wires != std::vector{hvd::Compression::none()}) throw WrongOptions("--device cuda: goes with --wire none only");
+    if (options.versus_mpi || options.versus_packed) throw WrongOptions("--device cuda: goes with --versus memcpy only");
+  }
   if (options.versus_packed && options.model.empty()) throw WrongOptions("--versus packed goes with --model: one tensor needs no packing");
   if ((options.versus_mpi || options.versus_packed) && !mpi_type(options.dtype))
     throw WrongOptions(fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
@@ -127,7 +133,8 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   CommandLine line;
   Options& options = line.options;
-  std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", model;
+  std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", device = "cpu",
+              model;
   std::vector<std::string> memory{"ordinary"}, place{"in"}, wire{"none"}, versus;
   bool in_arena = false, out_of_place = false;
   app.add_option("--collective", collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
@@ -140,6 +147,7 @@ CommandLine parse_command_line(int argc, char** argv) {
                  "complex128");
   app.add_option("--memory", memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
   app.add_flag("--in-arena", in_arena, "Same as --memory arena: memory shared by the ranks of a host");
+  app.add_option("--device", device, "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that hvd has lent");
   app.add_option("--place", place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
   app.add_flag("--out-of-place", out_of_place, "Same as --place out");
   app.add_option("--wire", wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")->delimiter(',');
@@ -173,6 +181,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   options.op = choose(kOps, "--op", op);
   options.dtype = choose(dtypes(), "--dtype", dtype);
   options.backend = choose(kBackends, "--backend", backend);
+  options.on_gpu = choose(Choices<bool>{{"cpu", false}, {"cuda", true}}, "--device", device);
   if (!model.empty()) {
     Choices<std::string> models;
     for (const auto& name : model_names()) models.emplace(name, name);

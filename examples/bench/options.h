@@ -32,6 +32,7 @@ struct Options {
   std::vector<bool> in_arena{false};                              ///< one row each: ordinary memory, memory shared by the ranks of the host
   std::vector<bool> in_place{true};                               ///< one row each
   std::vector<hvd::Compression> wires{hvd::Compression::none()};  ///< one row each: how the values travel
+  bool on_gpu = false;
   bool async = false;
   bool grouped = false;  ///< an allreduce is submitted as a group, a model's gradients as one
   int rounds = 11;       ///< measured; each takes all subjects in turn

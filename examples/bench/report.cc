@@ -59,6 +59,7 @@ void Report::begin(const std::string& description) {
            {"description", description},
            {"collective", name_of(options_.collective)},
            {"backend", name_of(options_.backend)},
+           {"device", options_.on_gpu ? "cuda" : "cpu"},
            {"dtype", hvd::name_of(options_.dtype)},
            {"op", op},
            {"model", options_.model},

@@ -6,13 +6,12 @@
 #include <new>
 #include <numeric>
 
+#include "examples/bench/gpu.h"
 #include "examples/bench/raw_mpi.h"
 
 namespace bench {
 
 namespace {
-
-constexpr std::size_t kAlignment = 64;
 
 std::shared_ptr<void> ordinary_memory(std::size_t bytes) {
   const auto alignment = std::align_val_t{4096};
@@ -40,34 +39,52 @@ std::vector<int> hosts() {
 
 bool ranks_share_memory() { return largest(hvd::local_size() == 1 || hvd::allocate_shared(64) != nullptr ? 0 : 1) == 0; }
 
-Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, bool in_arena) : counts_(counts), dtype_(dtype) {
+Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, const Place& place) : counts_(counts), dtype_(dtype) {
   for (const auto count : counts_) {
     starts_.push_back(bytes_);
-    bytes_ += (count * hvd::element_bytes(dtype_) + kAlignment - 1) / kAlignment * kAlignment;
+    bytes_ += hvd::aligned_to_member(count * hvd::element_bytes(dtype_));
   }
-  block_ = in_arena ? hvd::allocate_shared(bytes_) : ordinary_memory(bytes_);
+  if (place.on_gpu) {
+    device_ = gpu::device();
+    block_ = place.in_arena ? hvd::allocate_on_device(bytes_, device_, dtype_, place.use) : gpu::allocate(bytes_);
+    mirror_ = ordinary_memory(bytes_);
+  } else {
+    block_ = mirror_ = place.in_arena ? hvd::allocate_shared(bytes_) : ordinary_memory(bytes_);
+  }
   // Either all ranks have it or none: the size is the same everywhere.
-  if (!block_) throw WrongOptions("--memory arena: the ranks share no memory here");
+  if (!block_)
+    throw WrongOptions(place.on_gpu ? "--memory arena: there is no memory of the GPU to work on in place"
+                                    : "--memory arena: the ranks share no memory here");
   zero();
 }
 
 std::span<std::byte> Tensors::operator[](std::size_t tensor) const {
-  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], counts_[tensor] * hvd::element_bytes(dtype_)};
+  return {static_cast<std::byte*>(mirror_.get()) + starts_[tensor], counts_[tensor] * hvd::element_bytes(dtype_)};
+}
+
+void Tensors::push() const {
+  if (mirror_ != block_) gpu::copy(block_.get(), mirror_.get(), bytes_);
+}
+void Tensors::pull() const {
+  if (mirror_ != block_) gpu::copy(mirror_.get(), block_.get(), bytes_);
 }
 
 hvd::Buffer Tensors::buffer(std::size_t tensor) const {
-  return {(*this)[tensor].data(), dtype_, {static_cast<std::int64_t>(counts_[tensor])}, {}};
+  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], dtype_, {static_cast<std::int64_t>(counts_[tensor])}, device_};
 }
 
-void Tensors::zero() const { std::memset(block_.get(), 0, bytes_); }
+void Tensors::zero() const {
+  std::memset(mirror_.get(), 0, bytes_);
+  push();
+}
 
 Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire)
     : options_(options),
       in_arena_(in_arena),
       in_place_(in_place),
       wire_(wire),
-      input_(share_of(counts, options.collective), options.dtype, in_arena) {
-  if (!in_place && options.collective == Collective::Allreduce) output_.emplace(counts, options.dtype, in_arena);
+      input_(share_of(counts, options.collective), options.dtype, whereabouts()) {
+  if (!in_place && options.collective == Collective::Allreduce) output_.emplace(counts, options.dtype, whereabouts());
   const std::size_t elements = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   for (std::size_t i = 0; i < counts.size(); ++i) {
     inputs_.push_back(input_.buffer(i));
@@ -121,8 +138,11 @@ Question Subject::question() const { return {options_.dtype, options_.op, hvd::s
 
 std::size_t Subject::count_wrong() {
   for (std::size_t i = 0; i < input_.size(); ++i) fill(question(), hvd::rank(), i, input_[i]);
+  input_.push();
   if (output_) output_->zero();
   run();
+  input_.pull();
+  if (output_) output_->pull();
   std::size_t wrong = 0;
   if (options_.collective == Collective::Barrier) return 0;
   if (is_shared_out(options_.collective)) return count_wrong_shares();
@@ -162,9 +182,11 @@ void Subject::zero() const {
 }
 
 Rival::Rival(const Options& options, const std::vector<std::size_t>& counts)
-    : options_(options), input_(counts, options.dtype, false), output_(counts, options.dtype, false) {
+    : options_(options),
+      input_(counts, options.dtype, {.on_gpu = options.on_gpu}),
+      output_(counts, options.dtype, {.on_gpu = options.on_gpu}) {
   if (options.versus_packed)
-    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})}, options.dtype, false);
+    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})}, options.dtype, Place{});
 }
 
 void Rival::run_mpi() const {
@@ -184,6 +206,7 @@ void Rival::run_packed() const {
 }
 
 void Rival::run_memcpy() const {
+  if (options_.on_gpu) return gpu::copy(output_.data(), input_.data(), input_.bytes());
   for (std::size_t i = 0; i < input_.size(); ++i) {
     std::memcpy(output_[i].data(), input_[i].data(), input_[i].size());
     asm volatile("" : : "r"(output_[i].data()) : "memory");  // it is not left out

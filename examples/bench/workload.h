@@ -16,15 +16,27 @@
 
 namespace bench {
 
+/// Where tensors are.
+struct Place {
+  bool in_arena = false;  ///< memory that the library works on in place
+  bool on_gpu = false;
+  hvd::AllreduceOptions use = {};  ///< what a GPU's arena is for
+};
+
 /// Tensors of one element type, one after the other in a block of memory, each aligned to 64 bytes.
 class Tensors {
  public:
   /// Throws WrongOptions where the arena is asked for and there is none.
-  Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, bool in_arena);
+  Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, const Place& place);
   [[nodiscard]] std::size_t size() const { return counts_.size(); }
   [[nodiscard]] std::size_t count(std::size_t tensor) const { return counts_[tensor]; }
+  /// On the host: of tensors on a GPU a copy, which `push` writes there and `pull` reads back.
   [[nodiscard]] std::span<std::byte> operator[](std::size_t tensor) const;
+  void push() const;
+  void pull() const;
   [[nodiscard]] hvd::Buffer buffer(std::size_t tensor) const;
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] void* data() const { return block_.get(); }
   void zero() const;
 
  private:
@@ -32,7 +44,9 @@ class Tensors {
   std::vector<std::size_t> starts_;
   std::size_t bytes_ = 0;
   hvd::DataType dtype_;
+  hvd::Device device_;
   std::shared_ptr<void> block_;
+  std::shared_ptr<void> mirror_;  ///< of a block on a GPU; otherwise the block
 };
 
 /// Whether the ranks of every host work in memory that they share. Collective.
@@ -56,6 +70,7 @@ class Subject {
   void zero() const;
 
  private:
+  [[nodiscard]] Place whereabouts() const { return {in_arena_, options_.on_gpu, {.op = options_.op}}; }
   [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
   void run_allreduce();
   [[nodiscard]] Question question() const;

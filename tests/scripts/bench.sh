@@ -120,6 +120,13 @@ if [ "$status" -ne 0 ]; then problem="exit code $status"; fi
 awk -v a="${largest:-100}" 'BEGIN { exit !(a < 1) }' || problem=${problem:-"an idle rank takes $largest % of a core"}
 verdict "idle ranks take at most $largest % of a core" "$problem"
 
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q .; then
+  right "a GPU's memory, ordinary and lent" 4 -np 2 "$bench" "${quick[@]}" --device cuda --memory ordinary,arena -b 4K -e 4M -f 1024
+else
+  refused "a GPU where there is none" 2 "--device cuda: " -np 2 "$bench" --device cuda
+fi
+refused "rows of a GPU tensor for each rank" 2 "--device cuda: goes with --collective allreduce and broadcast only" -np 2 "$bench" --device cuda \
+  --collective alltoall
 refused "an unknown option" 2 "--frobnicate" -np 2 "$bench" --frobnicate
 refused "an unknown type" 2 "must be one of bfloat16, bool, complex128, complex64, float16" "$bench" --dtype complex
 refused "an unknown operation" 2 "must be one of adasum, average, max, min, product, sum" "$bench" --op median
