@@ -44,5 +44,6 @@ class Strategy {
   std::unique_ptr<hvd::DistributedDataParallel<Classifier>> data_parallel_;  ///< ddp
   std::optional<hvd::GradScaler> scaler_;
 };
+  std::optional<hvd::DataParallel<Classifier>> replicas_;                    ///< data-parallel
 
 }  // namespace examples
