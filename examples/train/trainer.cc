@@ -37,7 +37,7 @@ void Trainer::load_inputs() {
                            .shard = shard_,
                            .seed = options_.seed},
         BatchLoader::Options{
-            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.workers > 0 && device_.is_cuda()});
+            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.pin_memory && device_.is_cuda()});
     model_ = make_model(options_, data_, device_);
     optimizer_ = make_optimizer(options_, *model_);
   });

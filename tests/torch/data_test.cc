@@ -114,7 +114,7 @@ TEST_CASE("the loader gives what the plan gives, whatever the number of workers,
   for (const std::size_t workers : {0, 1, 3}) {
     CAPTURE(workers);
     BatchPlan plan(options);
-    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2});
+    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2, .pinned = workers != 1});  // nothing without a GPU
     const std::size_t per_step = plan.images_per_step();
     // An epoch from its beginning, one left after a step, one from its middle.
     for (const auto& [epoch, position, steps] : {std::tuple{0, 0, 100}, {1, 0, 1}, {4, 1, 100}}) {
@@ -130,6 +130,7 @@ TEST_CASE("the loader gives what the plan gives, whatever the number of workers,
         CHECK(loader.over() == plan.over());
         for (std::size_t i = 0; i < got.size(); ++i) {
           const auto batch = examples::make_training_batch(data, expected[i], options.seed, static_cast<std::size_t>(epoch));
+          CHECK(got[i].images.is_pinned() == (workers != 1 && torch::cuda::is_available()));
           CHECK(torch::equal(got[i].images, batch.images));
           CHECK(torch::equal(got[i].labels, batch.labels));
         }
