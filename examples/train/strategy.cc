@@ -41,6 +41,10 @@ hvd::AutocastGuard Strategy::autocast() const {
   return {device_.type(), options_.amp == "fp16" ? torch::kHalf : torch::kBFloat16, /*enabled=*/options_.amp != "none"};
 }
 
+std::vector<torch::Tensor> Strategy::compression_memory() const {
+  return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
+}
+
 void Strategy::zero_grad() {
   if (distributed_) {
     distributed_->zero_grad();

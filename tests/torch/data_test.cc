@@ -404,12 +404,13 @@ TEST_CASE("checkpoint: brings back model, optimizer and position; refuses anothe
   const std::string shared = hvd::broadcast_object(folder.path(), 0);  // rank 0 writes and reads
   const examples::CheckpointFile file(shared, {{"--model", "mlp"}});
   CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("to resume from"));
-  file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sum = 1.0 / 3});
+  file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
   const auto position = file.load(*other, other_adam);
   CHECK(position.epoch == 2);
   CHECK(position.images == 30);
   CHECK(position.step == 77);
-  CHECK(position.loss_sum == 1.0 / 3);
+  CHECK(position.loss_sums == std::vector<double>{1.0 / 3, 0.5});
+  CHECK(position.loss_sum() == 1.0 / 3 + 0.5);
   CHECK(other_adam.param_groups()[0].options().get_lr() == 0.5);  // the command line's
   for (auto* m : {model.get(), other.get()}) m->zero_grad();
   model->forward(torch::ones({2, 16})).sum().backward();
