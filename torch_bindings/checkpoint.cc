@@ -10,6 +10,7 @@
 
 #include "hvd/text.h"
 #include "torch_bindings/file.h"
+#include "torch_bindings/metrics.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
 
@@ -26,6 +27,9 @@ constexpr const char* kFormat = "hvd checkpoint 1";
 struct OfRank {
   std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
   std::vector<at::Tensor> memory;  ///< of compression
+  /// Buffers that are not those of the file's model, by their place among all.
+  std::vector<std::int64_t> places;
+  std::vector<at::Tensor> buffers;
 };
 
 at::Device device_of(const torch::nn::Module& module) {
@@ -43,6 +47,8 @@ std::string pack(const OfRank& state) {
   OutputArchive archive;
   archive.write("random", c10::IValue(state.random));
   archive.write("memory", c10::IValue(state.memory));
+  archive.write("places", c10::IValue(state.places));
+  archive.write("buffers", c10::IValue(state.buffers));
   std::ostringstream out;
   archive.save_to(out);
   return out.str();
@@ -52,10 +58,18 @@ OfRank unpack(const std::string& text) {
   InputArchive archive;
   std::istringstream in(text);
   archive.load_from(in, at::Device(at::kCPU));
-  c10::IValue random, memory;
+  c10::IValue random, memory, places, buffers;
   archive.read("random", random);
   archive.read("memory", memory);
-  return {random.toTensorVector(), memory.toTensorVector()};
+  if (!archive.try_read("places", places)) return {random.toTensorVector(), memory.toTensorVector(), {}, {}};
+  archive.read("buffers", buffers);
+  return {random.toTensorVector(), memory.toTensorVector(), places.toIntVector(), buffers.toTensorVector()};
+}
+
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true));
+  return copies;
 }
 
 /// A string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
@@ -121,7 +135,7 @@ Checkpoint::Extra extra_of(InputArchive& archive) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(std::string path, CheckpointOptions options) : path_(std::move(path)), options_(options) {
+Checkpoint::Checkpoint(std::string path, CheckpointOptions options) : path_(std::move(path)), options_(std::move(options)) {
   if (path_.empty()) throw InvalidArgument("Checkpoint: the path is empty");
   if (options_.keep_last < 1) throw InvalidArgument(formatted("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
 }
@@ -141,6 +155,16 @@ void Checkpoint::agree(const std::string& failure) const {
     if (!failures[i].empty()) throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
+/// As it is, to be saved or filled.
+std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer) const {
+  std::vector<at::Tensor> memory;
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) memory = distributed->compression_memory();
+  if (!options_.of_rank) return memory;
+  const auto more = options_.of_rank();
+  memory.insert(memory.end(), more.begin(), more.end());
+  return memory;
+}
+
 void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra) const {
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
@@ -148,7 +172,19 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   OfRank mine;
   if (options_.random_state)
     for (const auto& generator : generators(device_of(module))) mine.random.push_back(generator.get_state());
-  if (distributed != nullptr) mine.memory = distributed->compression_memory();
+  mine.memory = memory_of_rank(optimizer);
+  const auto buffers = module.buffers();
+  const auto own = on_host(buffers);
+  std::optional<AveragedBuffers> means;
+  if (options_.average_buffers) means.emplace(buffers, set);
+  if (set.size() > 1 && !buffers.empty()) {
+    const auto written = broadcast_object(on_host(buffers), set.ranks().front(), set);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (torch::equal(own[i], written[i])) continue;
+      mine.places.push_back(static_cast<std::int64_t>(i));
+      mine.buffers.push_back(own[i]);
+    }
+  }
   const auto of_ranks = detail::allgather_text(pack(mine), set);
 
   std::string failure;
@@ -240,8 +276,7 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
     const OfRank mine = as_many ? unpack(text_of(states[static_cast<std::size_t>(options_.process_set.rank())])) : OfRank();
     auto all = generators(device);
     for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
-    auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-    auto memory = distributed != nullptr ? distributed->compression_memory() : std::vector<at::Tensor>();
+    auto memory = memory_of_rank(optimizer);
     const auto fits = [&] {
       if (memory.size() != mine.memory.size()) return false;
       for (std::size_t i = 0; i < memory.size(); ++i)
@@ -250,6 +285,8 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
     };
     const bool known = fits();
     for (std::size_t i = 0; i < memory.size() && known; ++i) memory[i].copy_(mine.memory[i]);
+    auto buffers = module.buffers();
+    for (std::size_t i = 0; i < mine.places.size(); ++i) buffers.at(static_cast<std::size_t>(mine.places[i])).copy_(mine.buffers[i]);
   } catch (const std::exception& error) {
     failure = failure_text(error);
   }

@@ -1,9 +1,10 @@
 #pragma once
 /// Room card: the state of a training run in a file, written by one rank, whole or not at all: into a new file beside the old one, fsync,
 /// rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
-/// Beside what the user gives it holds the state of every rank's random numbers and what lossy compression remembers, so that a run that
-/// goes on with as many ranks goes on with the same bits. Another number of ranks can read it too: the state of a sharded optimizer is
-/// whole in it, and what belongs to single ranks begins anew.
+/// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of
+/// ranks that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the
+/// same bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks
+/// begins anew.
 /// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails.
 /// Owns nothing that stays open.
 
@@ -12,8 +13,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "hvd/hvd.h"
 
@@ -31,6 +34,12 @@ struct CheckpointOptions {
   bool load_options = true;
   /// Whether the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
   bool random_state = true;
+  /// Whether the model in the file has the means of the ranks' buffers (see AveragedBuffers), for those who read it with another number
+  /// of ranks, or the first rank's.
+  bool average_buffers = false;
+  /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
+  /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).
+  std::function<std::vector<at::Tensor>()> of_rank;
   ProcessSet process_set;
 };
 
@@ -75,6 +84,7 @@ class Checkpoint {
   [[nodiscard]] std::string read_file() const;
   void write_file(const std::string& text) const;
   void agree(const std::string& failure) const;
+  [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] std::string failure_text(const std::exception& error) const;
 
   std::string path_;

@@ -2,7 +2,8 @@
 /// Room card: data parallel training within one process, without ranks: replicas of a module on CPU threads or on several GPUs, forward
 /// and backward at the same time, gradients summed into the one module. On the CPU LibTorch's own data_parallel does not exist, and a
 /// backward pass runs in one thread.
-/// Threads: makes its own, joined before it returns. Owns the replicas until backward is done.
+/// Threads: makes its own, joined before it returns. Several threads may call at once. Owns the replicas until backward is done;
+/// DataParallel keeps them for the next call.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -12,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
@@ -29,8 +31,18 @@ struct DataParallelOptions {
 
 namespace detail {
 using Forward = std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)>;
+/// Replicas of one module that no forward pass uses at present. Any thread.
+class ReplicaPool;
+std::shared_ptr<ReplicaPool> make_replica_pool();
+/// `pool`: where replicas are taken from, and go to when their pass is over; null: they are made, and end with it.
 at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const Forward& forward, const at::Tensor& input,
-                         const DataParallelOptions& options);
+                         const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool = nullptr);
+template <class Module>
+at::Tensor data_parallel_of(const std::shared_ptr<Module>& module, const at::Tensor& input, const DataParallelOptions& options,
+                            const std::shared_ptr<ReplicaPool>& pool = nullptr) {
+  const auto forward = [](torch::nn::Module& replica, const at::Tensor& piece) { return dynamic_cast<Module&>(replica).forward(piece); };
+  return data_parallel(module, forward, input, options, pool);
+}
 }  // namespace detail
 
 /// `module->forward(input)`, cut along `dim` into one piece per replica, on the first device. Losses, gradients and hooks on parameters are
@@ -40,8 +52,7 @@ at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const
 /// or by `backward()`.
 template <class Module>
 at::Tensor data_parallel(const std::shared_ptr<Module>& module, const at::Tensor& input, const DataParallelOptions& options = {}) {
-  const auto forward = [](torch::nn::Module& replica, const at::Tensor& piece) { return dynamic_cast<Module&>(replica).forward(piece); };
-  return detail::data_parallel(module, forward, input, options);
+  return detail::data_parallel_of(module, input, options);
 }
 template <class Holder>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> at::Tensor data_parallel(const Holder& module,
@@ -53,5 +64,40 @@ template <class Module>
 at::Tensor data_parallel(const Module& module, const at::Tensor& input, int replicas) {
   return data_parallel(module, input, DataParallelOptions{.replicas = replicas});
 }
+
+/// data_parallel() of one module, again and again: replicas are kept between calls instead of cloned for each. At each call they follow the
+/// module: values and types of parameters and buffers, which parameters are trained, what trains and what evaluates, submodules put in or
+/// replaced. A pass whose backward has not been made keeps its replicas to itself; what calls after it, or at the same time in another
+/// thread, gets others.
+/// Only what is neither parameter, buffer nor submodule cannot be seen from outside: plain members (a dropout's `options.p()`, a tensor
+/// that is not registered) stay in replicas as they were when these were made. Call `forget_replicas()` after changing such;
+/// data_parallel() clones each time and needs nothing.
+template <class Wrapped>
+class DataParallel {
+ public:
+  explicit DataParallel(std::shared_ptr<Wrapped> module, DataParallelOptions options = {})
+      : module_(std::move(module)), options_(std::move(options)), pool_(detail::make_replica_pool()) {}
+  /// From a holder, such as torch::nn::Sequential.
+  template <class Holder>
+  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>
+  explicit DataParallel(const Holder& module, DataParallelOptions options = {}) : DataParallel(module.ptr(), std::move(options)) {}
+
+  /// As data_parallel().
+  at::Tensor forward(const at::Tensor& input) const { return detail::data_parallel_of(module_, input, options_, pool_); }
+  at::Tensor operator()(const at::Tensor& input) const { return forward(input); }
+
+  /// The next calls make new ones. By one thread, while no other calls forward().
+  void forget_replicas() { pool_ = detail::make_replica_pool(); }
+  const std::shared_ptr<Wrapped>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<Wrapped> module_;
+  DataParallelOptions options_;
+  std::shared_ptr<detail::ReplicaPool> pool_;
+};
+
+template <class Holder>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> DataParallel(const Holder&, DataParallelOptions = {})
+->DataParallel<typename Holder::ContainedType>;
 
 }  // namespace hvd

@@ -55,6 +55,8 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, Distribu
 
 ModuleReducer::~ModuleReducer() { reducer_->unhook(); }
 
+std::vector<at::Tensor> ModuleReducer::compression_memory() const { return reducer_->compression_memory(); }
+
 void ModuleReducer::before_forward() {
   // A backward pass that threw has left things half done here, and the other ranks wait for the rest.
   const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "hvd/hvd.h"
 #include "torch_bindings/parameters.h"
@@ -50,6 +51,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   void before_forward();
   /// Backward through `output` ends with a reduction.
   void after_forward(const at::Tensor& output);
+  [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
 
   int unsynchronized = 0;  ///< no_sync() guards alive
 
@@ -135,6 +137,10 @@ class DistributedDataParallel : public torch::nn::Module {
     std::shared_ptr<detail::ModuleReducer> reducer_;
   };
   NoSync no_sync() { return NoSync(reducer_); }
+
+  /// What this rank's compression remembers of what it has left out so far, as it is: for checkpoints (see CheckpointOptions::of_rank).
+  /// Empty without a lossy compression.
+  [[nodiscard]] std::vector<at::Tensor> compression_memory() const { return reducer_->compression_memory(); }
 
   const std::shared_ptr<Wrapped>& module() const { return module_; }
   Wrapped* operator->() { return module_.get(); }

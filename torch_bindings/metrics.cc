@@ -93,4 +93,22 @@ at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& i
   return all[0].index_select(0, torch::tensor(row_of, at::kLong).to(all[0].device()));
 }
 
+AveragedBuffers::AveragedBuffers(const std::vector<at::Tensor>& buffers, const ProcessSet& process_set) {
+  const at::NoGradGuard no_gradient;
+  std::vector<at::Tensor> values;
+  for (const auto& buffer : buffers) {
+    if (!buffer.is_floating_point()) continue;
+    own_.emplace_back(buffer, buffer.detach().clone());
+    values.push_back(own_.back().second);
+  }
+  if (values.empty()) return;
+  const auto means = grouped_allreduce(values, {.process_set = process_set});
+  for (std::size_t i = 0; i < means.size(); ++i) own_[i].first.copy_(means[i]);
+}
+
+AveragedBuffers::~AveragedBuffers() {
+  const at::NoGradGuard no_gradient;
+  for (auto& [buffer, value] : own_) buffer.copy_(value);
+}
+
 }  // namespace hvd

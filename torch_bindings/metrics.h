@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -50,5 +51,21 @@ std::map<std::string, double> average_metrics(const std::map<std::string, double
 /// lowest rank's. Throws InvalidArgument, on all ranks, if an index is wrong or a sample is missing, naming it.
 at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& indices, std::int64_t items,
                               const ProcessSet& process_set = {});
+
+/// Collective: while it lives, buffers of floating type are their means over the ranks: batch norm's running statistics, of which each rank
+/// has those of its own batches, for evaluating or saving one model. Then each rank has its own again, unless they are kept.
+class [[nodiscard]] AveragedBuffers {
+ public:
+  /// `buffers`: as `module->buffers()` gives them, the same ones on all ranks; changed in place.
+  explicit AveragedBuffers(const std::vector<at::Tensor>& buffers, const ProcessSet& process_set = {});
+  ~AveragedBuffers();
+  AveragedBuffers(const AveragedBuffers&) = delete;
+  AveragedBuffers& operator=(const AveragedBuffers&) = delete;
+  /// The means stay.
+  void keep() { own_.clear(); }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_;  ///< a buffer, and what was in it
+};
 
 }  // namespace hvd

@@ -7,6 +7,7 @@ namespace examples {
 
 BatchLoader::BatchLoader(const Dataset& data, BatchPlan::Options plan, Options options)
     : data_(data), plan_(plan), seed_(plan.seed), options_(options) {
+  options_.pinned = options_.pinned && torch::cuda::is_available();
   for (std::size_t i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { work(); });
 }
 

@@ -22,7 +22,7 @@ class BatchLoader {
   struct Options {
     std::size_t workers = 1;  ///< threads; 0: batches are made by `next()` itself
     std::size_t ahead = 2;    ///< steps that may be ready or in work before they are asked for; at least the number of workers is taken
-    bool pinned = false;      ///< in page-locked memory, from which a copy to a GPU does not block (needs CUDA)
+    bool pinned = false;      ///< in page-locked memory, from which a copy to a GPU does not block; nothing where there is no GPU
   };
   BatchLoader(const Dataset& data, BatchPlan::Options plan, Options options);
   /// Waits for the workers.
@@ -56,7 +56,7 @@ class BatchLoader {
   const Dataset& data_;
   BatchPlan plan_;
   const std::uint64_t seed_;
-  const Options options_;
+  Options options_;
   std::size_t epoch_ = 0;
   std::size_t position_ = 0;
   std::deque<std::shared_ptr<Step>> queue_;  ///< of the calling thread: in the order in which they will be given

@@ -1,19 +1,20 @@
 #include "examples/train/checkpoint.h"
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 
 namespace examples {
 namespace {
 
 std::string words_of(const Position& position) {
-  return nlohmann::json{{"epoch", position.epoch}, {"images", position.images}, {"step", position.step}, {"loss_sum", position.loss_sum}}
+  return nlohmann::json{{"epoch", position.epoch}, {"images", position.images}, {"step", position.step}, {"loss_sums", position.loss_sums}}
       .dump();
 }
 
 Position position_of(const std::string& words) {
   const auto stored = nlohmann::json::parse(words);
-  return {.epoch = stored.at("epoch"), .images = stored.at("images"), .step = stored.at("step"), .loss_sum = stored.at("loss_sum")};
+  return {.epoch = stored.at("epoch"), .images = stored.at("images"), .step = stored.at("step"), .loss_sums = stored.at("loss_sums")};
 }
 
 std::string words_of(const hvd::GradScalerState& state) {
@@ -36,8 +37,11 @@ hvd::GradScalerState scaler_of(const std::string& words) {
 
 }  // namespace
 
-CheckpointFile::CheckpointFile(const std::string& folder, Identity identity)
-    : file_(folder + "/checkpoint.pt", {.load_options = false}), identity_(std::move(identity)) {}
+double Position::loss_sum() const { return std::accumulate(loss_sums.begin(), loss_sums.end(), 0.0); }
+
+CheckpointFile::CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank)
+    : file_(folder + "/checkpoint.pt", {.load_options = false, .average_buffers = true, .of_rank = std::move(of_rank)}),
+      identity_(std::move(identity)) {}
 
 void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
                           const std::optional<hvd::GradScaler>& scaler) const {

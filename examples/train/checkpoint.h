@@ -7,6 +7,8 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +20,10 @@ struct Position {
   std::int64_t epoch = 0;   ///< epochs that are over
   std::int64_t images = 0;  ///< of this epoch that were used, by all ranks together: where the sampler stands
   std::int64_t step = 0;    ///< optimizer steps since the beginning
-  double loss_sum = 0;      ///< of the `images` of this epoch, over all ranks
+  /// Of each rank's share of the `images` of this epoch; on as many ranks each goes on with its own, so that sums come out the same.
+  std::vector<double> loss_sums{};
+
+  [[nodiscard]] double loss_sum() const;  ///< over all ranks
 };
 
 /// What a run must have in common with the run whose checkpoint it takes up: pairs of an option (or a property) and its value.
@@ -27,7 +32,8 @@ using Identity = std::vector<std::pair<std::string, std::string>>;
 class CheckpointFile {
  public:
   /// The file is DIR/checkpoint.pt.
-  CheckpointFile(const std::string& folder, Identity identity);
+  /// `of_rank`: as CheckpointOptions has it.
+  CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank = {});
 
   /// Replaces the file. `scaler`: where there is one, its state is saved and loaded too.
   void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,

@@ -64,6 +64,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--dataset", options.dataset, "Images; synthetic ones need no files")->check(one_of(dataset_names()));
   app.add_option("--data", options.data, "Folder of the dataset's files");
   app.add_option("--workers", options.workers, "Threads per rank that make batches ahead; 0: none")->check(whole(0));
+  app.add_flag("--pin-memory,!--no-pin-memory", options.pin_memory,
+               "Batches for a GPU in page-locked memory, from which they are copied while the host goes on (default); nothing on the CPU");
   app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
   app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")->check(whole(1));
   app.add_option("--optimizer", options.optimizer, "Optimizer")->check(one_of({"sgd", "adam", "adamw"}));

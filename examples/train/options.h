@@ -20,6 +20,7 @@ struct Options {
   std::string dataset = "synthetic";
   std::string data;          ///< folder of the dataset's files
   std::int64_t workers = 1;  ///< threads of each rank that make batches ahead; 0: none
+  bool pin_memory = true;    ///< batches for a GPU are made in page-locked memory
   std::int64_t epochs = 3;
   std::int64_t batch_size = 32;  ///< images per rank and backward pass
   std::string optimizer = "sgd";

@@ -32,11 +32,17 @@ Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, to
   } else if (hvd::size() > 1) {
     throw std::runtime_error("--strategy " + options_.strategy + " is one process, and here are " + std::to_string(hvd::size()) +
                              "; start it with -np 1, or take --strategy hvd or ddp");
+  } else if (options_.strategy == "data-parallel") {
+    replicas_.emplace(model_, hvd::DataParallelOptions{.replicas = static_cast<int>(options_.replicas)});
   }
 }
 
 hvd::AutocastGuard Strategy::autocast() const {
   return {device_.type(), options_.amp == "fp16" ? torch::kHalf : torch::kBFloat16, /*enabled=*/options_.amp != "none"};
+}
+
+std::vector<torch::Tensor> Strategy::compression_memory() const {
+  return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
 }
 
 void Strategy::zero_grad() {
@@ -49,7 +55,7 @@ void Strategy::zero_grad() {
 
 torch::Tensor Strategy::forward(const torch::Tensor& images) {
   if (data_parallel_) return data_parallel_->forward(images);
-  if (options_.strategy == "data-parallel") return hvd::data_parallel(model_, images, {.replicas = static_cast<int>(options_.replicas)});
+  if (replicas_) return replicas_->forward(images);
   return model_->forward(images);
 }
 

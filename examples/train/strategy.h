@@ -29,6 +29,8 @@ class Strategy {
   torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : optimizer_; }
   /// With --amp fp16 only.
   std::optional<hvd::GradScaler>& scaler() { return scaler_; }
+  /// Of ddp; hvd's is the optimizer's.
+  [[nodiscard]] std::vector<torch::Tensor> compression_memory() const;
   /// While it lives, the model computes in the type of --amp.
   [[nodiscard]] hvd::AutocastGuard autocast() const;
 
@@ -42,6 +44,7 @@ class Strategy {
   const torch::Device device_;
   std::unique_ptr<hvd::DistributedOptimizer> distributed_;                   ///< hvd
   std::unique_ptr<hvd::DistributedDataParallel<Classifier>> data_parallel_;  ///< ddp
+  std::optional<hvd::DataParallel<Classifier>> replicas_;                    ///< data-parallel
   std::optional<hvd::GradScaler> scaler_;
 };
 

@@ -21,6 +21,11 @@ Trainer::Trainer(const Options& options)
   });
   restore();
   loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
+  if (position_.loss_sums.size() == shard_.ranks) {
+    loss_sum_.fill_(position_.loss_sums[shard_.rank]);
+  } else if (shard_.rank == 0) {
+    loss_sum_.fill_(position_.loss_sum());
+  }
   display_.line(describe(options_, data_, *model_, device_));
 }
 
@@ -37,7 +42,7 @@ void Trainer::load_inputs() {
                            .shard = shard_,
                            .seed = options_.seed},
         BatchLoader::Options{
-            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.workers > 0 && device_.is_cuda()});
+            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.pin_memory && device_.is_cuda()});
     model_ = make_model(options_, data_, device_);
     optimizer_ = make_optimizer(options_, *model_);
   });
@@ -46,7 +51,7 @@ void Trainer::load_inputs() {
 /// The files: the checkpoint, and the records of rank 0.
 void Trainer::restore() {
   if (!options_.checkpoint.empty()) {
-    checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_));
+    checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_), [this] { return strategy_->compression_memory(); });
     if (options_.resume) alike([&] { position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler()); });
   }
   on_rank_zero([&] {
@@ -85,7 +90,6 @@ void Trainer::train_epoch() {
     show_progress(loss);
     if (options_.checkpoint_steps > 0 && position_.step % options_.checkpoint_steps == 0) {
       gather_loss();
-      average_buffers();
       save_checkpoint();
     }
   }
@@ -126,50 +130,34 @@ void Trainer::close_epoch() {
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - epoch_started_;
   Record record{.epoch = position_.epoch + 1,
                 .step = position_.step,
-                .train_loss = position_.loss_sum / static_cast<double>(std::max<std::int64_t>(position_.images, 1)),
+                .train_loss = position_.loss_sum() / static_cast<double>(std::max<std::int64_t>(position_.images, 1)),
                 .seconds = spent.count(),
                 .images_per_second = images_per_second(),
                 .world_size = hvd::size()};
-  average_buffers();
   const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
   {
     const auto mixed = strategy_->autocast();
+    hvd::AveragedBuffers means(model_->buffers());  // batch norm's statistics of what each rank saw
     record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
+    if (loader_->over()) means.keep();
   }
-  if (loader_->over()) position_ = {.epoch = position_.epoch + 1, .step = position_.step};
+  if (loader_->over()) {
+    position_ = {.epoch = position_.epoch + 1, .step = position_.step};
+    loss_sum_.zero_();
+  }
   display_.show(record, options_.epochs);
   on_rank_zero([&] { records_->add(record); });
   if (!options_.checkpoint.empty()) save_checkpoint();
 }
 
-/// Moves what this rank's images lost since the last call into the sum of all. A loss that is no number ends training on all ranks.
+/// What the images of this epoch lost on each rank. A loss that is no number ends training on all ranks.
 void Trainer::gather_loss() {
-  position_.loss_sum += hvd::allreduce(loss_sum_.cpu(), {.op = hvd::ReduceOp::Sum}).item<double>();
-  loss_sum_.zero_();
-  if (std::isfinite(position_.loss_sum)) return;
+  position_.loss_sums = hvd::allgather_object(loss_sum_.item<double>());
+  if (std::isfinite(position_.loss_sum())) return;
   std::ostringstream words;
-  words << "the training loss is " << position_.loss_sum << " by step " << position_.step << ": training diverged; try a smaller --lr than "
-        << options_.learning_rate;
+  words << "the training loss is " << position_.loss_sum() << " by step " << position_.step
+        << ": training diverged; try a smaller --lr than " << options_.learning_rate;
   throw Refused(hvd::rank() == 0 ? words.str() : std::string());
-}
-
-/// Batch norm keeps running statistics of what each rank saw; their mean over the ranks belongs to the model that is tested and saved.
-/// It is their mean later on, too, but for rounding: that much a run resumed within an epoch may differ from the unbroken one in tests.
-void Trainer::average_buffers() {
-  const torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> buffers, flat;
-  for (const auto& buffer : model_->buffers()) {
-    if (!buffer.is_floating_point()) continue;
-    buffers.push_back(buffer);
-    flat.push_back(buffer.flatten());
-  }
-  if (buffers.empty()) return;
-  const auto mean = hvd::allreduce(torch::cat(flat));
-  std::int64_t begin = 0;
-  for (auto& buffer : buffers) {
-    buffer.copy_(mean.narrow(0, begin, buffer.numel()).view_as(buffer));
-    begin += buffer.numel();
-  }
 }
 
 void Trainer::save_checkpoint() {

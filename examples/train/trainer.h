@@ -40,7 +40,6 @@ class Trainer {
 
   void close_epoch();
   void gather_loss();
-  void average_buffers();
   void save_checkpoint();
 
   Options options_;
@@ -56,7 +55,7 @@ class Trainer {
   std::unique_ptr<BatchLoader> loader_;
 
   Position position_;
-  torch::Tensor loss_sum_;            ///< of this rank, since gather_loss(); stays on the device
+  torch::Tensor loss_sum_;            ///< of this rank in this epoch; stays on the device
   std::int64_t images_at_start_ = 0;  ///< of the epoch, when its clock was started
   std::chrono::steady_clock::time_point epoch_started_;
 };

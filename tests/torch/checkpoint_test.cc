@@ -27,7 +27,8 @@ class CheckpointFolder {
   ~CheckpointFolder() {
     hvd::barrier();
     if (hvd::rank() != 0) return;
-    for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "deep/er/run.pt"}) ::unlink((name_ + "/" + file).c_str());
+    for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "run.pt.4", "deep/er/run.pt"})
+      ::unlink((name_ + "/" + file).c_str());
     for (const char* folder : {"/deep/er", "/deep", ""}) ::rmdir((name_ + folder).c_str());
   }
   CheckpointFolder(const CheckpointFolder&) = delete;
@@ -83,23 +84,121 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
     const CheckpointFolder folder;
     torch::manual_seed(7 + hvd::rank());
     InterruptedRun unbroken(options);
-    unbroken.steps(0, 3);
-    const Checkpoint checkpoint(folder.file());
+    const Checkpoint checkpoint(folder.file(), {.keep_last = 5});
     CHECK(!checkpoint.exists());
-    checkpoint.save(unbroken.net, unbroken.optimizer, 3);
+    for (int step = 0; step < 5; ++step) {  // one before each step
+      checkpoint.save(unbroken.net, unbroken.optimizer, step);
+      unbroken.steps(step, step + 1);
+    }
     CHECK(checkpoint.exists());
-    unbroken.steps(3, 6);
-
-    torch::manual_seed(99);
-    InterruptedRun resumed(options);
-    resumed.steps(20, 22);  // has something to forget
-    CHECK(checkpoint.load(resumed.net, resumed.optimizer) == 3);
-    resumed.steps(3, 6);
-    // Statistics of batch norm are of each rank's own data; the file has the first rank's.
-    for (std::size_t i = 0; i < unbroken.net->parameters().size(); ++i)
-      CHECK(torch::equal(unbroken.net->parameters()[i], resumed.net->parameters()[i]));
-    if (hvd::rank() == 0) CHECK(unbroken.equals(resumed));
+    for (int stop = 0; stop < 5; ++stop) {
+      CAPTURE(stop);
+      torch::manual_seed(99);
+      InterruptedRun resumed(options);
+      if (stop % 2 == 0) resumed.steps(20, 22);  // has something to forget
+      const Checkpoint file(folder.file(stop == 4 ? "run.pt" : "run.pt." + std::to_string(4 - stop)));
+      CHECK(file.load(resumed.net, resumed.optimizer) == stop);
+      resumed.steps(stop, 5);
+      CHECK(unbroken.equals(resumed));  // batch norm's statistics too, which are each rank's own
+    }
   }
+}
+
+TEST_CASE("checkpoint: buffers of single ranks, and their means for another number of ranks") {
+  const CheckpointFolder folder;
+  for (const bool average : {false, true}) {
+    CAPTURE(average);
+    torch::nn::BatchNorm1d layer(3);
+    layer->to(kDouble);
+    torch::optim::SGD sgd(layer->parameters(), 0.1);
+    layer->running_mean.fill_(hvd::rank() + 1);
+    const Checkpoint checkpoint(folder.file(), {.average_buffers = average});
+    checkpoint.save(layer, sgd, 1);
+    CHECK(layer->running_mean[0].item<double>() == hvd::rank() + 1);  // as it was
+    layer->running_mean.fill_(-5);
+    layer->running_var.fill_(-5);
+    checkpoint.load(layer, sgd);
+    CHECK(layer->running_mean[0].item<double>() == hvd::rank() + 1);
+    CHECK(layer->running_var[0].item<double>() == 1);
+    const auto first = hvd::add_process_set({0});
+    if (first.included() && hvd::size() > 1) {
+      Checkpoint(folder.file(), {.process_set = first}).load(layer, sgd);
+      CHECK(layer->running_mean[0].item<double>() == (average ? (1 + hvd::size()) / 2.0 : 1));
+    }
+    hvd::remove_process_set(first);
+  }
+}
+
+TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers goes on") {
+  const CheckpointFolder folder;
+  struct Run {
+    Run() : ddp(net, {.compression = hvd::Compression::topk(0.1)}), sgd(ddp.parameters(), 0.1) {}
+    void steps(int begin, int end) {
+      for (int step = begin; step < end; ++step) {
+        sgd.zero_grad();
+        torch::mse_loss(ddp.forward(data({8, 6}, kDouble, hvd::rank(), step)), data({8, 3}, kDouble, hvd::rank(), step + 1)).backward();
+        sgd.step();
+      }
+    }
+    [[nodiscard]] Checkpoint file(const std::string& path) const {
+      return Checkpoint(path, {.of_rank = [this] { return ddp.compression_memory(); }});
+    }
+    torch::nn::Sequential net = small_model();
+    hvd::DistributedDataParallel<torch::nn::SequentialImpl> ddp;
+    torch::optim::SGD sgd;
+  };
+  Run unbroken, resumed;
+  unbroken.steps(0, 3);
+  unbroken.file(folder.file()).save(unbroken.net, unbroken.sgd, 3);
+  unbroken.steps(3, 6);
+  resumed.steps(7, 9);
+  CHECK(resumed.file(folder.file()).load(resumed.net, resumed.sgd) == 3);
+  resumed.steps(3, 6);
+  CHECK(same(flat(unbroken.net), flat(resumed.net)));
+  if (hvd::size() > 1) CHECK(resumed.ddp.compression_memory().front().abs().max().item<double>() > 0);
+}
+
+TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one process ends") {
+  constexpr int kRows = 12;  // of each step's batch, cut among the ranks there are
+  const auto steps = [](torch::nn::Sequential& net, auto& optimizer, int rank, int ranks, int begin, int end) {
+    const int share = kRows / ranks;
+    for (int step = begin; step < end; ++step) {
+      const auto own = [&](std::int64_t width, int variant) {
+        return data({kRows, width}, kDouble, 0, variant).slice(0, rank * share, (rank + 1) * share);
+      };
+      optimizer.zero_grad();
+      torch::mse_loss(net->forward(own(6, step)), own(3, step + 1)).backward();
+      optimizer.step();
+    }
+  };
+  const CheckpointFolder folder;
+  std::vector<int> others;
+  for (int rank = std::min(1, hvd::size() - 1); rank < hvd::size(); ++rank) others.push_back(rank);
+  const auto fewer = hvd::add_process_set(others);
+  for (const bool shard : {false, true}) {
+    CAPTURE(shard);
+    torch::nn::Sequential net = small_model();
+    torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
+    {
+      DistributedOptimizer optimizer(adam, net->named_parameters(), {.shard_optimizer_state = shard});
+      steps(net, optimizer, hvd::rank(), hvd::size(), 0, 4);
+      Checkpoint(folder.file()).save(net, optimizer, 4);
+    }
+    if (fewer.included()) {
+      torch::nn::Sequential resumed = small_model();
+      torch::optim::Adam again(resumed->parameters(), torch::optim::AdamOptions(0.01));
+      DistributedOptimizer optimizer(again, resumed->named_parameters(), {.process_set = fewer, .shard_optimizer_state = shard});
+      CHECK(Checkpoint(folder.file(), {.process_set = fewer}).load(resumed, optimizer) == 4);
+      steps(resumed, optimizer, fewer.rank(), fewer.size(), 4, 9);
+      torch::nn::Sequential unbroken = small_model();
+      torch::optim::Adam reference(unbroken->parameters(), torch::optim::AdamOptions(0.01));
+      steps(unbroken, reference, 0, 1, 0, 9);
+      CHECK(difference(flat(resumed), flat(unbroken)) < 1e-12);
+      CHECK(difference(flat(net), flat(unbroken)) > 1e-3);
+    }
+    hvd::barrier();
+  }
+  hvd::remove_process_set(fewer);
 }
 
 TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {

@@ -114,7 +114,7 @@ TEST_CASE("the loader gives what the plan gives, whatever the number of workers,
   for (const std::size_t workers : {0, 1, 3}) {
     CAPTURE(workers);
     BatchPlan plan(options);
-    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2});
+    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2, .pinned = workers != 1});  // nothing without a GPU
     const std::size_t per_step = plan.images_per_step();
     // An epoch from its beginning, one left after a step, one from its middle.
     for (const auto& [epoch, position, steps] : {std::tuple{0, 0, 100}, {1, 0, 1}, {4, 1, 100}}) {
@@ -130,6 +130,7 @@ TEST_CASE("the loader gives what the plan gives, whatever the number of workers,
         CHECK(loader.over() == plan.over());
         for (std::size_t i = 0; i < got.size(); ++i) {
           const auto batch = examples::make_training_batch(data, expected[i], options.seed, static_cast<std::size_t>(epoch));
+          CHECK(got[i].images.is_pinned() == (workers != 1 && torch::cuda::is_available()));
           CHECK(torch::equal(got[i].images, batch.images));
           CHECK(torch::equal(got[i].labels, batch.labels));
         }
@@ -403,12 +404,13 @@ TEST_CASE("checkpoint: brings back model, optimizer and position; refuses anothe
   const std::string shared = hvd::broadcast_object(folder.path(), 0);  // rank 0 writes and reads
   const examples::CheckpointFile file(shared, {{"--model", "mlp"}});
   CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("to resume from"));
-  file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sum = 1.0 / 3});
+  file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
   const auto position = file.load(*other, other_adam);
   CHECK(position.epoch == 2);
   CHECK(position.images == 30);
   CHECK(position.step == 77);
-  CHECK(position.loss_sum == 1.0 / 3);
+  CHECK(position.loss_sums == std::vector<double>{1.0 / 3, 0.5});
+  CHECK(position.loss_sum() == 1.0 / 3 + 0.5);
   CHECK(other_adam.param_groups()[0].options().get_lr() == 0.5);  // the command line's
   for (auto* m : {model.get(), other.get()}) m->zero_grad();
   model->forward(torch::ones({2, 16})).sum().backward();

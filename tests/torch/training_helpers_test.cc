@@ -1,10 +1,13 @@
 // What stands around the optimizer: data parallelism in one process, moving averages, warm-up and scaling of the learning rate, clipping.
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "tests/torch/support.h"
 
@@ -121,6 +124,187 @@ TEST_CASE("data_parallel: running statistics of the first replica, modules that 
   const at::Tensor once = hvd::data_parallel(plain, x, 2).sum();
   once.backward({}, /*retain_graph=*/true);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { once.backward(); }), "second backward"));
+}
+
+/// Counts how often one is made, which a clone() is too.
+struct Counted : torch::nn::Cloneable<Counted> {
+  Counted() { Counted::reset(); }
+  void reset() override {
+    ++made;
+    body = register_module("body", Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(), Linear(8, 3)));
+    offset = register_buffer("offset", torch::zeros({3}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (x.size(1) != 6) throw std::invalid_argument("the user's");
+    return factor * (body->forward(x) + offset);
+  }
+  Sequential body{nullptr};
+  at::Tensor offset;
+  double factor = 1;  // neither parameter nor buffer
+  static inline std::atomic<int> made{0};
+};
+
+/// A module whose replicas are kept, beside a twin whose replicas are made for each call.
+struct Twins {
+  Twins() {
+    int variant = 0;
+    const torch::NoGradGuard no_gradient;
+    for (std::size_t i = 0; i < kept->parameters().size(); ++i) {
+      const at::Tensor value = data(kept->parameters()[i].sizes(), kFloat, 0, variant++) * 0.3;
+      kept->parameters()[i].copy_(value);
+      cloned->parameters()[i].copy_(value);
+    }
+    both([](Counted& net) { net.to(kDouble); });
+  }
+  template <class Change>
+  void both(const Change& change) {
+    change(*kept);
+    change(*cloned);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const int before = Counted::made;
+    const at::Tensor y = parallel.forward(x);
+    made += Counted::made - before;
+    return y;
+  }
+  [[nodiscard]] at::Tensor input(std::int64_t items, int variant) const {
+    return data({items, 6}, kDouble, hvd::rank(), variant).to(kept->parameters()[0].scalar_type());
+  }
+  /// A step of training with both, or an evaluation: the same bits.
+  void check(std::int64_t items = 9) {
+    const at::Tensor x = input(items, ++steps).requires_grad_();
+    const at::Tensor same_x = x.detach().clone().requires_grad_();
+    const at::Tensor y = forward(x);
+    const at::Tensor expected = hvd::data_parallel(cloned, same_x, 3);
+    CHECK(same(y, expected));
+    y.square().mean().backward();
+    expected.square().mean().backward();
+    CHECK(same(x.grad(), same_x.grad()));
+    compare_and_step();
+  }
+  void compare_and_step() {
+    const torch::NoGradGuard no_gradient;
+    for (std::size_t i = 0; i < kept->parameters().size(); ++i) {
+      at::Tensor parameter = kept->parameters()[i], twin = cloned->parameters()[i];
+      REQUIRE(parameter.grad().defined() == twin.grad().defined());
+      if (!parameter.grad().defined()) continue;
+      CHECK(torch::equal(parameter.grad(), twin.grad()));
+      parameter.sub_(parameter.grad(), 0.1);
+      twin.sub_(twin.grad(), 0.1);
+    }
+    for (std::size_t i = 0; i < kept->buffers().size(); ++i) CHECK(torch::equal(kept->buffers()[i], cloned->buffers()[i]));
+    both([](Counted& net) { net.zero_grad(); });
+  }
+  std::shared_ptr<Counted> kept = std::make_shared<Counted>(), cloned = std::make_shared<Counted>();
+  hvd::DataParallel<Counted> parallel{kept, {.replicas = 3}};
+  int made = 0;  ///< replicas of the one
+  int steps = 0;
+};
+
+TEST_CASE("DataParallel: replicas are kept, and follow what becomes of the module") {
+  Twins twins;
+  for (int i = 0; i < 3; ++i) twins.check();
+  CHECK(twins.made == 2);
+  twins.check(4);  // two pieces only
+  twins.check(8);
+  twins.both([](Counted& net) { net.eval(); });
+  twins.check();
+  twins.both([](Counted& net) { net.train(); });
+  twins.check();
+  twins.both([](Counted& net) { net.body->ptr(1)->eval(); });
+  twins.check();
+  twins.both([](Counted& net) { net.train(); });
+  twins.both([](Counted& net) { net.parameters()[0].set_requires_grad(false); });
+  twins.check();
+  twins.both([](Counted& net) { net.parameters()[0].set_requires_grad(true); });
+  twins.both([](Counted& net) { net.offset.fill_(0.5); });
+  twins.check();
+  twins.both([](Counted& net) {  // to other memory, as DistributedOptimizer's sharding does
+    for (auto& parameter : net.parameters()) parameter.set_data(parameter.detach().clone() * 0.9);
+  });
+  twins.check();
+  {
+    const torch::NoGradGuard no_gradient;
+    CHECK(same(twins.forward(twins.input(9, 0)), hvd::data_parallel(twins.cloned, twins.input(9, 0), 3)));
+  }
+  CHECK(twins.made == 2);  // nothing of all that needs new ones
+  twins.both([](Counted& net) { net.to(kFloat); });
+  twins.check();
+  twins.check();
+  CHECK(twins.made == 4);
+  const Linear more(3, 3);
+  const Linear same_more(std::dynamic_pointer_cast<torch::nn::LinearImpl>(more->clone()));
+  twins.kept->body->push_back(more);
+  twins.cloned->body->push_back(same_more);
+  twins.check();
+  CHECK(twins.made == 6);
+  twins.both([](Counted& net) {  // another module of the same shapes
+    torch::manual_seed(4);
+    net.body = Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::ReLU(), Linear(8, 3), Linear(3, 3));
+    net.replace_module("body", net.body.ptr());
+  });
+  twins.check();
+  CHECK(twins.made == 8);
+  // Nobody can see this one.
+  twins.both([](Counted& net) { net.factor = 2; });
+  twins.parallel.forget_replicas();
+  twins.check();
+  CHECK(twins.made == 10);
+  twins.both([](Counted& net) { net.register_parameter("more", torch::ones({2})); });  // clone() does not make that one
+  for (const auto& forward : {std::function<void()>([&] { twins.forward(twins.input(9, 0)); }),
+                              std::function<void()>([&] { hvd::data_parallel(twins.cloned, twins.input(9, 0), 3); })})
+    CHECK(contains(error_of<hvd::InvalidArgument>(forward), "Cloneable"));
+}
+
+TEST_CASE("DataParallel: passes under way have replicas of their own; two modules in turn; threads; a pass that fails") {
+  Twins twins;
+  for (const int made : {4, 4}) {  // the second time there are enough
+    const at::Tensor x = twins.input(9, 1), z = twins.input(6, 2);
+    const at::Tensor one = twins.forward(x), two = twins.forward(z);
+    const at::Tensor expected_one = hvd::data_parallel(twins.cloned, x, 3), expected_two = hvd::data_parallel(twins.cloned, z, 3);
+    (one.square().sum() * two.square().sum()).backward();
+    (expected_one.square().sum() * expected_two.square().sum()).backward();
+    twins.compare_and_step();
+    CHECK(twins.made == made);
+  }
+  twins.forward(twins.input(9, 3));  // dropped without a backward pass
+  hvd::data_parallel(twins.cloned, twins.input(9, 3), 3);
+  twins.check();
+  CHECK(twins.made == 4);
+  CHECK(error_of<std::invalid_argument>([&] { twins.forward(torch::ones({9, 5}, kDouble)); }) == "the user's");
+  twins.check();
+  twins.check();
+
+  Sequential first = model(), second = model();
+  second->parameters()[0].detach().mul_(2);
+  const hvd::DataParallel of_first(first, {.replicas = 2}), of_second(second, {.replicas = 3});
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor x = data({7, 6}, kDouble, hvd::rank(), i);
+    CHECK(difference(of_first(x), first->forward(x)) < 1e-12);
+    CHECK(difference(of_second(x), second->forward(x)) < 1e-12);
+  }
+
+  const int cores = torch::get_num_threads();
+  twins.kept->eval();  // so that the first replica changes no statistics
+  twins.parallel.forget_replicas();
+  const int before = Counted::made;
+  std::vector<double> worst(2, 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 10; ++i) {
+        const at::Tensor x = data({6 + 3 * t, 6}, kDouble, hvd::rank(), i);
+        const auto got = torch::autograd::grad({twins.parallel.forward(x).square().mean()}, twins.kept->parameters());
+        const auto expected = torch::autograd::grad({twins.kept->forward(x).square().mean()}, twins.kept->parameters());
+        for (std::size_t p = 0; p < got.size(); ++p)
+          worst[static_cast<std::size_t>(t)] += difference(got[p], expected[p]) / (1 + expected[p].abs().max().item<double>());
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  torch::set_num_threads(cores);
+  CHECK(worst[0] < 1e-12);
+  CHECK(worst[1] < 1e-12);
+  CHECK(Counted::made - before <= 4);
 }
 
 // --------------------------------------------------------------------------------------------------------- moving averages
