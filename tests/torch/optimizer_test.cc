@@ -580,22 +580,21 @@ TEST_CASE("gradients taken when their bucket is complete are those taken one by 
       for (const bool set_to_none : {true, false}) {
         std::vector<std::vector<at::Tensor>> all;
         for (const auto taking : {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
-          const auto net = small_model(kFloat);
+          auto net = small_model(kFloat);
           std::vector<GradientReducer::Named> named;
           for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
           const DistributedOptimizerOptions options{
-              .compression = compression, .groups = 2, .backward_passes_per_step = passes, .gradient_predivide_factor = 2};
+              .compression = compression, .backward_passes_per_step = passes, .gradient_predivide_factor = 2, .groups = 2};
           const auto reducer = std::make_shared<GradientReducer>(named, options, number++, "taken", taking);
           reducer->hook();
           auto& gradients = all.emplace_back();
           std::vector<const void*> homes;
           for (int step = 0; step < 4; ++step) {
             for (int pass = 0; pass < passes; ++pass) {
-              auto same_net = net;
               // The last layer gets no gradient on the last rank now and then, and nowhere in the last step.
               const bool whole = step < 3 && (step != 1 || hvd::rank() + 1 < hvd::size());
               const at::Tensor x = data({5, 6}, kFloat, hvd::rank(), step * 2 + pass);
-              (whole ? small_loss(same_net, hvd::rank(), step * 2 + pass) : net[0]->as<torch::nn::Linear>()->forward(x).square().mean())
+              (whole ? small_loss(net, hvd::rank(), step * 2 + pass) : net[0]->as<torch::nn::Linear>()->forward(x).square().mean())
                   .backward();
             }
             reducer->synchronize();
