@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -21,6 +22,17 @@ namespace {
 
 /// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
 constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
+
+/// Each pair of types by itself: where the first of `to` chose the kernel for all, the others were wrong (PyTorch issue 173383).
+void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  std::map<std::pair<at::ScalarType, at::ScalarType>, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_types;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    auto& [theirs, mine] = by_types[{to[i].scalar_type(), from[i].scalar_type()}];
+    theirs.push_back(to[i]);
+    mine.push_back(from[i]);
+  }
+  for (auto& [types, tensors] : by_types) at::_foreach_copy_(tensors.first, tensors.second);
+}
 
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -271,7 +283,7 @@ void GradientReducer::take_in_together(Bucket& bucket) {
     to.push_back(slot.wire);
     if (slot.home.defined()) gradient = slot.home;
   }
-  if (!to.empty()) at::_foreach_copy_(to, from);
+  copy_together(to, from);
 }
 
 /// How the bucket is submitted, without its tensors.
@@ -442,7 +454,7 @@ void GradientReducer::give_back(Bucket& bucket) {
     from.push_back(slot.wire);
     to.push_back(gradient);
   }
-  if (!to.empty()) at::_foreach_copy_(to, from);
+  copy_together(to, from);
 }
 
 void GradientReducer::forget() {

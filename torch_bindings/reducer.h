@@ -57,8 +57,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Named named;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
-    at::Tensor
-        home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined if it travels in another type
+    at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined if another type travels
     at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;

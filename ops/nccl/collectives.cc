@@ -76,15 +76,11 @@ void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& pie
     copy(lane, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
     send = piece.output;
   }
-  if (send == piece.output) {
-    if (const auto memory = lane.lent.find(send, bytes_of(count, element_bytes(plan.type))))
-      lane.fusion.register_other(lane.site, *memory, lane.communicators());
-  }
   all_reduce(lane, send, piece.output, static_cast<std::size_t>(count), plan);
   scale(lane, piece.output, count, plan.type, plan.after);
 }
 
-/// Where the pieces lie just as they would in the fusion buffer, if they do, in memory that is registered then.
+/// Where the pieces lie just as they would in the fusion buffer, if they do.
 std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& layout) {
   if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
@@ -92,10 +88,7 @@ std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& l
     const Piece& piece = *layout.pieces[i];
     if (piece.input != piece.output || piece.output != begin + layout.offsets[i]) return nullptr;
   }
-  const auto memory = lane.lent.find(begin, layout.bytes);
-  if (!memory) return nullptr;
-  lane.fusion.register_other(lane.site, *memory, lane.communicators());
-  return begin;
+  return lane.lent.has(begin, layout.bytes) ? begin : nullptr;
 }
 
 void reduce_fused(const Lane& lane, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {

@@ -26,14 +26,9 @@ std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stre
                                  const std::vector<std::shared_ptr<Communicator>>& communicators) {
   std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
   if (bytes > capacity_bytes()) grow(site, bytes, stream);
-  register_other(site, *current_, communicators);
+  for (const auto& communicator : communicators)
+    if (registered_) current_->register_with(site, communicator);
   return static_cast<std::byte*>(current_->data());
-}
-
-void FusionBuffer::register_other(const Site& site, FusionMemory& memory,
-                                  const std::vector<std::shared_ptr<Communicator>>& communicators) const {
-  if (!registered_) return;
-  for (const auto& communicator : communicators) memory.register_with(site, communicator);
 }
 
 void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {

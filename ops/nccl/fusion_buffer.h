@@ -25,8 +25,6 @@ class FusionMemory {
   FusionMemory& operator=(const FusionMemory&) = delete;
 
   void register_with(const Site& site, const std::shared_ptr<Communicator>& communicator);
-  /// After the communicators were aborted: does not keep them any longer.
-  void forget() noexcept { registrations_.clear(); }
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
 
@@ -48,8 +46,6 @@ class FusionBuffer {
   /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
   std::byte* reserve(const Site& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
-  /// Tells the communicators of somebody else's memory, likewise.
-  void register_other(const Site& site, FusionMemory& memory, const std::vector<std::shared_ptr<Communicator>>& communicators) const;
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
   /// Drops it without freeing; for a device that does not come to rest.
   void leak() noexcept;

@@ -22,7 +22,7 @@ std::shared_ptr<void> LentMemory::lend(std::size_t bytes) {
     const std::size_t rounded = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
     void* data = nullptr;
     if (table_.mem_alloc(&data, rounded) != NcclCode::Success) return nullptr;
-    out_.push_back(std::make_shared<FusionMemory>(table_, data, rounded));
+    out_.push_back(std::make_unique<FusionMemory>(table_, data, rounded));
   }
   return {out_.back()->data(), [self = shared_from_this()](const void* block) { self->take_back(block); }};
 }
@@ -40,14 +40,13 @@ void LentMemory::take_back(const void* block) noexcept {
   }
 }
 
-std::shared_ptr<FusionMemory> LentMemory::find(const void* begin, std::size_t bytes) const {
+bool LentMemory::has(const void* begin, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
-  for (const auto& memory : out_) {
+  const auto* at = static_cast<const std::byte*>(begin);
+  return std::any_of(out_.begin(), out_.end(), [&](const auto& memory) {
     const auto* from = static_cast<const std::byte*>(memory->data());
-    const auto* at = static_cast<const std::byte*>(begin);
-    if (std::less_equal<>()(from, at) && std::less_equal<>()(at + bytes, from + memory->bytes())) return memory;
-  }
-  return nullptr;
+    return std::less_equal<>()(from, at) && std::less_equal<>()(at + bytes, from + memory->bytes());
+  });
 }
 
 void LentMemory::close(bool free) noexcept {
@@ -57,7 +56,6 @@ void LentMemory::close(bool free) noexcept {
     for (const auto* list : {&out_, &idle_})
       for (const auto& memory : *list) memory->leak();
   const DeviceGuard guard(table_, device_);
-  for (const auto& memory : out_) memory->forget();
   idle_.clear();
 }
 

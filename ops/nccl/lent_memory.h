@@ -1,9 +1,11 @@
 #pragma once
-/// Room card: device memory that users keep tensors in, so that NCCL reduces them where they are: from ncclMemAlloc, registered with each
-/// communicator that uses it. Any thread, but for `find`, which is the driver's. Shared by the backend and by what it has lent.
+/// Room card: device memory that users keep tensors in, so that NCCL reduces them where they are; from ncclMemAlloc. Any thread. Shared by
+/// the backend and by what it has lent.
 ///
-/// A block that comes back is lent again, and freed only with the backend: taking its registrations back is a call on communicators, which
-/// belong to the driver. Blocks that are still out then are freed when they come back.
+/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
+/// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
+/// A block that comes back is lent again, and freed only with the backend, when the device has come to rest. Blocks that are still out then
+/// are freed when they come back.
 
 #include <cstddef>
 #include <memory>
@@ -20,9 +22,9 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
 
   /// At least `bytes`; null when the GPU has no more.
   std::shared_ptr<void> lend(std::size_t bytes);
-  /// The block that these bytes lie in; null if they do not.
-  [[nodiscard]] std::shared_ptr<FusionMemory> find(const void* begin, std::size_t bytes) const;
-  /// The communicators have been aborted. `free`: whether the device is done with the blocks.
+  /// Whether these bytes lie in one of the blocks that are out.
+  [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
+  /// Nothing is lent any more. `free`: whether the device is done with the blocks.
   void close(bool free) noexcept;
 
  private:
@@ -31,7 +33,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   const NcclTable& table_;
   const int device_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<FusionMemory>> out_, idle_;
+  std::vector<std::unique_ptr<FusionMemory>> out_, idle_;
   bool closed_ = false;
 };
 

@@ -115,6 +115,7 @@ NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange ex
       takes_(options.takes),
       host_of_rank_(options.host_of_rank),
       communicators_(std::make_shared<Communicators>(table, device, options.patience)),
+      lends_(!options.register_fusion_buffer),
       lent_(std::make_shared<LentMemory>(table, device)) {
   for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>(options));
 }
@@ -137,7 +138,7 @@ bool NcclBackend::supports(const BatchTraits& traits) const {
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
-  return traits.set->ranks.size() > 1 ? lent_->lend(bytes) : nullptr;
+  return lends_ && traits.set->ranks.size() > 1 ? lent_->lend(bytes) : nullptr;
 }
 
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {

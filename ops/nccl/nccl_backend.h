@@ -39,8 +39,9 @@ struct NcclOptions {
   Patience patience;
   /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
   std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
-  /// Register the fusion buffer with NCCL (faster over NVLink SHARP and InfiniBand SHARP; holds pinned mappings).
-  bool register_fusion_buffer = true;
+  /// Register the fusion buffer with NCCL (faster over NVLink SHARP and InfiniBand SHARP; holds pinned mappings). Equal on all ranks. Then
+  /// nothing is lent (see lent_memory.h): all that travels fused is packed.
+  bool register_fusion_buffer = false;
   /// Streams that batches go to in turn.
   int streams = 1;
   /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
@@ -63,7 +64,7 @@ class NcclBackend : public Backend {
   /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  /// Null also for a rank alone, which reduces nothing.
+  /// Null also for a rank alone, which reduces nothing, and where the fusion buffer is registered.
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
   void abort() noexcept override;
@@ -86,6 +87,7 @@ class NcclBackend : public Backend {
   const std::function<bool(const ProcessSetInfo& set)> takes_;
   const std::vector<int> host_of_rank_;
   std::shared_ptr<Communicators> communicators_;
+  const bool lends_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;
 };

@@ -109,6 +109,7 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
       const std::string name = call;
       const int guilty = name == "ncclGetUniqueId" || ranks == 1 ? 0 : 1;
       World world(ranks);
+      world.options.register_fusion_buffer = true;
       for (auto& device : world.devices) {
         device->current_device = 99;  // so that there is a device to set
         device->settle_polls = 1;
