@@ -147,10 +147,10 @@ std::string shared_part(const Config& config) {
   for (const auto& ranks : config.process_sets) process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
   return formatted(
       "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets [{}], timeline '{}', NCCL streams {}, "
-      "elastic {}, GPU backend {}",
+      "elastic {}, GPU backend {}, hierarchical allreduce {}",
       config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
       config.shared_memory == SharedMemory::Auto ? "auto" : "off", joined(process_sets, ", "), config.timeline, config.num_nccl_streams,
-      on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first);
+      on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
 }
 
 std::vector<std::string> remarks(const Config& config) {

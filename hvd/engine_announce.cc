@@ -13,7 +13,6 @@ std::uint32_t slots_for(const Signature& signature) { return std::max(1U, static
 
 }  // namespace
 
-/// Of the log, for the record and for evictions that make room for it; never too few.
 std::size_t introduction_bytes(const UnitKey& key, const Signature& signature) {
   std::size_t bytes = 128 + key.name.size();
   for (const auto& tensor : signature.tensors) bytes += 32 + (tensor.shape.size() + tensor.splits.size()) * sizeof(std::int64_t);

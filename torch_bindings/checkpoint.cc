@@ -180,7 +180,7 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   if (set.size() > 1 && !buffers.empty()) {
     const auto written = broadcast_object(on_host(buffers), set.ranks().front(), set);
     for (std::size_t i = 0; i < own.size(); ++i) {
-      if (torch::equal(own[i], written[i])) continue;
+      if (i < written.size() && torch::equal(own[i], written[i])) continue;
       mine.places.push_back(static_cast<std::int64_t>(i));
       mine.buffers.push_back(own[i]);
     }

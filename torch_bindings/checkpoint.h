@@ -35,7 +35,7 @@ struct CheckpointOptions {
   /// Whether the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
   bool random_state = true;
   /// Whether the model in the file has the means of the ranks' buffers (see AveragedBuffers), for those who read it with another number
-  /// of ranks, or the first rank's.
+  /// of ranks, or the first rank's. The same on all ranks.
   bool average_buffers = false;
   /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
   /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "hvd/log.h"
 #include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/parameters.h"
@@ -108,7 +109,11 @@ AveragedBuffers::AveragedBuffers(const std::vector<at::Tensor>& buffers, const P
 
 AveragedBuffers::~AveragedBuffers() {
   const at::NoGradGuard no_gradient;
-  for (auto& [buffer, value] : own_) buffer.copy_(value);
+  try {
+    for (auto& [buffer, value] : own_) buffer.copy_(value);
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, "buffers could not be given back their own values: {}", error.what());
+  }
 }
 
 }  // namespace hvd

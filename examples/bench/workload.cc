@@ -51,8 +51,7 @@ Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, co
   } else {
     block_ = mirror_ = place.in_arena ? hvd::allocate_shared(bytes_) : ordinary_memory(bytes_);
   }
-  // Either all ranks have it or none: the size is the same everywhere.
-  if (!block_)
+  if (place.in_arena && largest(block_ ? 0 : 1) > 0)  // a GPU may be full on one rank only
     throw WrongOptions(place.on_gpu ? "--memory arena: there is no memory of the GPU to work on in place"
                                     : "--memory arena: the ranks share no memory here");
   zero();

@@ -14,7 +14,8 @@ std::string words_of(const Position& position) {
 
 Position position_of(const std::string& words) {
   const auto stored = nlohmann::json::parse(words);
-  return {.epoch = stored.at("epoch"), .images = stored.at("images"), .step = stored.at("step"), .loss_sums = stored.at("loss_sums")};
+  const auto sums = stored.contains("loss_sums") ? stored.at("loss_sums") : nlohmann::json::array({stored.at("loss_sum")});  // or older
+  return {.epoch = stored.at("epoch"), .images = stored.at("images"), .step = stored.at("step"), .loss_sums = sums};
 }
 
 std::string words_of(const hvd::GradScalerState& state) {

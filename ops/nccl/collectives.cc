@@ -82,7 +82,7 @@ void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& pie
 
 /// Where the pieces lie just as they would in the fusion buffer, if they do.
 std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& layout) {
-  if (plan.wire != plan.type) return nullptr;
+  if (plan.wire != plan.type || layout.pieces.size() == 1) return nullptr;  // a single one shares its last bytes with its neighbour
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     const Piece& piece = *layout.pieces[i];

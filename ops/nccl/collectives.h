@@ -27,7 +27,8 @@ struct Clique {
   int rank = 0;  ///< this one's in the communicator
 };
 
-/// Where a batch runs: its ranks. Without a communicator if there is but one, or if `levels` has them. Roots are ranks in the communicator.
+/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
+/// ranks in the communicator.
 struct Lane : Clique {
   /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
   struct Levels {

@@ -1,6 +1,7 @@
 #pragma once
-/// Room card: the device memory that batches are packed into. One buffer per backend, grown when a batch needs more; from ncclMemAlloc,
-/// registered with each communicator that uses it. The driver's thread; fails with BackendError, which says how much was asked for.
+/// Room card: the device memory that batches are packed into. One buffer per stream, grown when a batch needs more; from ncclMemAlloc, and
+/// registered with each communicator that uses it if that is wanted. The driver's thread; fails with BackendError, which says how much was
+/// asked for.
 ///
 /// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
 /// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.

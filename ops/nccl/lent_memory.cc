@@ -4,59 +4,88 @@
 #include <functional>
 #include <utility>
 
+#include "hvd/errors.h"
+
 namespace hvd::nccl {
 
 std::shared_ptr<void> LentMemory::lend(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  auto block = take_idle(bytes);
+  if (!block) block = make(bytes);
+  if (!block) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (closed_ || bytes == 0) return nullptr;
-  auto best = idle_.end();
-  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
-    const bool fits = (*block)->bytes() >= bytes && (*block)->bytes() / 2 <= std::max(bytes, kDeviceGranularity);
-    if (fits && (best == idle_.end() || (*block)->bytes() < (*best)->bytes())) best = block;
-  }
-  if (best != idle_.end()) {
-    out_.push_back(std::move(*best));
-    idle_.erase(best);
-  } else {
-    const DeviceGuard guard(table_, device_);
-    const std::size_t rounded = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
-    void* data = nullptr;
-    if (table_.mem_alloc(&data, rounded) != NcclCode::Success) return nullptr;
-    out_.push_back(std::make_unique<FusionMemory>(table_, data, rounded));
-  }
-  return {out_.back()->data(), [self = shared_from_this()](const void* block) { self->take_back(block); }};
+  out_.push_back(*block);
+  return {block->data, [self = shared_from_this()](const void* data) { self->take_back(data); }};
 }
 
-void LentMemory::take_back(const void* block) noexcept {
+/// The smallest that is large enough, and not too large.
+std::optional<LentMemory::Block> LentMemory::take_idle(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(out_.begin(), out_.end(), [&](const auto& memory) { return memory->data() == block; });
-  if (found == out_.end()) return;
-  if (closed_) {
-    const DeviceGuard guard(table_, device_);
-    out_.erase(found);
-  } else {
-    idle_.push_back(std::move(*found));
+  auto best = idle_.end();
+  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+    const bool fits = block->bytes >= bytes && block->bytes / 2 <= std::max(bytes, kDeviceGranularity);
+    if (fits && (best == idle_.end() || block->bytes < best->bytes)) best = block;
+  }
+  if (best == idle_.end()) return std::nullopt;
+  const Block found = *best;
+  idle_.erase(best);
+  return found;
+}
+
+/// Not under the mutex: it takes long, and the driver asks for `has`.
+std::optional<LentMemory::Block> LentMemory::make(std::size_t bytes) {
+  try {
+    const DeviceGuard guard(Site{.table = &table_, .rank = -1, .device = device_, .tensors = {}});
+    const std::size_t rounded = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
+    void* data = nullptr;
+    if (table_.device_malloc(&data, rounded) == CudaCode::Success) return Block{static_cast<std::byte*>(data), rounded};
+    std::vector<Block> idle;
+    {
+      const std::lock_guard lock(mutex_);
+      idle.swap(idle_);
+    }
+    free(idle);
+    if (!idle.empty() && table_.device_malloc(&data, rounded) == CudaCode::Success) return Block{static_cast<std::byte*>(data), rounded};
+  } catch (const BackendError&) {  // no such device
+  }
+  return std::nullopt;
+}
+
+void LentMemory::take_back(const void* data) noexcept {
+  std::vector<Block> over;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(out_.begin(), out_.end(), [&](const Block& block) { return block.data == data; });
+    if (found == out_.end()) return;
+    if (!given_up_) (closed_ ? over : idle_).push_back(*found);
     out_.erase(found);
   }
+  free(over);
 }
 
 bool LentMemory::has(const void* begin, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
   const auto* at = static_cast<const std::byte*>(begin);
-  return std::any_of(out_.begin(), out_.end(), [&](const auto& memory) {
-    const auto* from = static_cast<const std::byte*>(memory->data());
-    return std::less_equal<>()(from, at) && std::less_equal<>()(at + bytes, from + memory->bytes());
+  return std::any_of(out_.begin(), out_.end(), [&](const Block& block) {
+    return std::less_equal<>()(block.data, at) && std::less_equal<>()(at + bytes, block.data + block.bytes);
   });
 }
 
 void LentMemory::close(bool free) noexcept {
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
-  if (!free)
-    for (const auto* list : {&out_, &idle_})
-      for (const auto& memory : *list) memory->leak();
+  std::vector<Block> over;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    given_up_ = !free;
+    over.swap(idle_);
+  }
+  if (free) this->free(over);
+}
+
+void LentMemory::free(const std::vector<Block>& blocks) const noexcept {
+  if (blocks.empty()) return;  // a process without GPU tensors never touches its GPU
   const DeviceGuard guard(table_, device_);
-  idle_.clear();
+  for (const Block& block : blocks) table_.device_free(block.data);
 }
 
 }  // namespace hvd::nccl

@@ -138,12 +138,14 @@ bool NcclBackend::supports(const BatchTraits& traits) const {
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
-  return lends_ && traits.set->ranks.size() > 1 ? lent_->lend(bytes) : nullptr;
+  const bool gains = lends_ && traits.set->ranks.size() > 1 && traits.device.index == device_;
+  return gains ? lent_->lend(bytes) : nullptr;
 }
 
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   auto names = names_of(batch);
   const Site site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
+  if (communicators_->aborted()) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
   try {
     const DeviceGuard guard(site);
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));

@@ -32,7 +32,8 @@
 namespace hvd::nccl {
 
 /// Blocking broadcast of bytes from the first rank of the set to its other ranks; every rank of the set calls it, at its first use of the
-/// set, on the driver's thread. `mine` is empty except on the first rank; returns the first rank's bytes. May throw an Error.
+/// set on each stream, on the driver's thread; by levels for the parts of the set that then take its place. `mine` is empty except on the
+/// first rank; returns the first rank's bytes. May throw an Error.
 using UniqueIdExchange = std::function<std::vector<std::byte>(const ProcessSetInfo& set, std::vector<std::byte> mine)>;
 
 struct NcclOptions {
@@ -64,7 +65,7 @@ class NcclBackend : public Backend {
   /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  /// Null also for a rank alone, which reduces nothing, and where the fusion buffer is registered.
+  /// Null also for a rank alone, which reduces nothing, for another device than this rank's, and where the fusion buffer is registered.
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
   void abort() noexcept override;

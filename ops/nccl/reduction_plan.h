@@ -5,7 +5,8 @@
 /// Sums are NCCL's own, element by element in the type they travel in, in an order that depends on the position in the buffer:
 /// results are the same on all ranks, but not bit for bit the same as the host backends', nor for every way of fusing.
 /// - Float16 and BFloat16 are summed in Float16 and BFloat16, rounded at every hop (the host sums them in float).
-/// - Average over a power of two of ranks is NCCL's, which multiplies every input by 1/n rounded to the type: exactly, then. Otherwise
+/// - Average over a power of two of ranks is NCCL's, which multiplies every input by 1/n rounded to the type: exactly, then, but for
+///   what becomes subnormal. Otherwise
 ///   Float16 is divided before the sum, which would overflow at 65504, and all other types after it.
 /// - Integers: the Average is the exact sum divided, truncating toward zero, as on the host. Therefore 8-bit integers travel as Int32 and
 ///   Int32 as Int64 when averaged; an average of Int64 wraps if the sum does not fit. Sums and products wrap in the type itself.

@@ -346,10 +346,15 @@ void SharedGpuBackend::release(const BatchTraits& /*traits*/, std::uint64_t loca
   if (is_block(location)) pool_->free(pool_->at(PoolPlace::of(location)));
 }
 
-std::shared_ptr<void> SharedGpuBackend::allocate(const BatchTraits& /*traits*/, std::size_t bytes) {
-  std::byte* block = pool_->allocate(bytes);
-  if (block == nullptr) return nullptr;
-  return {block, [pool = pool_](void* memory) { pool->free(memory); }};
+std::shared_ptr<void> SharedGpuBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
+  if (traits.device.index != device_) return nullptr;
+  try {
+    std::byte* block = pool_->allocate(bytes);
+    if (block != nullptr) return {block, [pool = pool_](void* memory) { pool->free(memory); }};
+  } catch (const BackendError& error) {
+    note_refusal(error.what());
+  }
+  return nullptr;
 }
 
 int SharedGpuBackend::domain_index(int rank) const {

@@ -417,7 +417,8 @@ TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked
            [](Config& c) { c.fusion_threshold_bytes = 1; }, [](Config& c) { c.cache_capacity = 17; },
            [](Config& c) { c.disable_group_fusion = true; }, [](Config& c) { c.shared_memory = SharedMemory::Off; },
            [](Config& c) { c.process_sets = {{0}}; }, [](Config& c) { c.timeline = "t"; }, [](Config& c) { c.num_nccl_streams = 2; },
-           [](Config& c) { c.elastic = true; }, [](Config& c) { c.gpu_backend = GpuBackend::Shared; }}) {
+           [](Config& c) { c.elastic = true; }, [](Config& c) { c.gpu_backend = GpuBackend::Shared; },
+           [](Config& c) { c.hierarchical_allreduce = true; }}) {
     Config config;
     change(config);
     CHECK(shared_part(config) != usual);
