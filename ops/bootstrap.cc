@@ -21,13 +21,17 @@ using namespace std::chrono_literals;
 bool we_started_mpi = false;
 constexpr int kTagOfGifts = 1;
 
-/// Waits for a request without keeping a core busy.
-void wait_quietly(MPI_Request& request, const MpiComm& comm, std::string_view call) {
-  for (int done = 0, round = 0;; ++round) {
-    comm.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
-    if (done != 0) return;
+/// Asks again and again without keeping a core busy.
+void wait_quietly(const std::function<bool()>& happened) {
+  for (int round = 0; !happened(); ++round)
     if (round > 100) std::this_thread::sleep_for(50us);
-  }
+}
+void wait_quietly(MPI_Request& request, const MpiComm& comm, std::string_view call) {
+  wait_quietly([&] {
+    int done = 0;
+    comm.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    return done != 0;
+  });
 }
 
 std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
@@ -261,12 +265,13 @@ Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& min
   }
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  for (int there = 0, round = 0;; ++round) {
+  wait_quietly([&] {
+    int there = 0;
     comm_.check(MPI_Improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
-    if (there != 0) break;
-    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
-    if (round > 100) std::this_thread::sleep_for(50us);
-  }
+    if (there == 0 && give_up())
+      throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+    return there != 0;
+  });
   int bytes = 0;
   comm_.check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
   Bytes received(static_cast<std::size_t>(bytes));

@@ -39,11 +39,6 @@ void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t c
   all_reduce(lane, lane, send, receive, count, plan);
 }
 
-/// Scales values where they are.
-void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
-  if (!scaling.none()) copy(lane, {{values, values, count}}, type, type, scaling);
-}
-
 /// Folds a zero into the values that are about to be reduced.
 void fold_zeros(const Lane& lane, const ReductionPlan& plan, ReduceOp op, void* values, std::int64_t count) {
   const void* const input = values;

@@ -57,13 +57,17 @@ Communicators::Communicators(const NcclTable& table, int device, Patience patien
 
 std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vector<int>& ranks, int rank, int track,
                                                 const IdBroadcast& exchange) {
-  if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
+  require_alive(site);
   auto& communicator = by_ranks_[{track, ranks}];
   if (communicator == nullptr) {
     const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
     communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank);
   }
   return communicator;
+}
+
+void Communicators::require_alive(const Site& site) const {
+  if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
 }
 
 /// The first rank sends the id or, if NCCL gave it none, the reason: the others wait for one or the other.

@@ -70,7 +70,7 @@ class Communicators {
   std::shared_ptr<Communicator> of(const Site& site, const std::vector<int>& ranks, int rank, int track, const IdBroadcast& exchange);
   /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
   void abort_all() noexcept;
-  bool aborted() const { return aborted_; }
+  void require_alive(const Site& site) const;
 
  private:
   NcclUniqueId agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const;

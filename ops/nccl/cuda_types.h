@@ -14,6 +14,9 @@ enum class CudaCode : int { Success = 0, InvalidValue = 1, OutOfMemory = 2, NotR
 
 /// CUDA hands out memory for sharing in pieces of this size, bytes.
 inline constexpr std::size_t kDeviceGranularity = std::size_t{2} << 20;
+constexpr std::size_t in_whole_granules(std::size_t bytes) {
+  return (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
+}
 
 /// A cudaIpcMemHandle_t or cudaIpcEventHandle_t: what another process of the host opens memory or an event by.
 struct IpcHandle {

@@ -28,7 +28,7 @@ bool DevicePool::grow(std::size_t bytes) {
   const DeviceGuard guard(site_);
   std::size_t total = 0;
   for (const Slab& slab : slabs_) total += slab.bytes;
-  const std::size_t needed = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
+  const std::size_t needed = in_whole_granules(bytes);
   const std::size_t wanted = std::max(needed, std::clamp(total, kFirstSlab, kLargestGrowth));
   void* base = nullptr;
   std::size_t got = wanted;

@@ -26,13 +26,13 @@ std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stre
                                  const std::vector<std::shared_ptr<Communicator>>& communicators) {
   std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
   if (bytes > capacity_bytes()) grow(site, bytes, stream);
-  for (const auto& communicator : communicators)
-    if (registered_) current_->register_with(site, communicator);
+  if (registered_)
+    for (const auto& communicator : communicators) current_->register_with(site, communicator);
   return static_cast<std::byte*>(current_->data());
 }
 
 void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {
-  const std::size_t needed = (bytes + kDeviceGranularity - 1) / kDeviceGranularity * kDeviceGranularity;
+  const std::size_t needed = in_whole_granules(bytes);
   const std::size_t wanted = std::max(needed, std::min(std::bit_ceil(needed), threshold_bytes_));
   auto larger = allocate(site, wanted, needed);
   if (current_ != nullptr) {

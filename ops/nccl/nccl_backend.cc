@@ -145,7 +145,7 @@ std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   auto names = names_of(batch);
   const Site site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
-  if (communicators_->aborted()) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
+  communicators_->require_alive(site);  // a rank alone asks for none
   try {
     const DeviceGuard guard(site);
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));

@@ -26,6 +26,10 @@ void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, D
   check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
 }
 
+void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
+  if (!scaling.none()) copy(lane, {{values, values, count}}, type, type, scaling);
+}
+
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer) {
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     items.push_back({layout.pieces[i]->input, buffer + layout.offsets[i], layout.pieces[i]->count * lanes});

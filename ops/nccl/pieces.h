@@ -24,6 +24,8 @@ Layout lay_out(std::span<const Piece> pieces, std::size_t element);
 
 /// Launches nothing if there is nothing to copy.
 void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling);
+/// Values where they are; launches nothing if it changes nothing.
+void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling);
 /// What packing this layout takes. `lanes`: elements of the buffer's type per element of a piece.
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer);
 void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling);

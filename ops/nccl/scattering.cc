@@ -109,8 +109,7 @@ void enqueue_reducescatter(const Lane& lane, const Reduction& reduction, std::sp
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
     reduce_scatter(lane, lane, first.input, first.output, static_cast<std::size_t>(count), plan);
-    if (!plan.after.none()) copy(lane, {{first.output, first.output, count}}, plan.type, plan.type, plan.after);
-    return;
+    return scale(lane, first.output, count, plan.type, plan.after);
   }
   std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(lane.ranks));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
