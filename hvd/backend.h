@@ -52,6 +52,8 @@ struct BatchMember {
   std::vector<std::int64_t> sends;
   /// Native event (cudaEvent_t) after which `input` may be read; null when it already may.
   void* ready_event = nullptr;
+  /// What lies between the end of `output` and the next multiple of `kMemberAlignment` may be overwritten.
+  bool padded = false;
   /// Set by `prepare` where it copies the input.
   bool copied = false;
   /// What `prepare` returned on each rank of this rank's shared-memory domain, by the rank's index in the domain.
@@ -111,8 +113,8 @@ class Backend {
   virtual std::unique_ptr<Execution> launch(Batch batch) = 0;
 
   /// Device memory, aligned to `kMemberAlignment`, for tensors that such allreduces then work on in place, without packing: as far as the
-  /// tensors of a batch lie in it one after the other, each at the next multiple of `kMemberAlignment`. What lies between them is written
-  /// too. It stays as long as the pointer, also after the backend. Any thread. Null where there is no such memory, or no more.
+  /// tensors of a batch lie in it one after the other, each at the next multiple of `kMemberAlignment`, with nothing between them or nothing
+  /// that matters (`padded`). It stays as long as the pointer, also after the backend. Any thread. Null where there is no such memory, or no more.
   virtual std::shared_ptr<void> allocate(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return nullptr; }
 
   // ---- small operations that one rank does for all of the domain (hvd/lanes.h); any thread, one at a time

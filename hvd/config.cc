@@ -94,6 +94,8 @@ constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
     {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
+constexpr std::array<std::pair<std::string_view, NcclRegistration>, 3> kNcclRegistrations{
+    {{"none", NcclRegistration::None}, {"buffer", NcclRegistration::Buffer}, {"window", NcclRegistration::Window}}};
 constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{{{"trace", LogLevel::Trace},
                                                                            {"debug", LogLevel::Debug},
                                                                            {"info", LogLevel::Info},
@@ -131,6 +133,7 @@ Config Config::from_environment() {
   if (auto v = variable("TIMELINE_MAX_BYTES")) config.timeline_max_bytes = number(*v, 64 << 10, std::uint64_t{1} << 40, "bytes");
   if (auto v = variable("THREAD_AFFINITY")) config.thread_affinity = cores(*v);
   if (auto v = variable("NUM_NCCL_STREAMS")) config.num_nccl_streams = static_cast<int>(number(*v, 1, kMostNcclStreams, "streams"));
+  if (auto v = variable("NCCL_REGISTRATION")) config.nccl_registration = choice(*v, kNcclRegistrations);
   if (auto v = variable("AUTOTUNE")) config.autotune = choice(*v, kSwitch);
   if (auto v = variable("AUTOTUNE_LOG")) config.autotune_log = v->value;
   if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
@@ -147,10 +150,10 @@ std::string shared_part(const Config& config) {
   for (const auto& ranks : config.process_sets) process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
   return formatted(
       "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets [{}], timeline '{}', NCCL streams {}, "
-      "elastic {}, GPU backend {}, hierarchical allreduce {}",
+      "NCCL registration {}, elastic {}, GPU backend {}, hierarchical allreduce {}",
       config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
       config.shared_memory == SharedMemory::Auto ? "auto" : "off", joined(process_sets, ", "), config.timeline, config.num_nccl_streams,
-      on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
+      kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first, on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
 }
 
 std::vector<std::string> remarks(const Config& config) {

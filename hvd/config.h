@@ -15,6 +15,7 @@ namespace hvd {
 enum class SharedMemory : std::uint8_t { Auto, Off };
 /// How GPU tensors travel.
 enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
+enum class NcclRegistration : std::uint8_t { None, Buffer, Window };
 
 struct Config {
   /// Bytes that tensors may fill together in one batch (HVD_FUSION_THRESHOLD, default 128 MiB, 0 = every tensor alone).
@@ -58,6 +59,12 @@ struct Config {
   /// Streams, each with communicators and a fusion buffer of its own, that the batches of GPU tensors go to in turn (HVD_NUM_NCCL_STREAMS,
   /// default 1, at most 64). Raised: the copies of a batch overlap the reduction of the one before; more device memory held.
   int num_nccl_streams = 1;
+
+  /// What NCCL is told of the memory that it works on (HVD_NCCL_REGISTRATION: none, buffer or window, default none). None: nothing, and
+  /// gradients lie where they are reduced, so that they need no packing. Buffer, window: all that travels fused is packed into a buffer that
+  /// is registered with NCCL (ncclCommRegister), or that is a symmetric window (ncclCommWindowRegister, from NCCL 2.27 on; before, as
+  /// buffer): NCCL then needs fewer steps and fewer of the GPU's multiprocessors, where NVLink or the network's switches can do their part.
+  NcclRegistration nccl_registration = NcclRegistration::None;
 
   /// Accepted for Horovod's sake; `init()` says that they do nothing (HVD_AUTOTUNE, default 0; HVD_AUTOTUNE_LOG, a path). There is no
   /// cycle time to tune, and the fusion threshold hardly matters where tensors are reduced in place.

@@ -122,6 +122,7 @@ BatchMember Engine::make_member(const Prepared& batch, std::size_t index) {
   member.output = tensor.output;
   member.count = element_count(tensor.shape);
   member.ready_event = tensor.ready_event;
+  member.padded = tensor.padded;
   member.locations = batch.locations[index];
   const OpKind kind = entry.key.kind;
   if (kind != OpKind::Allgather && kind != OpKind::Alltoall && kind != OpKind::Reducescatter) return member;

@@ -56,6 +56,7 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
     if (inputs[i].device != submission.device)
       throw InvalidArgument(formatted("allreduce '{}': the tensors of a group must be on one device", options.name));
     submission.tensors.push_back({inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
+    submission.tensors.back().padded = outputs[i].padded;
   }
   return submission;
 }

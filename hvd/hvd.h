@@ -79,6 +79,8 @@ struct Buffer {
   DataType dtype = DataType::Float32;
   Shape shape;
   Device device;
+  /// From its end to the next multiple of `kMemberAlignment` bytes nobody keeps anything; it may be overwritten (see `allocate_on_device`).
+  bool padded = false;
 };
 
 /// The result of an operation under way. Copies share it. Owned by the caller; may outlive `shutdown()`.
@@ -167,7 +169,7 @@ void barrier(const ProcessSet& process_set = {});
 /// copies. Null where ranks do not share memory. Freed when the last copy of the pointer is gone, also after `shutdown()`.
 std::shared_ptr<void> allocate_shared(std::size_t bytes);
 /// Memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a group lie
-/// in it one after the other, each at the next multiple of `kMemberAlignment` bytes; what lies between them is overwritten. Uninitialised.
+/// in it one after the other, each at the next multiple of `kMemberAlignment` bytes, and either end there or are `padded`. Uninitialised.
 /// Null where an allreduce would not gain from it, or the GPU has no more. Any thread; it belongs to whoever holds the pointer.
 std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options = {});
 

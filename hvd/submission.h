@@ -23,6 +23,7 @@ struct TensorArgument {
   bool present = true;                    ///< false: this rank has nothing to say, its input counts as the zeros that it holds
   std::vector<std::int64_t> splits = {};  ///< Alltoall: rows for each rank of the set, in the set's order
   std::string name = {};                  ///< of a member of a group: what messages call it; not negotiated
+  bool padded = false;                    ///< from the end of `output` to the next multiple of `kMemberAlignment` it may be overwritten
 };
 
 /// One operation: a tensor, or a group that becomes ready together and fails together. Barrier and Join have no tensor; the tensor of

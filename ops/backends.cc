@@ -44,6 +44,12 @@ std::optional<nccl::Way> wanted_way(GpuBackend wanted) {
   }
 }
 
+/// Of the words, what this NCCL has.
+nccl::Registration registration_of(NcclRegistration wanted, const nccl::NcclTable& table) {
+  if (wanted == NcclRegistration::None) return nccl::Registration::None;
+  return wanted == NcclRegistration::Window && table.window_register ? nccl::Registration::Window : nccl::Registration::Buffer;
+}
+
 /// Behind those for host tensors, which `made` has already.
 void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
@@ -67,6 +73,7 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
   nccl::NcclOptions options;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
   options.patience.interrupted = interrupted;
+  options.registration = registration_of(parts.config.nccl_registration, table);
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::Way::Nccl);
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;

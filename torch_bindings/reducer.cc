@@ -317,6 +317,7 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
     argument.name = slot.named.name;
+    argument.padded = bucket.memory != nullptr;
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slot.wire));
   }

@@ -69,7 +69,7 @@ void Tensors::pull() const {
 }
 
 hvd::Buffer Tensors::buffer(std::size_t tensor) const {
-  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], dtype_, {static_cast<std::int64_t>(counts_[tensor])}, device_};
+  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], dtype_, {static_cast<std::int64_t>(counts_[tensor])}, device_, true};
 }
 
 void Tensors::zero() const {

@@ -75,13 +75,15 @@ void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& pie
   scale(lane, piece.output, count, plan.type, plan.after);
 }
 
-/// Where the pieces lie just as they would in the fusion buffer, if they do.
+/// Where the pieces lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
 std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& layout) {
-  if (plan.wire != plan.type || layout.pieces.size() == 1) return nullptr;  // a single one shares its last bytes with its neighbour
+  if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     const Piece& piece = *layout.pieces[i];
     if (piece.input != piece.output || piece.output != begin + layout.offsets[i]) return nullptr;
+    const std::size_t bytes = bytes_of(piece.count * plan.lanes, element_bytes(plan.wire));
+    if (!piece.padded && bytes != aligned_to_member(bytes)) return nullptr;
   }
   return lane.lent.has(begin, layout.bytes) ? begin : nullptr;
 }

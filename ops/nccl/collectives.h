@@ -49,6 +49,7 @@ struct Piece {
   const void* input = nullptr;
   void* output = nullptr;  ///< may equal `input`
   std::int64_t count = 0;
+  bool padded = false;                   ///< as in BatchMember
   std::span<const std::int64_t> counts;  ///< allgather, alltoall: what comes from each rank; reducescatter: what each keeps
   std::span<const std::int64_t> sends;   ///< alltoall: what goes to each rank, one after the other
 };

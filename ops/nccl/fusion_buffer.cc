@@ -8,8 +8,8 @@
 namespace hvd::nccl {
 
 FusionMemory::~FusionMemory() {
-  for (auto& [communicator, registration] : registrations_) {
-    if (registration != nullptr && !communicator->aborted()) table_->comm_deregister(communicator->get(), registration);
+  for (auto& [communicator, handle] : registrations_) {
+    if (handle != nullptr && !communicator->aborted()) table_->comm_deregister(communicator->get(), handle);
   }
   if (data_ != nullptr) table_->mem_free(data_);
 }
@@ -17,16 +17,21 @@ FusionMemory::~FusionMemory() {
 void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communicator>& communicator) {
   const auto known = [&](const auto& entry) { return entry.first == communicator; };
   if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
-  void* registration = nullptr;  // stays null where NCCL has no use for it
-  communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, &registration), "ncclCommRegister");
-  registrations_.emplace_back(communicator, registration);
+  // The handle is NCCL's to write until the communicator has settled or is aborted, and stays null where NCCL has no use for it.
+  void** const handle = &registrations_.emplace_back(communicator, nullptr).second;
+  if (registration_ == Registration::Window) {
+    communicator->settle(site, table_->window_register(communicator->get(), data_, bytes_, handle), "ncclCommWindowRegister");
+  } else {
+    communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, handle), "ncclCommRegister");
+  }
 }
 
 std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stream& stream,
                                  const std::vector<std::shared_ptr<Communicator>>& communicators) {
-  std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
+  if (registration_ != Registration::Window)
+    std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
   if (bytes > capacity_bytes()) grow(site, bytes, stream);
-  if (registered_)
+  if (registration_ != Registration::None)
     for (const auto& communicator : communicators) current_->register_with(site, communicator);
   return static_cast<std::byte*>(current_->data());
 }
@@ -47,7 +52,7 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const Site& site, std::size
   void* data = nullptr;
   std::size_t bytes = wanted_bytes;
   NcclCode code = site.table->mem_alloc(&data, bytes);
-  if (code != NcclCode::Success && needed_bytes < wanted_bytes) {
+  if (code != NcclCode::Success && needed_bytes < wanted_bytes && registration_ != Registration::Window) {
     bytes = needed_bytes;
     code = site.table->mem_alloc(&data, bytes);
   }
@@ -59,7 +64,7 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const Site& site, std::size
          formatted("{} (NCCL error {}): {} were asked for as fusion buffer{}; lower the fusion threshold or free device memory",
                    site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
   }
-  return std::make_unique<FusionMemory>(*site.table, data, bytes);
+  return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_);
 }
 
 void FusionBuffer::leak() noexcept {

@@ -1,12 +1,17 @@
 #pragma once
 /// Room card: the device memory that batches are packed into. One buffer per stream, grown when a batch needs more; from ncclMemAlloc, and
-/// registered with each communicator that uses it if that is wanted. The driver's thread; fails with BackendError, which says how much was
-/// asked for.
+/// registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation). The driver's thread;
+/// fails with BackendError, which says how much was asked for.
+///
+/// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So there is one buffer per stream and set of
+/// ranks then, because such ranks see the same batches and grow it at the same ones; it takes what it needs or fails; and what was outgrown
+/// stays until the end, when the communicators end first.
 ///
 /// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
 /// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,15 +21,24 @@
 
 namespace hvd::nccl {
 
+/// What NCCL is told of a buffer.
+enum class Registration : std::uint8_t {
+  None,
+  Buffer,  ///< ncclCommRegister: each rank for itself
+  Window,  ///< ncclCommWindowRegister: a symmetric window of all ranks
+};
+
 /// One piece of device memory and its registrations.
 class FusionMemory {
  public:
-  FusionMemory(const NcclTable& table, void* data, std::size_t bytes) : table_(&table), data_(data), bytes_(bytes) {}
+  FusionMemory(const NcclTable& table, void* data, std::size_t bytes, Registration registration)
+      : table_(&table), data_(data), bytes_(bytes), registration_(registration) {}
   /// Aborted communicators have forgotten their registrations.
   ~FusionMemory();
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
+  /// Once with each.
   void register_with(const Site& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
@@ -36,13 +50,14 @@ class FusionMemory {
   const NcclTable* table_;
   void* data_;
   std::size_t bytes_;
+  Registration registration_;
   std::vector<std::pair<std::shared_ptr<Communicator>, void*>> registrations_;
 };
 
 class FusionBuffer {
  public:
-  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs. `registered`: with NCCL.
-  FusionBuffer(std::size_t threshold_bytes, bool registered) : threshold_bytes_(threshold_bytes), registered_(registered) {}
+  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs.
+  FusionBuffer(std::size_t threshold_bytes, Registration registration) : threshold_bytes_(threshold_bytes), registration_(registration) {}
 
   /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
   std::byte* reserve(const Site& site, std::size_t bytes, const Stream& stream,
@@ -60,7 +75,7 @@ class FusionBuffer {
   std::unique_ptr<FusionMemory> allocate(const Site& site, std::size_t wanted_bytes, std::size_t needed_bytes);
 
   const std::size_t threshold_bytes_;
-  const bool registered_;
+  const Registration registration_;
   std::unique_ptr<FusionMemory> current_;
   std::vector<Outgrown> outgrown_;
 };

@@ -110,14 +110,15 @@ std::vector<std::string_view> names_of(const Batch& batch) {
 NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options)
     : table_(table),
       device_(device),
+      fusion_threshold_bytes_(options.fusion_threshold_bytes),
+      registration_(options.registration),
       exchange_(std::move(exchange)),
       rest_limit_(options.rest_limit),
       takes_(options.takes),
       host_of_rank_(options.host_of_rank),
       communicators_(std::make_shared<Communicators>(table, device, options.patience)),
-      lends_(!options.register_fusion_buffer),
       lent_(std::make_shared<LentMemory>(table, device)) {
-  for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>(options));
+  for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
 }
 
 NcclBackend::~NcclBackend() {
@@ -125,7 +126,8 @@ NcclBackend::~NcclBackend() {
   const bool rests = comes_to_rest();
   lent_->close(rests);
   if (rests) return;
-  for (const auto& track : tracks_) track->fusion.leak();
+  for (const auto& track : tracks_)
+    for (auto& [ranks, fusion] : track->fusion) fusion.leak();
 }
 
 void NcclBackend::abort() noexcept {
@@ -138,7 +140,7 @@ bool NcclBackend::supports(const BatchTraits& traits) const {
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
-  const bool gains = lends_ && traits.set->ranks.size() > 1 && traits.device.index == device_;
+  const bool gains = registration_ == Registration::None && traits.set->ranks.size() > 1 && traits.device.index == device_;
   return gains ? lent_->lend(bytes) : nullptr;
 }
 
@@ -171,7 +173,9 @@ Lane NcclBackend::lane_of(const Site& site, const Batch& batch) {
     const auto exchange = [&](std::vector<std::byte> mine) { return exchange_({present.id, ranks, rank}, std::move(mine)); };
     return Clique{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
   };
-  Lane lane{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, track.fusion, *lent_, std::nullopt};
+  const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
+  FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_).first->second;
+  Lane lane{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return lane;
   if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
@@ -192,7 +196,7 @@ void NcclBackend::enqueue(const Lane& lane, const Batch& batch) {
   }
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
-    pieces.push_back({member.input, member.output, member.count, member.counts, member.sends});
+    pieces.push_back({member.input, member.output, member.count, member.padded, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
   const auto joined = static_cast<int>(traits.set->ranks.size()) - lane.ranks;
   const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -40,9 +41,9 @@ struct NcclOptions {
   Patience patience;
   /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
   std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
-  /// Register the fusion buffer with NCCL (faster over NVLink SHARP and InfiniBand SHARP; holds pinned mappings). Equal on all ranks. Then
-  /// nothing is lent (see lent_memory.h): all that travels fused is packed.
-  bool register_fusion_buffer = false;
+  /// Of the fusion buffers. Equal on all ranks. With one, nothing is lent (see lent_memory.h): all that travels fused is packed. `Window`
+  /// needs the table's `window_register`.
+  Registration registration = Registration::None;
   /// Streams that batches go to in turn.
   int streams = 1;
   /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
@@ -73,9 +74,8 @@ class NcclBackend : public Backend {
  private:
   /// What a batch in flight shares with no batch but those before it.
   struct Track {
-    explicit Track(const NcclOptions& options) : fusion(options.fusion_threshold_bytes, options.register_fusion_buffer) {}
     Stream stream;
-    FusionBuffer fusion;
+    std::map<std::vector<int>, FusionBuffer> fusion;  ///< by the ranks whose window it is; the others share one
   };
   Lane lane_of(const Site& site, const Batch& batch);
   void enqueue(const Lane& lane, const Batch& batch);
@@ -83,12 +83,13 @@ class NcclBackend : public Backend {
 
   const NcclTable& table_;
   const int device_;
+  const std::size_t fusion_threshold_bytes_;
+  const Registration registration_;
   const UniqueIdExchange exchange_;
   const std::chrono::milliseconds rest_limit_;
   const std::function<bool(const ProcessSetInfo& set)> takes_;
   const std::vector<int> host_of_rank_;
   std::shared_ptr<Communicators> communicators_;
-  const bool lends_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;
 };

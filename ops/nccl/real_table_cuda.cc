@@ -191,6 +191,12 @@ NcclTable make_table() {
     return code_of(ncclCommRegister(native(comm), memory, bytes, registration));
   };
   table.comm_deregister = [](NcclComm* comm, void* registration) { return code_of(ncclCommDeregister(native(comm), registration)); };
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  table.window_register = [](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
+    return code_of(
+        ncclCommWindowRegister(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC));
+  };
+#endif
   table.mem_alloc = [](void** memory, std::size_t bytes) { return code_of(ncclMemAlloc(memory, bytes)); };
   table.mem_free = [](void* memory) { return code_of(ncclMemFree(memory)); };
   table.group_start = [] { return code_of(ncclGroupStart()); };

@@ -133,11 +133,30 @@ bool HostCluster::meet(Clique& clique, std::uint64_t number, int rank, const Con
     for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
     for (const auto& arrived : ranks) {
       if (!arrived.agrees_with(ranks[0])) note_locked("ranks disagree in collective " + arrived.call);
+      if (!arrived.lies_as(ranks[0])) note_locked("ranks' registered memory is not alike in " + arrived.call);
     }
     contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks) : move_on_host(ranks);
     meeting.done = true;
   }
   return meeting.done;
+}
+
+void HostCluster::open_window(Clique& clique, std::uint64_t number, int rank, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto& window = clique.windows[number];
+  window[rank] = bytes;
+  if (window.begin()->second != bytes) note_locked("a window of different sizes");
+  joined_.notify_all();
+}
+
+bool HostCluster::window_complete(const Clique& clique, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  return clique.windows.at(number).size() == clique.ranks;
+}
+
+void HostCluster::wait_for_window(const Clique& clique, std::uint64_t number) {
+  std::unique_lock lock(mutex_);
+  joined_.wait(lock, [&] { return clique.windows.at(number).size() == clique.ranks; });
 }
 
 bool HostCluster::transfer(Clique& clique, const Clique::Way& way, bool sends, const Contribution& contribution) {

@@ -26,8 +26,16 @@ struct Contribution {
   NcclType type = NcclType::Uint8;
   int extra = 0;  ///< the operation; of a broadcast the root
   int root = 0;   ///< of a reduction to one
+  /// Where in registered memory the two lie, as text; empty: nowhere.
+  std::string send_place = {}, receive_place = {};
   bool agrees_with(const Contribution& other) const {
     return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root;
+  }
+  /// NCCL uses registered memory if all ranks' is, at one place.
+  bool lies_as(const Contribution& other) const {
+    const bool read_by_all = call == "ncclAllReduce" || call == "ncclReduceScatter";
+    const bool written_by_all = call == "ncclAllReduce" || call == "ncclAllGather";
+    return (!read_by_all || send_place == other.send_place) && (!written_by_all || receive_place == other.receive_place);
   }
 };
 
@@ -55,6 +63,7 @@ class HostCluster {
     };
     using Way = std::tuple<int, int, std::uint64_t>;  ///< from, to, number
     std::map<Way, Transfer> transfers;
+    std::map<std::uint64_t, std::map<int, std::size_t>> windows;  ///< by their number, the bytes of each rank that has come
   };
 
   NcclUniqueId new_id();
@@ -68,6 +77,11 @@ class HostCluster {
 
   /// Brings (once) one side of a message; true when both sides are there and it is delivered.
   bool transfer(Clique& clique, const Clique::Way& way, bool sends, const Contribution& contribution);
+
+  /// Brings `bytes` to window `number`. Then: whether all ranks have come; or waits until they have.
+  void open_window(Clique& clique, std::uint64_t number, int rank, std::size_t bytes);
+  bool window_complete(const Clique& clique, std::uint64_t number);
+  void wait_for_window(const Clique& clique, std::uint64_t number);
 
   /// What `rank` has brought and nobody has used yet goes with it.
   void withdraw(Clique& clique, int rank);

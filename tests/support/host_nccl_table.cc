@@ -36,6 +36,10 @@ struct HostDevice::Comm {
   std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
   /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
   std::vector<std::pair<Stream*, std::function<bool()>>> messages;
+  /// Registered memory: where it begins, its bytes, and what it is called.
+  std::map<const std::byte*, std::pair<std::size_t, std::string>> places;
+  std::uint64_t windows = 0;
+  void** awaited_window = nullptr;  ///< where its handle belongs
 };
 
 struct HostDevice::UserEvent {
@@ -117,7 +121,7 @@ HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_b
   for (auto& owned : comms_) {
     if (owned.get() != found) continue;
     if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
-    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised)) cluster_.note(std::string(call) + " on a communicator in progress");
+    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr)) cluster_.note(std::string(call) + " on a communicator in progress");
     return found;
   }
   throw std::logic_error("unknown communicator");
@@ -148,7 +152,10 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   if (code != NcclCode::Success) return code;
   enqueued.push_back(contribution.call);
   const std::uint64_t number = comm->next++;
-  auto run = [this, comm, number, contribution] { return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution); };
+  Contribution placed = contribution;
+  placed.send_place = place_of(*comm, contribution.send);
+  placed.receive_place = place_of(*comm, contribution.receive);
+  auto run = [this, comm, number, contribution = std::move(placed)] { return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution); };
   comm->issued.push_back({known(stream_handle), {0, run}});
   return issue_or_group(comm);
 }
@@ -213,6 +220,14 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
     }
     return code;
   }
+  if (comm->awaited_window != nullptr) {
+    if (cluster_.window_complete(*comm->clique, comm->windows)) {
+      finish_window(comm);
+    } else {
+      *state = NcclCode::InProgress;
+    }
+    return code;
+  }
   if (async_error_after >= 0 && async_error_after-- == 0) *state = async_error;
   if (comm->busy_polls > 0) {
     if (--comm->busy_polls > 0) {
@@ -222,6 +237,44 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
     }
   }
   return code;
+}
+
+NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration) {
+  const NcclCode code = enter<NcclCode>("ncclCommRegister");
+  if (code != NcclCode::Success) return code;
+  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
+  *registration = reinterpret_cast<void*>(++last_registration_);
+  registrations_[*registration] = comm;
+  comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer"};
+  return code;
+}
+
+NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes, void** window) {
+  const NcclCode code = enter<NcclCode>("ncclCommWindowRegister");
+  if (code != NcclCode::Success) return code;
+  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
+  cluster_.open_window(*comm->clique, ++comm->windows, comm->rank, bytes);
+  if (!no_windows) comm->places[static_cast<const std::byte*>(memory)] = {bytes, "window " + std::to_string(comm->windows)};
+  comm->awaited_window = window;
+  if (!comm->blocking) return NcclCode::InProgress;
+  cluster_.wait_for_window(*comm->clique, comm->windows);
+  finish_window(comm);
+  return code;
+}
+
+void HostDevice::finish_window(Comm* comm) {
+  void** const handle = std::exchange(comm->awaited_window, nullptr);
+  if (no_windows) return;
+  *handle = reinterpret_cast<void*>(++last_registration_);
+  registrations_[*handle] = comm;
+}
+
+std::string HostDevice::place_of(const Comm& comm, const void* memory) {
+  const auto* at = static_cast<const std::byte*>(memory);
+  for (const auto& [begin, place] : comm.places) {
+    if (begin <= at && at < begin + place.first) return place.second + " at " + std::to_string(at - begin);
+  }
+  return {};
 }
 
 NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
@@ -423,6 +476,12 @@ bool HostDevice::take_memory(void** memory, std::size_t bytes) {
 }
 
 void HostDevice::give_memory(void* memory, const char* call) {
+  for (auto& comm : comms_) {
+    const auto place = comm->places.find(static_cast<const std::byte*>(memory));
+    if (place == comm->places.end()) continue;
+    if (!comm->aborted && place->second.second != "buffer") cluster_.note(std::string(call) + " of a window");
+    comm->places.erase(place);
+  }
   if (memory_.erase(memory) != 1) {
     cluster_.note(std::string(call) + " of something unknown");
   } else {
@@ -465,13 +524,10 @@ void HostDevice::fill_nccl() {
     return async_state(known(comm, "ncclCommGetAsyncError", true), error);
   };
   table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
-    Comm* found = known(comm, "ncclCommRegister");
-    const NcclCode code = enter<NcclCode>("ncclCommRegister");
-    if (code != NcclCode::Success) return code;
-    if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
-    *registration = reinterpret_cast<void*>(++last_registration_);
-    registrations_[*registration] = found;
-    return code;
+    return register_buffer(known(comm, "ncclCommRegister"), memory, bytes, registration);
+  };
+  table_.window_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
+    return register_window(known(comm, "ncclCommWindowRegister"), memory, bytes, window);
   };
   table_.comm_deregister = [this](NcclComm* comm, void* registration) {
     known(comm, "ncclCommDeregister");

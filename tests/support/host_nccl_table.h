@@ -27,6 +27,7 @@ class HostDevice {
   int delay = 0;                                    ///< an operation lets up to so many queries pass before it runs
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
+  bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
@@ -92,6 +93,10 @@ class HostDevice {
   void enqueue_issued(Comm* comm);
   NcclCode end_group();
   NcclCode async_state(Comm* comm, NcclCode* state);
+  NcclCode register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration);
+  NcclCode register_window(Comm* comm, void* memory, std::size_t bytes, void** window);
+  void finish_window(Comm* comm);
+  static std::string place_of(const Comm& comm, const void* memory);
   NcclCode allocate(void** memory, std::size_t bytes);
   CudaEvent* adopt(HostCluster::SharedEvent* shared);
   bool take_memory(void** memory, std::size_t bytes);

@@ -374,6 +374,8 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
          return c.thread_affinity == std::vector{0, 12, 3};
        }},
       {"NUM_NCCL_STREAMS", "4", "0", "streams, 1 to", [](const Config& c) { return c.num_nccl_streams == 4; }},
+      {"NCCL_REGISTRATION", "window", "symmetric", "one of none, buffer, window",
+       [](const Config& c) { return c.nccl_registration == NcclRegistration::Window; }},
       {"AUTOTUNE", "1", "on", "one of 0, 1", [](const Config& c) { return c.autotune; }},
       {"HIERARCHICAL_ALLREDUCE", "1", "?", "one of 0, 1", [](const Config& c) { return c.hierarchical_allreduce; }},
       {"ELASTIC", "1", "maybe", "one of 0, 1", [](const Config& c) { return c.elastic; }},
@@ -418,7 +420,7 @@ TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked
            [](Config& c) { c.disable_group_fusion = true; }, [](Config& c) { c.shared_memory = SharedMemory::Off; },
            [](Config& c) { c.process_sets = {{0}}; }, [](Config& c) { c.timeline = "t"; }, [](Config& c) { c.num_nccl_streams = 2; },
            [](Config& c) { c.elastic = true; }, [](Config& c) { c.gpu_backend = GpuBackend::Shared; },
-           [](Config& c) { c.hierarchical_allreduce = true; }}) {
+           [](Config& c) { c.hierarchical_allreduce = true; }, [](Config& c) { c.nccl_registration = NcclRegistration::Buffer; }}) {
     Config config;
     change(config);
     CHECK(shared_part(config) != usual);

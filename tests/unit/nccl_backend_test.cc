@@ -246,7 +246,10 @@ class Lent {
   }
   [[nodiscard]] Batch batch() {
     Batch made = Rank::batch(traits_, tensors_);
-    for (std::size_t t = 0; t < places_.size(); ++t) made.members[t].input = made.members[t].output = places_[t];
+    for (std::size_t t = 0; t < places_.size(); ++t) {
+      made.members[t].input = made.members[t].output = places_[t];
+      made.members[t].padded = true;
+    }
     return made;
   }
   [[nodiscard]] std::vector<Tensor>& results() {
@@ -302,6 +305,28 @@ TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the oth
       expect_reduced(scaled, alone.results());
     });
   }
+}
+
+TEST_CASE("nccl: what lies between slices of lent memory stays as it is, unless it is padding") {
+  World world(2);
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    const std::size_t step = kMemberAlignment / sizeof(float);
+    for (const std::size_t length : {step - 1, step}) {
+      const auto memory = self.backend->allocate(traits, 3 * kMemberAlignment);
+      auto* numbers = static_cast<float*>(memory.get());
+      std::fill_n(numbers, 3 * step, static_cast<float>(self.rank + 1));
+      auto tensors = tensors_of(DataType::Float32, self.rank, std::vector<std::int64_t>(3, static_cast<std::int64_t>(length)));
+      auto batch = Rank::batch(traits, tensors);
+      for (std::size_t t = 0; t < 3; ++t) batch.members[t].input = batch.members[t].output = numbers + t * step;
+      self.device.enqueued.clear();
+      self.finish(*self.backend->launch(std::move(batch)));
+      for (std::size_t i = 0; i < 3 * step; ++i)
+        expect(numbers[i] == (i % step < length ? 3.0F : static_cast<float>(self.rank + 1)), "slices summed, the rest as it was");
+      const int copies = length == step ? 0 : 2;
+      expect(count(self.device.enqueued, "launch_batched_copy") == copies, "in place where there is nothing between");
+    }
+  });
 }
 
 TEST_CASE("nccl: lent memory is lent again, registered with nobody, and may outlive the backend") {
@@ -582,7 +607,7 @@ TEST_CASE("nccl: reducescatter of every type, even and uneven, fused and alone")
 
 TEST_CASE("nccl: process sets have communicators of their own; a registered fusion buffer is so with each, and nothing is lent") {
   World world(4);
-  world.options.register_fusion_buffer = true;
+  world.options.registration = Registration::Buffer;
   world.run([](Rank& self) {
     ProcessSetInfo half;
     half.id = 1 + self.rank % 2;
@@ -608,6 +633,66 @@ TEST_CASE("nccl: process sets have communicators of their own; a registered fusi
     self.backend.reset();
     expect(self.device.aborts.size() == 2, "both ended");
     for (const auto& [comm, times] : self.device.aborts) expect(times == 1, "each once");
+  });
+}
+
+TEST_CASE("nccl: symmetric windows are made by all ranks of a set together, whatever other sets a rank is in") {
+  for (const bool levels : {false, true}) {
+    for (const bool useless : {false, true}) {
+      CAPTURE(levels);
+      CAPTURE(useless);
+      World world(4);
+      make_slow(world, 2, 1);
+      for (auto& device : world.devices) device->no_windows = useless;
+      world.options.registration = Registration::Window;
+      world.options.streams = 2;
+      if (levels) world.options.host_of_rank = {0, 0, 1, 1};
+      world.run([&](Rank& self) {
+        const bool first = self.rank % 2 == 0;
+        ProcessSetInfo half;
+        half.id = first ? 1 : 2;
+        half.ranks = first ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+        half.rank = self.rank / 2;
+        std::uint64_t order = 0;
+        const auto reduce = [&](const ProcessSetInfo& set, std::int64_t size) {
+          auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Average);
+          traits.set = &set;
+          auto tensors = tensors_of(DataType::Float32, self.rank, {size, 3});
+          auto batch = Rank::batch(traits, tensors);
+          batch.order = order / 2;  // two batches of each set, in the same order on all of its ranks
+          ++order;
+          self.finish(*self.backend->launch(std::move(batch)));
+          expect_reduced(traits, tensors);
+        };
+        for (const std::int64_t size : {1000, 2000, 600000, 700000}) {
+          reduce(half, first ? size * 2 : 10);  // one set's buffers grow, the other's do not
+          reduce(self.set, size);
+        }
+        const int of_half = first ? 2 : 1, of_all = levels ? 4 : 2;  // on each stream, grown once, with two communicators or one
+        expect(self.device.calls("ncclCommWindowRegister") == 2 * (of_half + of_all), "windows on both streams");
+        expect(self.device.calls("ncclCommRegister") == 0, "no other registration");
+        expect(self.backend->allocate(self.traits(OpKind::Allreduce, DataType::Float32), 64) == nullptr, "nothing lent");
+      });
+    }
+  }
+}
+
+TEST_CASE("nccl: an outgrown window stays until the end") {
+  World world(2);
+  world.options.registration = Registration::Window;
+  world.options.patience.nonblocking = false;
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    for (const std::int64_t size : {10, 700000, 20, 3000000, 30}) {
+      auto tensors = tensors_of(DataType::Float32, self.rank, {size, 3});
+      self.run(traits, tensors);
+      expect_reduced(traits, tensors);
+    }
+    const std::size_t mib = std::size_t{1} << 20;
+    expect(self.device.allocations == std::vector<std::size_t>{2 * mib, 4 * mib, 16 * mib}, "powers of two");
+    expect(self.device.live_memory() == 3 && self.device.calls("ncclCommWindowRegister") == 3, "three windows");
+    self.backend.reset();
+    expect(self.device.live_memory() == 0, "none of them afterwards");
   });
 }
 

@@ -91,6 +91,7 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclCommGetAsyncError", 9},
                                 {"ncclMemAlloc", 1},
                                 {"ncclCommRegister", 1},
+                                {"ncclCommWindowRegister", 1},
                                 {"ncclAllReduce", 1, true},
                                 {"ncclGroupStart", 1},
                                 {"ncclAllGather", 2},
@@ -100,16 +101,19 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclRecv", 1, true},
                                 {"ncclReduceScatter", 1},
                                 {"ncclReduce", 1, true}};
-  for (const int ranks : {1, 3}) {
+  for (const auto& [ranks, registration] : {std::pair(1, Registration::Buffer), std::pair(3, Registration::Buffer),
+                                           std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
     for (const auto& [call, nth, of_several_ranks] : cases) {
       if (of_several_ranks && ranks == 1) continue;
+      if (call == (registration == Registration::Window ? "ncclCommRegister" : "ncclCommWindowRegister")) continue;
       CAPTURE(ranks);
+      CAPTURE(static_cast<int>(registration));
       CAPTURE(call);
       CAPTURE(nth);
       const std::string name = call;
       const int guilty = name == "ncclGetUniqueId" || ranks == 1 ? 0 : 1;
       World world(ranks);
-      world.options.register_fusion_buffer = true;
+      world.options.registration = registration;
       for (auto& device : world.devices) {
         device->current_device = 99;  // so that there is a device to set
         device->settle_polls = 1;
@@ -248,6 +252,22 @@ TEST_CASE("nccl: out of memory says how much was asked for, after trying the lea
     auto large = tensors_of(2, 2500000);
     const std::string words = failure_of(self, [&] { self.run(traits, large); });
     expect(contains(words, "20.0 MiB were asked for as fusion buffer (1.0 MiB of 8192.0 MiB are free)"), "the sizes, got: " + words);
+  });
+}
+
+TEST_CASE("nccl: a window that one rank has no memory for is an error on all, not a smaller one") {
+  World world(3);
+  world.options.registration = Registration::Window;
+  world.devices[1]->memory_bytes = std::size_t{7} << 20;
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(2, 650000);  // 5 MiB: 8 are wanted, and 6 would be enough
+    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(self.device.allocations == std::vector<std::size_t>{std::size_t{8} << 20}, "one attempt");
+    if (self.rank == 1) {
+      expect(contains(words, "8.0 MiB were asked for as fusion buffer"), "the size, got: " + words);
+    } else {
+      expect(contains(words, "ncclCommWindowRegister") && contains(words, "the world has failed"), "the wait's end, got: " + words);
+    }
   });
 }
 

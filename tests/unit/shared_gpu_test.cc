@@ -139,6 +139,7 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
             auto* numbers = reinterpret_cast<float*>(at);
             std::fill(numbers, numbers + length(t), static_cast<float>(rank + round) + static_cast<float>(t));
             submission.tensors.push_back({numbers, numbers, DataType::Float32, {static_cast<std::int64_t>(length(t))}, nullptr, true});
+            submission.tensors.back().padded = true;
           }
           const auto tensors = submission.tensors;
           CHECK(failure_of(engine, std::move(submission)).empty());
