@@ -113,8 +113,9 @@ class Backend {
   virtual std::unique_ptr<Execution> launch(Batch batch) = 0;
 
   /// Device memory, aligned to `kMemberAlignment`, for tensors that such allreduces then work on in place, without packing: as far as the
-  /// tensors of a batch lie in it one after the other, each at the next multiple of `kMemberAlignment`, with nothing between them or nothing
-  /// that matters (`padded`). It stays as long as the pointer, also after the backend. Any thread. Null where there is no such memory, or no more.
+  /// tensors of a batch lie in it one after the other, each at the next multiple of `kMemberAlignment`, with nothing between them or
+  /// nothing that matters (`padded`). It stays as long as the pointer, also after the backend. Any thread. Null where there is no such
+  /// memory, or no more.
   virtual std::shared_ptr<void> allocate(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return nullptr; }
 
   // ---- small operations that one rank does for all of the domain (hvd/lanes.h); any thread, one at a time

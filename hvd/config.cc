@@ -153,7 +153,8 @@ std::string shared_part(const Config& config) {
       "NCCL registration {}, elastic {}, GPU backend {}, hierarchical allreduce {}",
       config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
       config.shared_memory == SharedMemory::Auto ? "auto" : "off", joined(process_sets, ", "), config.timeline, config.num_nccl_streams,
-      kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first, on(config.elastic), kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
+      kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first, on(config.elastic),
+      kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
 }
 
 std::vector<std::string> remarks(const Config& config) {

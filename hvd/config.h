@@ -61,8 +61,8 @@ struct Config {
   int num_nccl_streams = 1;
 
   /// What NCCL is told of the memory that it works on (HVD_NCCL_REGISTRATION: none, buffer or window, default none). None: nothing, and
-  /// gradients lie where they are reduced, so that they need no packing. Buffer, window: all that travels fused is packed into a buffer that
-  /// is registered with NCCL (ncclCommRegister), or that is a symmetric window (ncclCommWindowRegister, from NCCL 2.27 on; before, as
+  /// gradients lie where they are reduced, so that they need no packing. Buffer, window: all that travels fused is packed into a buffer
+  /// that is registered with NCCL (ncclCommRegister), or that is a symmetric window (ncclCommWindowRegister, from NCCL 2.27 on; before, as
   /// buffer): NCCL then needs fewer steps and fewer of the GPU's multiprocessors, where NVLink or the network's switches can do their part.
   NcclRegistration nccl_registration = NcclRegistration::None;
 

@@ -60,7 +60,8 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
     gpus.push_back(Reader(said).get_string());
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
-  const auto placement = std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, wanted_way(parts.config.gpu_backend));
+  const auto placement =
+      std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(), wanted_way(parts.config.gpu_backend));
   made.devices += ", " + placement->describe();
   const auto takes = [placement](nccl::Way way) {
     return [=](const ProcessSetInfo& set) { return placement->way_of_set(set.id, set.ranks) == way; };
@@ -98,7 +99,7 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
 Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
                        const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
-  Backends made{.devices = nccl::nccl_version()};
+  Backends made{.devices = nccl::gpu_libraries()};
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1)
     made.all.push_back(
@@ -108,6 +109,6 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
 }
 
 bool nccl_built() { return nccl::nccl_built(); }
-bool cuda_built() { return nccl::nccl_built(); }
+bool cuda_built() { return nccl::cuda_built(); }
 
 }  // namespace hvd

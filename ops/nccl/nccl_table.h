@@ -74,13 +74,13 @@ struct NcclTable {
   std::function<NcclCode(NcclComm* comm, NcclCode* error)> comm_get_async_error;                                ///< ncclCommGetAsyncError
   std::function<NcclCode(NcclComm* comm, void* memory, std::size_t bytes, void** registration)> comm_register;  ///< ncclCommRegister
   std::function<NcclCode(NcclComm* comm, void* registration)> comm_deregister;                                  ///< ncclCommDeregister
-  /// ncclCommWindowRegister, symmetric: all ranks of the communicator, each with as many bytes from `mem_alloc`. `window` is written until the
-  /// communicator has settled; null where NCCL has no use for it. Ends with the communicator. Empty: this NCCL has none (before 2.27).
+  /// ncclCommWindowRegister, symmetric: all ranks of the communicator, each with as many bytes from `mem_alloc`. `window` is written until
+  /// the communicator has settled; null where NCCL has no use for it. Ends with the communicator. Empty: this NCCL has none (before 2.27).
   std::function<NcclCode(NcclComm* comm, void* memory, std::size_t bytes, void** window)> window_register;
-  std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;                                          ///< ncclMemAlloc
-  std::function<NcclCode(void* memory)> mem_free;                                                               ///< ncclMemFree
-  std::function<NcclCode()> group_start;                                                                        ///< ncclGroupStart
-  std::function<NcclCode()> group_end;                                                                          ///< ncclGroupEnd
+  std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;  ///< ncclMemAlloc
+  std::function<NcclCode(void* memory)> mem_free;                       ///< ncclMemFree
+  std::function<NcclCode()> group_start;                                ///< ncclGroupStart
+  std::function<NcclCode()> group_end;                                  ///< ncclGroupEnd
   /// ncclAllReduce
   std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream)>
       all_reduce;
@@ -103,11 +103,12 @@ struct NcclTable {
   std::function<std::string(NcclCode code, NcclComm* comm)> nccl_error;
 };
 
-/// The table of the libraries this build is linked with; null where it has none. Lives as long as the process.
+/// The table of the libraries this build is linked with; null without CUDA. Without NCCL its calls are refused. Lives as long as the
+/// process.
 const NcclTable* real_nccl_table();
-/// Whether this build has CUDA and NCCL.
+bool cuda_built();
 bool nccl_built();
-/// "NCCL 2.28.9, CUDA 13.0", or why there is none.
-std::string nccl_version();
+/// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.
+std::string gpu_libraries();
 
 }  // namespace hvd::nccl

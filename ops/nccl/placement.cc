@@ -8,8 +8,8 @@
 namespace hvd::nccl {
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-                     std::optional<Way> wanted)
-    : domain_of_rank_(std::move(domain_of_rank)), wanted_(wanted) {
+                     bool has_nccl, std::optional<Way> wanted)
+    : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), wanted_(wanted) {
   std::map<std::pair<int, std::string>, int> numbers;
   for (std::size_t rank = 0; rank < gpu_of_rank.size(); ++rank) {
     if (gpu_of_rank[rank].empty()) {
@@ -30,7 +30,7 @@ Way Placement::way_of(const std::vector<int>& ranks) const {
     gpus.insert(gpu);
     domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
   }
-  const bool own = all_have_one && gpus.size() == ranks.size();
+  const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
   const bool shared = all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
   if (wanted_ == Way::Staged) return Way::Staged;
   if (wanted_ == Way::SharedGpu && shared) return Way::SharedGpu;

@@ -24,9 +24,10 @@ enum class Way : std::uint8_t {
 class Placement {
  public:
   /// All by global rank: the host it is on; the ranks that it shares host memory with; the GPU's UUID, empty for a rank without one.
-  /// `wanted` is followed where it is possible.
+  /// `has_nccl`: without it, ranks with a GPU each are staged, and one alone shares its GPU with itself. `wanted` is followed where it is
+  /// possible.
   Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-            std::optional<Way> wanted = std::nullopt);
+            bool has_nccl, std::optional<Way> wanted = std::nullopt);
 
   /// `ranks`: global, ascending.
   [[nodiscard]] Way way_of(const std::vector<int>& ranks) const;
@@ -38,6 +39,7 @@ class Placement {
  private:
   std::vector<int> gpu_;  // a host and a GPU of it, as a number
   std::vector<int> domain_of_rank_;
+  bool has_nccl_;
   std::optional<Way> wanted_;
   mutable std::mutex mutex_;
   mutable std::map<int, std::pair<std::vector<int>, Way>> known_;  // by the set's id

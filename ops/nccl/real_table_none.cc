@@ -1,11 +1,12 @@
-// The null twin of real_table_cuda.cc: this build has no CUDA, or no NCCL.
+// The null twin of real_table_cuda.cc and of NCCL's half: this build has no CUDA.
 
 #include "ops/nccl/nccl_table.h"
 
 namespace hvd::nccl {
 
 const NcclTable* real_nccl_table() { return nullptr; }
+bool cuda_built() { return false; }
 bool nccl_built() { return false; }
-std::string nccl_version() { return "built without NCCL"; }
+std::string gpu_libraries() { return "built without CUDA"; }
 
 }  // namespace hvd::nccl

@@ -13,6 +13,18 @@ using nccl::test::LockedDevices;
 /// Adds to what a rank's engine is made of.
 using Dress = std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;
 
+/// Where tensors can lie that backends work on in place: shared memory of the host or, for a GPU's tensors, what their backend lends, if it
+/// does. The arena and the engine outlive what they gave.
+std::shared_ptr<void> shared_memory(Arena& arena, Engine& engine, const Setting& setting, int rank, std::size_t bytes) {
+  if (setting.device.kind == DeviceKind::Cuda) {
+    Submission like;
+    like.op = ReduceOp::Sum;
+    like.device = {DeviceKind::Cuda, rank};
+    if (auto lent = engine.allocate(like, DataType::Float32, bytes)) return lent;
+  }
+  return {arena.allocate(bytes), [&arena](void* block) { arena.free(block); }};
+}
+
 /// Runs the suite in both worlds of an instance. `make_dress`: afresh for each.
 Report run_threads(Setting setting, const Choice& choice, const std::function<Dress()>& make_dress) {
   Report report;
@@ -33,9 +45,8 @@ Report run_threads(Setting setting, const Choice& choice, const std::function<Dr
     world.run(
         [&](int rank, Engine& engine) {
           Arena& arena = world.arena(rank);
-          const auto door = make_engine_door(engine, [&arena](std::size_t bytes) {
-            return std::shared_ptr<void>(arena.allocate(bytes), [&arena](void* block) { arena.free(block); });
-          });
+          const auto door =
+              make_engine_door(engine, [&, rank](std::size_t bytes) { return shared_memory(arena, engine, own, rank, bytes); });
           const auto at = static_cast<std::size_t>(rank);
           reports[at] = run_rank(*door, own, rank, notebooks[at], choice, watch);
         },

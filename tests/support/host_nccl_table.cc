@@ -121,7 +121,8 @@ HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_b
   for (auto& owned : comms_) {
     if (owned.get() != found) continue;
     if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
-    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr)) cluster_.note(std::string(call) + " on a communicator in progress");
+    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr))
+      cluster_.note(std::string(call) + " on a communicator in progress");
     return found;
   }
   throw std::logic_error("unknown communicator");
@@ -155,7 +156,9 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   Contribution placed = contribution;
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
-  auto run = [this, comm, number, contribution = std::move(placed)] { return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution); };
+  auto run = [this, comm, number, contribution = std::move(placed)] {
+    return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution);
+  };
   comm->issued.push_back({known(stream_handle), {0, run}});
   return issue_or_group(comm);
 }

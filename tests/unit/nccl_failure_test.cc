@@ -102,7 +102,7 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclReduceScatter", 1},
                                 {"ncclReduce", 1, true}};
   for (const auto& [ranks, registration] : {std::pair(1, Registration::Buffer), std::pair(3, Registration::Buffer),
-                                           std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
+                                            std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
     for (const auto& [call, nth, of_several_ranks] : cases) {
       if (of_several_ranks && ranks == 1) continue;
       if (call == (registration == Registration::Window ? "ncclCommRegister" : "ncclCommWindowRegister")) continue;

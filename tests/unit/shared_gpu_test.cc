@@ -481,7 +481,7 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   };
   const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}}, no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
   const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
-    return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, wanted);
+    return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, true, wanted);
   };
   const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
     return placed(machines, gpus, wanted)->way_of({0, 1, 2, 3});
@@ -510,6 +510,13 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() == "4 ranks share a GPU, through CUDA IPC");
   CHECK(placed(one_host, {"a", "b", "c", "d"})->describe() == "one rank per GPU, NCCL");
   CHECK(placed(one_host, {"", "", "", ""})->describe() == "no GPU found");
+
+  const Placement without_nccl({0, 0, 0, 0}, {0, 0, 0, 0}, {"a", "a", "b", "c"}, false);
+  CHECK(without_nccl.way_of({1, 2, 3}) == Way::Staged);
+  CHECK(without_nccl.way_of({0, 1}) == Way::SharedGpu);
+  CHECK(without_nccl.way_of({3}) == Way::SharedGpu);
+  CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
+  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, Way::Nccl).way_of({0, 1}) == Way::Staged);
 
   HostCluster cluster;
   HostDevice device(cluster, 0);
