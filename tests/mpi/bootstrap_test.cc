@@ -40,6 +40,23 @@ TEST_CASE("bootstrap: the first of some ranks gives to the others, however much 
   }
 }
 
+TEST_CASE("bootstrap: who gives something that nobody takes ends when it is told to") {
+  const Bootstrap bootstrap;
+  if (mpi_size() == 1) return;
+  const std::vector<int> ranks{0, mpi_size() - 1};
+  constexpr std::size_t kLarge = std::size_t{8} << 20;  // more than MPI sends before it is asked for
+  if (mpi_rank() == 0) {
+    int asked = 0;
+    CHECK_THROWS_AS(static_cast<void>(bootstrap.give_from_first(ranks, bytes_of(0, kLarge), 98, [&] { return ++asked == 300; })),
+                    BackendError);
+    CHECK(asked == 300);
+  }
+  bootstrap.barrier();
+  // What was begun can still be taken, unharmed.
+  if (mpi_rank() == ranks[1]) CHECK(bootstrap.give_from_first(ranks, {}, 98, kNever) == bytes_of(0, kLarge));
+  bootstrap.barrier();
+}
+
 TEST_CASE("bootstrap: who waits for a rank that gives nothing ends when it is told to") {
   const Bootstrap bootstrap;
   if (mpi_rank() != 0) {
