@@ -21,6 +21,8 @@ struct World {
   std::function<void(bool clean)> close;
 };
 
+/// Throws NotInitialized.
+std::shared_ptr<World> current();
 /// Makes `world` the current one; there must be none.
 void install_world(World world);
 /// Whether there is one.

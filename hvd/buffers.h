@@ -1,0 +1,31 @@
+#pragma once
+/// Room card: what the operations on raw buffers (hvd/hvd.h) have in common; nobody else includes it.
+///   buffers.cc    allreduce and broadcast
+///   gathering.cc  allgather, reducescatter and alltoall, whose results are made when their sizes are known
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/engine.h"
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+void submit_and_wait(Submission submission);
+Handle<void> submit_only(Submission submission);
+
+/// What `Engine::run_immediately` is asked for. The call must not outlive the arguments.
+Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set);
+template <class Options>
+void set_reduction(Immediate& call, const Options& options) {
+  call.op = options.op;
+  call.prescale_factor = options.prescale_factor;
+  call.postscale_factor = options.postscale_factor;
+}
+inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device(); }
+
+/// What each rank of `running` has; in the order of the ranks.
+std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name);
+
+}  // namespace hvd
