@@ -71,7 +71,7 @@ Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
 class Travelling {
  public:
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
-      : world_(current()), inputs_(inputs), outputs_(outputs) {
+      : world_(current_world()), inputs_(inputs), outputs_(outputs) {
     options.compression.refuse_memory("allreduce");
     if (inputs.size() != outputs.size()) throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -1,7 +1,8 @@
 #pragma once
-/// Room card: what the operations on raw buffers (hvd/hvd.h) have in common; nobody else includes it.
-///   buffers.cc    allreduce and broadcast
-///   gathering.cc  allgather, reducescatter and alltoall, whose results are made when their sizes are known
+/// Room card: what the files behind hvd/hvd.h have in common; nobody else includes it. The caller's thread; fails as hvd/hvd.h says.
+///   hvd.cc        the world as users see it: ranks, process sets, timeline, join and barrier
+///   buffers.cc    allreduce and broadcast of raw buffers
+///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
 
 #include <string>
 #include <string_view>

@@ -12,10 +12,10 @@ namespace hvd {
 
 namespace {
 
-const Topology& topology() { return current()->engine->topology(); }
+const Topology& topology() { return current_world()->engine->topology(); }
 
 const ProcessSetInfo& info(int id) {
-  const auto& negotiator = current()->engine->negotiator();
+  const auto& negotiator = current_world()->engine->negotiator();
   if (!negotiator.has_process_set(id)) throw InvalidArgument(formatted("there is no process set {}", id));
   return negotiator.process_set(id);
 }
@@ -43,9 +43,9 @@ int local_size() { return topology().local_size; }
 int cross_rank() { return topology().cross_rank; }
 int cross_size() { return topology().cross_size; }
 bool is_homogeneous() { return topology().homogeneous; }
-bool mpi_threads_supported() { return current()->mpi_threads; }
-std::string backend_description() { return current()->description; }
-Stats stats() { return current()->engine->stats(); }
+bool mpi_threads_supported() { return current_world()->mpi_threads; }
+std::string backend_description() { return current_world()->description; }
+Stats stats() { return current_world()->engine->stats(); }
 
 void start_timeline(const std::string& path, const TimelineOptions& options) {
   const auto running = engine();
@@ -55,7 +55,7 @@ void start_timeline(const std::string& path, const TimelineOptions& options) {
 void stop_timeline() { engine()->timeline().stop(); }
 
 std::shared_ptr<void> allocate_shared(std::size_t bytes) {
-  const auto world = current();
+  const auto world = current_world();
   return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
 }
 

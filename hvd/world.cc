@@ -25,7 +25,7 @@ Global& global() {
 
 }  // namespace
 
-std::shared_ptr<World> current() {
+std::shared_ptr<World> current_world() {
   const std::lock_guard lock(global().mutex);
   if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
   return global().world;
@@ -82,6 +82,6 @@ void leave_world(std::chrono::milliseconds patience) noexcept {
   }
 }
 
-std::shared_ptr<Engine> engine() { return current()->engine; }
+std::shared_ptr<Engine> engine() { return current_world()->engine; }
 
 }  // namespace hvd

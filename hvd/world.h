@@ -1,6 +1,7 @@
 #pragma once
 /// Room card: the one world a process is in. `ops/` makes it, `hvd/hvd.h` works on it. The only global state of the library.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ struct World {
 };
 
 /// Throws NotInitialized.
-std::shared_ptr<World> current();
+std::shared_ptr<World> current_world();
 /// Makes `world` the current one; there must be none.
 void install_world(World world);
 /// Whether there is one.

@@ -252,24 +252,30 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
   return why;
 }
 
-Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) const {
-  if (!has_mpi() || ranks.size() < 2) return mine;
-  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
-  if (rank() == ranks.front()) {
-    auto sent = std::make_unique<Bytes>(mine);
-    std::vector<MPI_Request> requests(ranks.size() - 1, MPI_REQUEST_NULL);
+void Bootstrap::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const {
+  auto sent = std::make_unique<Bytes>(mine);
+  std::vector<MPI_Request> requests(ranks.size() - 1, MPI_REQUEST_NULL);
+  try {
     for (std::size_t i = 0; i < requests.size(); ++i)
       comm_.check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
                   "MPI_Isend");
     wait_quietly([&] {
       int done = 0;
       comm_.check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      if (done == 0 && give_up()) {
-        (void)sent.release();  // MPI may still read it; a send cannot be taken back
-        throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
-      }
+      if (done == 0 && give_up()) throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
       return done != 0;
     });
+  } catch (...) {
+    (void)sent.release();  // MPI may still read it: a send cannot be taken back
+    throw;
+  }
+}
+
+Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) const {
+  if (!has_mpi() || ranks.size() < 2) return mine;
+  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
+  if (rank() == ranks.front()) {
+    send_to_others(ranks, mine, mpi_tag, give_up);
     return mine;
   }
   MPI_Message message = MPI_MESSAGE_NULL;

@@ -52,6 +52,7 @@ class Bootstrap {
   void barrier() const;
 
  private:
+  void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const;
   [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const;
   MpiComm comm_;
   bool threads_supported_ = false;

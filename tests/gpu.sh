@@ -90,15 +90,16 @@ section_kernels() {
 contract() {
   local backend=$1 ranks=$2
   shift 2
-  step "contract, $backend, $ranks ranks" 280 env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
+  step "contract, $backend, $ranks ranks${HVD_NCCL_REGISTRATION:+, registration $HVD_NCCL_REGISTRATION}" 280 env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
 }
 
 section_contract() {
-  local ranks
+  local ranks registration
   for ranks in 1 2 4; do contract shared "$ranks"; done
   contract staged 2
   for ranks in 1 2 4; do
-    if [ "$ranks" -le "$gpus" ]; then contract nccl "$ranks"; fi
+    if [ "$ranks" -gt "$gpus" ]; then continue; fi
+    for registration in none buffer window; do HVD_NCCL_REGISTRATION=$registration contract nccl "$ranks"; done
   done
 }
 

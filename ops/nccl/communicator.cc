@@ -14,7 +14,7 @@ namespace hvd::nccl {
 using Clock = std::chrono::steady_clock;
 
 Communicator::Communicator(const Site& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
-    : table_(site.table), patience_(&patience) {
+    : table_(site.table), patience_(&patience), ranks_(ranks) {
   const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking);
   try {
     settle(site, code, "ncclCommInitRankConfig");

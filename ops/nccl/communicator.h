@@ -41,6 +41,7 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   NcclComm* get() const { return comm_; }
+  int ranks() const { return ranks_; }
   /// Also the answer after `abort`.
   bool aborted() const { return comm_ == nullptr; }
 
@@ -55,6 +56,7 @@ class Communicator {
  private:
   const NcclTable* table_;
   const Patience* patience_;
+  int ranks_;
   NcclComm* comm_ = nullptr;
 };
 
@@ -71,6 +73,7 @@ class Communicators {
   /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
   void abort_all() noexcept;
   void require_alive(const Site& site) const;
+  bool aborted() const { return aborted_; }
 
  private:
   NcclUniqueId agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const;

@@ -8,22 +8,26 @@
 namespace hvd::nccl {
 
 FusionMemory::~FusionMemory() {
-  for (auto& [communicator, handle] : registrations_) {
-    if (handle != nullptr && !communicator->aborted()) table_->comm_deregister(communicator->get(), handle);
+  for (const auto& [communicator, as, handle] : registrations_) {
+    if (handle == nullptr || communicator->aborted()) continue;
+    const auto& deregister = as == Registration::Window ? table_->window_deregister : table_->comm_deregister;
+    deregister(communicator->get(), handle);
   }
   if (data_ != nullptr) table_->mem_free(data_);
 }
 
 void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communicator>& communicator) {
-  const auto known = [&](const auto& entry) { return entry.first == communicator; };
+  const auto known = [&](const Registered& entry) { return entry.communicator == communicator; };
   if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
-  // The handle is NCCL's to write until the communicator has settled or is aborted, and stays null where NCCL has no use for it.
-  void** const handle = &registrations_.emplace_back(communicator, nullptr).second;
-  if (registration_ == Registration::Window) {
-    communicator->settle(site, table_->window_register(communicator->get(), data_, bytes_, handle), "ncclCommWindowRegister");
-  } else {
-    communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, handle), "ncclCommRegister");
+  auto& [owner, as, handle] = registrations_.emplace_back(communicator, registration_, nullptr);
+  if (as == Registration::Window) {
+    // NCCL 2.28 says Success while it is still at work.
+    const NcclCode code = table_->window_register(communicator->get(), data_, bytes_, &handle);
+    communicator->settle(site, code == NcclCode::Success ? NcclCode::InProgress : code, "ncclCommWindowRegister");
+    if (handle != nullptr) return;
+    as = Registration::Buffer;  // no window reaches from rank to rank here, which holds for all of them
   }
+  communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, &handle), "ncclCommRegister");
 }
 
 std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stream& stream,
@@ -32,7 +36,8 @@ std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stre
     std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
   if (bytes > capacity_bytes()) grow(site, bytes, stream);
   if (registration_ != Registration::None)
-    for (const auto& communicator : communicators) current_->register_with(site, communicator);
+    for (const auto& communicator : communicators)
+      if (communicator->ranks() > 1) current_->register_with(site, communicator);
   return static_cast<std::byte*>(current_->data());
 }
 
@@ -41,7 +46,7 @@ void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& strea
   const std::size_t wanted = std::max(needed, std::min(std::bit_ceil(needed), threshold_bytes_));
   auto larger = allocate(site, wanted, needed);
   if (current_ != nullptr) {
-    Event passed(site);
+    Event passed(site);  // nobody asks after a window
     passed.record(site, stream);
     outgrown_.push_back({std::move(current_), std::move(passed)});
   }

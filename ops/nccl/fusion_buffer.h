@@ -5,15 +5,16 @@
 ///
 /// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So there is one buffer per stream and set of
 /// ranks then, because such ranks see the same batches and grow it at the same ones; it takes what it needs or fails; and what was outgrown
-/// stays until the end, when the communicators end first.
+/// stays until the end. NCCL gives a window's memory back when it is deregistered, not when its communicator is aborted (2.28): after a
+/// failure it stays with the process.
 ///
 /// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
 /// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "ops/nccl/communicator.h"
@@ -38,7 +39,7 @@ class FusionMemory {
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
-  /// Once with each.
+  /// Once with each. Where NCCL has no use for a window it is registered as a buffer.
   void register_with(const Site& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
@@ -51,7 +52,12 @@ class FusionMemory {
   void* data_;
   std::size_t bytes_;
   Registration registration_;
-  std::vector<std::pair<std::shared_ptr<Communicator>, void*>> registrations_;
+  struct Registered {
+    std::shared_ptr<Communicator> communicator;
+    Registration as;
+    void* handle;  ///< NCCL's to write until the communicator has settled or is aborted
+  };
+  std::deque<Registered> registrations_;  // they stay where they are
 };
 
 class FusionBuffer {

@@ -122,6 +122,10 @@ NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange ex
 }
 
 NcclBackend::~NcclBackend() {
+  if (registration_ == Registration::Window && !communicators_->aborted() && comes_to_rest()) {
+    const DeviceGuard guard(table_, device_);
+    for (const auto& track : tracks_) track->fusion.clear();  // while there are communicators to tell
+  }
   communicators_->abort_all();
   const bool rests = comes_to_rest();
   lent_->close(rests);

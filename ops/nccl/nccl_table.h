@@ -34,7 +34,7 @@ struct NcclUniqueId {
   std::array<char, 128> bytes{};
 };
 
-/// Every entry must be callable, but `window_register`. The comment names the call it stands for, as error messages spell it.
+/// Every entry must be callable, but those for windows. The comment names the call it stands for, as error messages spell it.
 struct NcclTable {
   // CUDA
   std::function<CudaCode(int* device)> get_device;                                  ///< cudaGetDevice
@@ -74,13 +74,15 @@ struct NcclTable {
   std::function<NcclCode(NcclComm* comm, NcclCode* error)> comm_get_async_error;                                ///< ncclCommGetAsyncError
   std::function<NcclCode(NcclComm* comm, void* memory, std::size_t bytes, void** registration)> comm_register;  ///< ncclCommRegister
   std::function<NcclCode(NcclComm* comm, void* registration)> comm_deregister;                                  ///< ncclCommDeregister
-  /// ncclCommWindowRegister, symmetric: all ranks of the communicator, each with as many bytes from `mem_alloc`. `window` is written until
-  /// the communicator has settled; null where NCCL has no use for it. Ends with the communicator. Empty: this NCCL has none (before 2.27).
+  /// ncclCommWindowRegister, symmetric: all ranks of the communicator, each with as many bytes from `mem_alloc`. Whatever it returns, it is
+  /// done, and `window` written, when `comm_get_async_error` no longer says InProgress; null where NCCL has no use for it. Empty: this NCCL
+  /// has none (before 2.27).
   std::function<NcclCode(NcclComm* comm, void* memory, std::size_t bytes, void** window)> window_register;
-  std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;  ///< ncclMemAlloc
-  std::function<NcclCode(void* memory)> mem_free;                       ///< ncclMemFree
-  std::function<NcclCode()> group_start;                                ///< ncclGroupStart
-  std::function<NcclCode()> group_end;                                  ///< ncclGroupEnd
+  std::function<NcclCode(NcclComm* comm, void* window)> window_deregister;  ///< ncclCommWindowDeregister; each rank for itself
+  std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;      ///< ncclMemAlloc
+  std::function<NcclCode(void* memory)> mem_free;                           ///< ncclMemFree
+  std::function<NcclCode()> group_start;                                    ///< ncclGroupStart
+  std::function<NcclCode()> group_end;                                      ///< ncclGroupEnd
   /// ncclAllReduce
   std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream)>
       all_reduce;

@@ -33,7 +33,7 @@ class Placement {
   [[nodiscard]] Way way_of(const std::vector<int>& ranks) const;
   /// The same, remembered for each process set. Any thread.
   [[nodiscard]] Way way_of_set(int id, const std::vector<int>& ranks) const;
-  /// "NCCL", "NCCL; 4 ranks share one GPU: CUDA IPC", ...
+  /// "one rank per GPU, NCCL", "4 ranks share a GPU, through CUDA IPC", ...
   [[nodiscard]] std::string describe() const;
 
  private:

@@ -1,5 +1,6 @@
 // The calls of NCCL. Compiled where NCCL is found; its twin is real_nccl_absent.cc.
 
+#include <dlfcn.h>
 #include <nccl.h>
 
 #include <cstring>
@@ -24,7 +25,7 @@ static_assert(static_cast<int>(NcclOp::Avg) == ncclAvg);
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId) && std::is_trivially_copyable_v<NcclUniqueId>);
 
 NcclCode code_of(ncclResult_t result) { return static_cast<NcclCode>(result); }
-cudaStream_t native(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
+cudaStream_t stream_of(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
 ncclComm_t native(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 ncclDataType_t native(NcclType type) { return static_cast<ncclDataType_t>(type); }
 ncclRedOp_t native(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
@@ -53,6 +54,21 @@ std::string describe(NcclCode code, NcclComm* comm) {
   return text;
 }
 
+// Windows came with 2.27. They are looked up, as another NCCL may be loaded than the one that this was compiled with.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+void fill_windows(NcclTable& table) {
+  const auto make = reinterpret_cast<decltype(&ncclCommWindowRegister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
+  const auto end = reinterpret_cast<decltype(&ncclCommWindowDeregister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister"));
+  if (make == nullptr || end == nullptr) return;
+  table.window_register = [make](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
+    return code_of(make(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC));
+  };
+  table.window_deregister = [end](NcclComm* comm, void* window) { return code_of(end(native(comm), static_cast<ncclWindow_t>(window))); };
+}
+#else
+void fill_windows(NcclTable& /*table*/) {}
+#endif
+
 }  // namespace
 
 void fill_nccl(NcclTable& table) {
@@ -69,37 +85,33 @@ void fill_nccl(NcclTable& table) {
     return code_of(ncclCommRegister(native(comm), memory, bytes, registration));
   };
   table.comm_deregister = [](NcclComm* comm, void* registration) { return code_of(ncclCommDeregister(native(comm), registration)); };
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  table.window_register = [](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
-    return code_of(ncclCommWindowRegister(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC));
-  };
-#endif
+  fill_windows(table);
   table.mem_alloc = [](void** memory, std::size_t bytes) { return code_of(ncclMemAlloc(memory, bytes)); };
   table.mem_free = [](void* memory) { return code_of(ncclMemFree(memory)); };
   table.group_start = [] { return code_of(ncclGroupStart()); };
   table.group_end = [] { return code_of(ncclGroupEnd()); };
   table.all_reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclAllReduce(send, receive, count, native(type), native(op), native(comm), native(stream)));
+    return code_of(ncclAllReduce(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
   };
   table.broadcast = [](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclBroadcast(send, receive, count, native(type), root, native(comm), native(stream)));
+    return code_of(ncclBroadcast(send, receive, count, native(type), root, native(comm), stream_of(stream)));
   };
   table.all_gather = [](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclAllGather(send, receive, count, native(type), native(comm), native(stream)));
+    return code_of(ncclAllGather(send, receive, count, native(type), native(comm), stream_of(stream)));
   };
   table.reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
                     CudaStream* stream) {
-    return code_of(ncclReduce(send, receive, count, native(type), native(op), root, native(comm), native(stream)));
+    return code_of(ncclReduce(send, receive, count, native(type), native(op), root, native(comm), stream_of(stream)));
   };
   table.reduce_scatter = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
                             CudaStream* stream) {
-    return code_of(ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), native(stream)));
+    return code_of(ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
   };
   table.send = [](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclSend(send, count, native(type), to, native(comm), native(stream)));
+    return code_of(ncclSend(send, count, native(type), to, native(comm), stream_of(stream)));
   };
   table.receive = [](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclRecv(receive, count, native(type), from, native(comm), native(stream)));
+    return code_of(ncclRecv(receive, count, native(type), from, native(comm), stream_of(stream)));
   };
   table.nccl_error = describe;
 }

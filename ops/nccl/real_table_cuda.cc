@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
-#include <type_traits>
 
 #include "ops/nccl/real_nccl.h"
 

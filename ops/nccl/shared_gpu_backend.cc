@@ -324,6 +324,7 @@ std::uint64_t SharedGpuBackend::prepare(const BatchTraits& traits, BatchMember& 
     const std::byte* block = pool_->allocate(bytes_of(traits, member.count));
     if (block != nullptr) return pool_->find(block)->word();
     std::size_t free_bytes = 0, total_bytes = 0;
+    const DeviceGuard guard(table_, device_);
     const bool known = table_.mem_info(&free_bytes, &total_bytes) == CudaCode::Success;
     note_refusal(known ? formatted("out of memory, {} of {} are free", to_mib(free_bytes), to_mib(total_bytes)) : "out of memory");
   } catch (const BackendError& error) {

@@ -67,12 +67,14 @@ Report run_shm_threads(int ranks, const Choice& choice) {
   return run_threads({.name = title("shm", ranks), .size = ranks, .device = {}}, choice, {});
 }
 
-Report run_gpu_threads(nccl::Way way, int ranks, const Choice& choice) {
-  const char* name = way == nccl::Way::Nccl ? "nccl" : way == nccl::Way::SharedGpu ? "shared GPU" : "staged";
+Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice) {
   // NCCL's sums are not made in rank order; those of the others are the host's.
-  const Setting setting{.name = title(name, ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = way == nccl::Way::Nccl};
-  return run_threads(setting, choice, [ranks, way]() -> Dress {
-    return [devices = std::make_shared<LockedDevices>(ranks), way](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+  const Setting setting{
+      .name = title(instance.name, ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = instance.way == nccl::Way::Nccl};
+  return run_threads(setting, choice, [ranks, instance]() -> Dress {
+    const auto devices = std::make_shared<LockedDevices>(ranks);
+    devices->registration = instance.registration;
+    return [devices, way = instance.way](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
       devices->add_backends(way, rank, parts, arena);
       parts.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(devices, parts.memory);
     };

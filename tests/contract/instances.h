@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/nccl/fusion_buffer.h"
 #include "ops/nccl/placement.h"
 #include "tests/contract/runner.h"
 
@@ -11,7 +12,12 @@ namespace hvd::contract {
 
 /// Ranks are threads; host memory through the shared-memory backend, or device memory (a host's, pretended) that travels one of its ways.
 Report run_shm_threads(int ranks, const Choice& choice);
-Report run_gpu_threads(nccl::Way way, int ranks, const Choice& choice);
+struct GpuInstance {
+  const char* name;
+  nccl::Way way;
+  nccl::Registration registration = nccl::Registration::None;  ///< of NCCL's fusion buffers
+};
+Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice);
 /// This process is a rank; hvd::init() finds the others. The report of all ranks on rank 0, empty on the others.
 /// `gpu`: this program's memory is a GPU's too (tests/gpu/managed_new.cc), and is submitted as such.
 Report run_processes(const Choice& choice, bool gpu, bool& is_first);

@@ -1,4 +1,4 @@
-// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|shared|staged] [--filter text]
+// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|nccl_window|shared|staged] [--filter text]
 //   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
 //   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI)
@@ -24,16 +24,17 @@ struct Arguments {
   std::vector<int> threads;
   bool mpi = false;
   bool gpu = false;
-  std::optional<nccl::Way> backend;  ///< none: shared memory
+  std::optional<GpuInstance> backend;  ///< none: shared memory
   Choice choice;
 };
 
 /// None of an unknown word.
-std::optional<std::optional<nccl::Way>> backend_of(const std::string& word) {
-  if (word == "shm") return std::optional<nccl::Way>();
-  if (word == "nccl") return nccl::Way::Nccl;
-  if (word == "shared") return nccl::Way::SharedGpu;
-  if (word == "staged") return nccl::Way::Staged;
+std::optional<std::optional<GpuInstance>> backend_of(const std::string& word) {
+  if (word == "shm") return std::optional<GpuInstance>();
+  if (word == "nccl") return GpuInstance{"nccl", nccl::Way::Nccl};
+  if (word == "nccl_window") return GpuInstance{"nccl in windows", nccl::Way::Nccl, nccl::Registration::Window};
+  if (word == "shared") return GpuInstance{"shared GPU", nccl::Way::SharedGpu};
+  if (word == "staged") return GpuInstance{"staged", nccl::Way::Staged};
   return std::nullopt;
 }
 

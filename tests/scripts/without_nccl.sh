@@ -13,10 +13,12 @@ cache=$build/CMakeCache.txt
 # of VARIABLE: what the build was configured with
 of() { sed -n "s/^$1:[A-Z]*=//p" "$cache"; }
 nvcc=$(of CMAKE_CUDA_COMPILER)
-if [ -z "$nvcc" ]; then
-  echo "SKIP: there is no CUDA toolkit here"
-  exit 77
-fi
+case $nvcc in
+  '' | *NOTFOUND)
+    echo "SKIP: there is no CUDA toolkit here"
+    exit 77
+    ;;
+esac
 
 own=$build/tests/without_nccl
 log=$build/tests/without_nccl.log
@@ -27,7 +29,7 @@ failed() {
 cmake=$(of CMAKE_COMMAND)
 options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_MAKE_PROGRAM="$(of CMAKE_MAKE_PROGRAM)" -DCMAKE_CUDA_COMPILER="$nvcc")
 options+=(-DCMAKE_BUILD_TYPE=Debug -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_CUDA_ARCHITECTURES=90-real -DHVD_TORCH_BINDINGS=OFF)
-options+=(-DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
+options+=(-DCMAKE_CXX_COMPILER="$(of CMAKE_CXX_COMPILER)" -DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
 if ! "$cmake" -S "$root" -B "$own" "${options[@]}" >"$log" 2>&1 || ! "$cmake" --build "$own" --target hvd_bench >>"$log" 2>&1; then
   cat "$log"
   failed "it does not compile"

@@ -36,10 +36,16 @@ struct HostDevice::Comm {
   std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
   /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
   std::vector<std::pair<Stream*, std::function<bool()>>> messages;
-  /// Registered memory: where it begins, its bytes, and what it is called.
-  std::map<const std::byte*, std::pair<std::size_t, std::string>> places;
+  /// Registered memory, by where it begins.
+  struct Place {
+    std::size_t bytes = 0;
+    std::string name;
+    void* handle = nullptr;
+  };
+  std::map<const std::byte*, Place> places;
   std::uint64_t windows = 0;
   void** awaited_window = nullptr;  ///< where its handle belongs
+  void* awaited_memory = nullptr;
 };
 
 struct HostDevice::UserEvent {
@@ -248,7 +254,7 @@ NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes
   if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
   *registration = reinterpret_cast<void*>(++last_registration_);
   registrations_[*registration] = comm;
-  comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer"};
+  comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer", *registration};
   return code;
 }
 
@@ -257,9 +263,9 @@ NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
   cluster_.open_window(*comm->clique, ++comm->windows, comm->rank, bytes);
-  if (!no_windows) comm->places[static_cast<const std::byte*>(memory)] = {bytes, "window " + std::to_string(comm->windows)};
   comm->awaited_window = window;
-  if (!comm->blocking) return NcclCode::InProgress;
+  comm->awaited_memory = memory;
+  if (!comm->blocking) return windows_say_in_progress ? NcclCode::InProgress : NcclCode::Success;
   cluster_.wait_for_window(*comm->clique, comm->windows);
   finish_window(comm);
   return code;
@@ -270,12 +276,14 @@ void HostDevice::finish_window(Comm* comm) {
   if (no_windows) return;
   *handle = reinterpret_cast<void*>(++last_registration_);
   registrations_[*handle] = comm;
+  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {sizes_[comm->awaited_memory],
+                                                                       "window " + std::to_string(comm->windows), *handle};
 }
 
 std::string HostDevice::place_of(const Comm& comm, const void* memory) {
   const auto* at = static_cast<const std::byte*>(memory);
   for (const auto& [begin, place] : comm.places) {
-    if (begin <= at && at < begin + place.first) return place.second + " at " + std::to_string(at - begin);
+    if (begin <= at && at < begin + place.bytes) return place.name + " at " + std::to_string(at - begin);
   }
   return {};
 }
@@ -353,6 +361,7 @@ void HostDevice::fill_cuda() {
   table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
     *free_bytes = memory_bytes;
     *total_bytes = std::size_t{8} << 30;
+    if (current_device != index_) cluster_.note("cudaMemGetInfo of the wrong device");
     return enter<CudaCode>("cudaMemGetInfo");
   };
   table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
@@ -482,7 +491,7 @@ void HostDevice::give_memory(void* memory, const char* call) {
   for (auto& comm : comms_) {
     const auto place = comm->places.find(static_cast<const std::byte*>(memory));
     if (place == comm->places.end()) continue;
-    if (!comm->aborted && place->second.second != "buffer") cluster_.note(std::string(call) + " of a window");
+    if (!comm->aborted && registrations_.contains(place->second.handle)) cluster_.note(std::string(call) + " of registered memory");
     comm->places.erase(place);
   }
   if (memory_.erase(memory) != 1) {
@@ -531,6 +540,14 @@ void HostDevice::fill_nccl() {
   };
   table_.window_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
     return register_window(known(comm, "ncclCommWindowRegister"), memory, bytes, window);
+  };
+  table_.window_deregister = [this](NcclComm* comm, void* window) {
+    Comm* found = known(comm, "ncclCommWindowDeregister");
+    if (registrations_.erase(window) != 1) cluster_.note("ncclCommWindowDeregister of something unknown");
+    const auto place =
+        std::find_if(found->places.begin(), found->places.end(), [&](const auto& entry) { return entry.second.handle == window; });
+    if (place != found->places.end()) found->places.erase(place);
+    return enter<NcclCode>("ncclCommWindowDeregister");
   };
   table_.comm_deregister = [this](NcclComm* comm, void* registration) {
     known(comm, "ncclCommDeregister");

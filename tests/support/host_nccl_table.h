@@ -28,6 +28,7 @@ class HostDevice {
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
+  bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;

@@ -25,9 +25,10 @@ NcclTable locked(NcclTable table, std::mutex& mutex) {
            table.device_count, table.device_id, table.device_malloc, table.device_free, table.memcpy_async, table.ipc_get_memory,
            table.ipc_open_memory, table.ipc_close_memory, table.ipc_event_create, table.ipc_get_event, table.ipc_open_event);
   lock_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
-           table.comm_deregister, table.window_register, table.mem_alloc, table.mem_free, table.group_start, table.group_end,
-           table.all_reduce, table.broadcast, table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
-  constexpr std::size_t kLocked = 41;
+           table.comm_deregister, table.window_register, table.window_deregister, table.mem_alloc, table.mem_free, table.group_start,
+           table.group_end, table.all_reduce, table.broadcast, table.all_gather, table.reduce, table.reduce_scatter, table.send,
+           table.receive);
+  constexpr std::size_t kLocked = 42;
   constexpr std::size_t kTexts = 2;
   static_assert(sizeof(NcclTable) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
   return table;
@@ -68,6 +69,7 @@ void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const st
     NcclOptions options;
     options.streams = 2;
     options.rest_limit = rest_limit;
+    options.registration = registration;
     parts.backends.push_back(std::make_unique<NcclBackend>(
         table, rank,
         [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine)); },

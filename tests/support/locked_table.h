@@ -24,6 +24,8 @@ class LockedDevices {
 
   /// How long NCCL backends wait after a failure for what their streams still do; set before they are made.
   std::chrono::milliseconds rest_limit{2000};
+  /// Of NCCL's fusion buffers, likewise.
+  Registration registration = Registration::None;
 
   /// To make it fail; not while a world uses it.
   HostDevice& device(int rank);

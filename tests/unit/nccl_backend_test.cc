@@ -643,7 +643,10 @@ TEST_CASE("nccl: symmetric windows are made by all ranks of a set together, what
       CAPTURE(useless);
       World world(4);
       make_slow(world, 2, 1);
-      for (auto& device : world.devices) device->no_windows = useless;
+      for (auto& device : world.devices) {
+        device->no_windows = useless;
+        device->windows_say_in_progress = levels == useless;
+      }
       world.options.registration = Registration::Window;
       world.options.streams = 2;
       if (levels) world.options.host_of_rank = {0, 0, 1, 1};
@@ -669,9 +672,13 @@ TEST_CASE("nccl: symmetric windows are made by all ranks of a set together, what
           reduce(self.set, size);
         }
         const int of_half = first ? 2 : 1, of_all = levels ? 4 : 2;  // on each stream, grown once, with two communicators or one
-        expect(self.device.calls("ncclCommWindowRegister") == 2 * (of_half + of_all), "windows on both streams");
-        expect(self.device.calls("ncclCommRegister") == 0, "no other registration");
+        const int windows = 2 * (of_half + of_all);
+        expect(self.device.calls("ncclCommWindowRegister") == windows, "windows on both streams");
+        expect(self.device.calls("ncclCommRegister") == (useless ? windows : 0), "registered as buffers where there are none");
         expect(self.backend->allocate(self.traits(OpKind::Allreduce, DataType::Float32), 64) == nullptr, "nothing lent");
+        self.backend.reset();
+        expect(self.device.calls("ncclCommWindowDeregister") == (useless ? 0 : windows), "each deregistered");
+        expect(self.device.calls("ncclCommDeregister") == (useless ? windows : 0), "likewise");
       });
     }
   }
@@ -692,7 +699,7 @@ TEST_CASE("nccl: an outgrown window stays until the end") {
     expect(self.device.allocations == std::vector<std::size_t>{2 * mib, 4 * mib, 16 * mib}, "powers of two");
     expect(self.device.live_memory() == 3 && self.device.calls("ncclCommWindowRegister") == 3, "three windows");
     self.backend.reset();
-    expect(self.device.live_memory() == 0, "none of them afterwards");
+    expect(self.device.calls("ncclCommWindowDeregister") == 3 && self.device.live_memory() == 0, "none of them afterwards");
   });
 }
 
