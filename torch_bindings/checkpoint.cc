@@ -199,7 +199,7 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   const auto buffers = module.buffers();
   const auto own = on_host(buffers);
   std::optional<AveragedBuffers> means;
-  if (options_.average_buffers) means.emplace(buffers, set);
+  if (options_.average_buffers) means.emplace(module, set);
   if (set.size() > 1 && !buffers.empty()) {
     const auto written = broadcast_object(on_host(buffers), set.ranks().front(), set);
     for (std::size_t i = 0; i < own.size(); ++i) {
