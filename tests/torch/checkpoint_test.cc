@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -20,7 +21,7 @@ using hvd::DistributedOptimizer;
 class CheckpointFolder {
  public:
   CheckpointFolder() {
-    std::string name = "/tmp/hvd_checkpoint_XXXXXX";
+    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_XXXXXX").string();
     if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
     name_ = hvd::broadcast_object(name, 0);
   }
