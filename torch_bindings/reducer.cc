@@ -286,18 +286,23 @@ void GradientReducer::take_in_together(Bucket& bucket) {
   copy_together(to, from);
 }
 
+/// How gradients become their average or sum: of a Submission or of AllreduceOptions.
+template <class Terms>
+void GradientReducer::scale(Terms& terms) const {
+  terms.op = options_.op;
+  if (options_.gradient_predivide_factor == 1) return;
+  terms.op = ReduceOp::Sum;
+  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
+  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+}
+
 /// How the bucket is submitted, without its tensors.
 Submission GradientReducer::like(const Bucket& bucket) const {
   Submission submission;
   submission.kind = OpKind::Allreduce;
   submission.name = bucket.name;
   submission.process_set = options_.process_set.id();
-  submission.op = options_.op;
-  if (options_.gradient_predivide_factor != 1) {
-    submission.op = ReduceOp::Sum;
-    submission.prescale_factor = 1 / options_.gradient_predivide_factor;
-    submission.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
-  }
+  scale(submission);
   submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   return submission;
@@ -421,14 +426,9 @@ void GradientReducer::reduce_sparse() {
                             : gradient.is_sparse() ? gradient
                                                    : gradient.to_sparse(1);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
-                             .op = options_.op,
                              .process_set = options_.process_set,
                              .compression = options_.compression};
-    if (options_.gradient_predivide_factor != 1) {
-      options.op = ReduceOp::Sum;
-      options.prescale_factor = 1 / options_.gradient_predivide_factor;
-      options.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
-    }
+    scale(options);
     under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
   }
   for (auto& [slot, handle] : under_way) {

@@ -80,6 +80,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Taking taking);
   void make_room(std::span<Bucket> buckets);
+  template <class Terms>
+  void scale(Terms& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);
   void take_in(Slot& slot);
