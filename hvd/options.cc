@@ -22,9 +22,10 @@ Compression Compression::powersgd(int rank) {
 void Compression::refuse_memory(std::string_view what) const {
   if (!needs_memory()) return;
   const std::string_view name = kind_ == Kind::Int8 ? "int8" : kind_ == Kind::TopK ? "topk" : "powersgd";
-  throw InvalidArgument(formatted(
-      "{}: compression {} leaves out what it must remember for the next time; use it with DistributedOptimizer, or none, fp16 or bf16 here",
-      what, name));
+  throw InvalidArgument(
+      formatted("{}: compression {} leaves out what it must remember for the next time; use it with DistributedOptimizer or "
+                "DistributedDataParallel, or none, fp16 or bf16 here",
+                what, name));
 }
 
 }  // namespace hvd

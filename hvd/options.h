@@ -32,7 +32,8 @@ class ProcessSet {
 
 /// How gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded once more.
 /// The others leave more out, and need a memory of what they left out (error feedback, torch_bindings/compressor.h): they go with
-/// DistributedOptimizer only, and everything else that takes a Compression refuses them with InvalidArgument.
+/// DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression (allreduce, grouped_allreduce and
+/// sparse_allreduce, of tensors and of buffers) has no such memory and refuses them with InvalidArgument, at the call.
 class Compression {
  public:
   enum class Kind : std::uint8_t { None, Fp16, Bf16, Int8, TopK, PowerSgd };

@@ -48,20 +48,11 @@ std::string tensor_text(const Signature& signature, std::size_t index) {
   return signature.tensors.size() == 1 ? text : formatted("tensor {} is {}", index, text);
 }
 
-/// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank.
 std::string grouped(std::span<const int> ranks, std::span<const SharedSignature> signatures,
                     const std::function<std::string(const Signature&)>& describe) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    std::string text = describe(*signatures[i]);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == text; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {std::move(text), {}});
-    group->second.push_back(ranks[i]);
-  }
-  std::string text;
-  for (const auto& [said, who] : groups)
-    text += formatted("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", rank_list(who), said);
-  return text;
+  std::vector<std::string> said;
+  for (const auto& signature : signatures) said.push_back(describe(*signature));
+  return grouped_by_rank(ranks, said);
 }
 
 /// The first tensor of the group about which the ranks disagree.
@@ -178,6 +169,19 @@ Status verdict(std::string_view name, std::span<const int> ranks, std::span<cons
                       check.what.ends_with('s') ? "" : "s", grouped(ranks, signatures, check.describe ? check.describe : tensor))};
   }
   return {};
+}
+
+std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said) {
+  std::vector<std::pair<std::string_view, std::vector<int>>> groups;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == said[i]; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {said[i], {}});
+    group->second.push_back(ranks[i]);
+  }
+  std::string text;
+  for (const auto& [words, who] : groups)
+    text += formatted("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", rank_list(who), words);
+  return text;
 }
 
 std::string rank_list(std::span<const int> ranks) {

@@ -50,6 +50,8 @@ std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t pla
 /// order dtype, op, shape, scales, reduce op, per-op rules, device. `ranks[i]` is the global rank that sent `signatures[i]`.
 Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures);
 
+/// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank; `ranks[i]` said `said[i]`.
+std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said);
 /// "0-2, 5"
 std::string rank_list(std::span<const int> ranks);
 

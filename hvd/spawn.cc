@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "hvd/config.h"
@@ -19,10 +21,14 @@ namespace hvd {
 
 namespace {
 
-/// A folder of files that are named after ranks; gone with this. (Not std::filesystem: libtorch.so exports one of its own that crashes.)
+/// A folder of files that are named after ranks; gone with this. (Not std::filesystem::remove_all: libtorch.so exports one that crashes.)
 class Reports {
  public:
   explicit Reports(int ranks) : ranks_(ranks) {
+    std::error_code error;
+    const auto folder = std::filesystem::temp_directory_path(error);  // TMPDIR, or /tmp
+    if (error) throw BackendError(formatted("spawn: no folder for temporary files (TMPDIR): {}", error.message()));
+    path_ = (folder / "hvd-spawn-XXXXXX").string();
     if (::mkdtemp(path_.data()) == nullptr) throw BackendError(formatted("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
   }
   ~Reports() {
@@ -46,7 +52,7 @@ class Reports {
 
  private:
   int ranks_;
-  std::string path_ = "/tmp/hvd-spawn-XXXXXX";
+  std::string path_;
 };
 
 std::vector<std::string> own_arguments() {

@@ -1,7 +1,7 @@
 #pragma once
 /// Room card: a program that starts its own ranks, so that it needs no launcher on its command line. It is started once more under
 /// `mpirun`, with the same arguments, as often as there are ranks. Thread: the main one, before `init()`. Owns the launcher's process, and
-/// a folder for what the ranks have to say, while it waits.
+/// a folder for what the ranks have to say (in TMPDIR, or /tmp), while it waits.
 
 #include <functional>
 
@@ -18,8 +18,8 @@ namespace hvd {
 ///     }
 ///
 /// An exception that leaves `work` leaves spawn() in that rank too. In the process that has started the ranks spawn() throws Error if
-/// they did not all end well, with the launcher's exit code and the text of each rank's exception; BackendError if there is no `mpirun`;
-/// InvalidArgument for fewer than one rank.
+/// they did not all end well, with the launcher's exit code and the text of each rank's exception; BackendError if there is no `mpirun`
+/// or TMPDIR is no folder; InvalidArgument for fewer than one rank.
 void spawn(int ranks, const std::function<void()>& work);
 
 namespace detail {

@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 #include <utility>
 #include <vector>
 
+#include "hvd/signature.h"
 #include "hvd/text.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"
@@ -155,6 +157,26 @@ void Checkpoint::agree(const std::string& failure) const {
     if (!failures[i].empty()) throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
+/// Throws Mismatch, on all ranks, unless they have the same buffers and want the same done with them: what follows exchanges these.
+void Checkpoint::check_buffers(const torch::nn::Module& module) const {
+  std::vector<std::string> mine{options_.average_buffers ? "average_buffers" : "no average_buffers"};
+  for (const auto& buffer : module.named_buffers()) {
+    const at::Tensor& tensor = buffer.value();
+    mine.push_back(formatted(
+        "buffer '{}' is {}", buffer.key(),
+        tensor.defined() ? formatted("{} {}", c10::toString(tensor.scalar_type()), to_string(tensor.sizes().vec())) : "undefined"));
+  }
+  const auto all = allgather_object(mine, options_.process_set);
+  std::size_t same = all.front().size();
+  for (const auto& theirs : all)
+    same = std::min(same, static_cast<std::size_t>(
+                              std::mismatch(theirs.begin(), theirs.end(), all.front().begin(), all.front().end()).first - theirs.begin()));
+  std::vector<std::string> said;
+  for (const auto& theirs : all) said.push_back(same < theirs.size() ? theirs[same] : "no further buffer");
+  if (std::all_of(said.begin(), said.end(), [&](const auto& words) { return words == said.front(); })) return;
+  throw Mismatch(formatted("checkpoint {}: what the ranks save differs: {}", path_, grouped_by_rank(options_.process_set.ranks(), said)));
+}
+
 /// As it is, to be saved or filled.
 std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer) const {
   std::vector<at::Tensor> memory;
@@ -168,6 +190,7 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
 void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra) const {
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
+  check_buffers(module);
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   OfRank mine;
   if (options_.random_state)
@@ -176,11 +199,11 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   const auto buffers = module.buffers();
   const auto own = on_host(buffers);
   std::optional<AveragedBuffers> means;
-  if (options_.average_buffers) means.emplace(buffers, set);
+  if (options_.average_buffers) means.emplace(module, set);
   if (set.size() > 1 && !buffers.empty()) {
     const auto written = broadcast_object(on_host(buffers), set.ranks().front(), set);
     for (std::size_t i = 0; i < own.size(); ++i) {
-      if (i < written.size() && torch::equal(own[i], written[i])) continue;
+      if (torch::equal(own[i], written[i])) continue;
       mine.places.push_back(static_cast<std::int64_t>(i));
       mine.buffers.push_back(own[i]);
     }

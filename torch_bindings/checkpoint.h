@@ -5,7 +5,8 @@
 /// ranks that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the
 /// same bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks
 /// begins anew.
-/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails.
+/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails;
+/// Mismatch on all ranks if what they save differs.
 /// Owns nothing that stays open.
 
 #include <torch/nn/module.h>
@@ -55,7 +56,7 @@ class Checkpoint {
   explicit Checkpoint(std::string path, CheckpointOptions options = {});
 
   /// Parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's are
-  /// written.
+  /// written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
   /// Fills both, in place, on all ranks, and returns the step. Nothing is changed unless the whole module fits the file.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
@@ -82,8 +83,8 @@ class Checkpoint {
 
  private:
   [[nodiscard]] std::string read_file() const;
-  void write_file(const std::string& text) const;
   void agree(const std::string& failure) const;
+  void check_buffers(const torch::nn::Module& module) const;
   [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] std::string failure_text(const std::exception& error) const;
 

@@ -15,7 +15,7 @@
 namespace hvd {
 
 // Combines the tensors of all ranks element by element; shapes and types must be equal. The gradient is the same allreduce of the
-// gradient.
+// gradient. Compression: none, fp16, bf16; the others are refused (see Compression), here and in all that takes AllreduceOptions.
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});

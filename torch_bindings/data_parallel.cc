@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <latch>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -155,20 +156,58 @@ struct BorrowedReplicas {
 
 // ------------------------------------------------------------------------------------------------------------------ the pass
 
+/// The number of threads that LibTorch uses is each thread's own, but at::set_num_threads also sets the one that new threads begin with.
+/// While workers take their share, one pass after the other, a new thread keeps that number and puts it back; workers wait for that.
+class ThreadShares {
+ public:
+  explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
+    share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
+    keeper_ = std::thread([this] {
+      const int of_new_threads = at::get_num_threads();
+      known_.count_down();
+      taken_.wait();
+      at::set_num_threads(of_new_threads);
+      put_back_.count_down();
+    });
+    known_.wait();
+  }
+  /// By each worker, once.
+  void take() {
+    at::get_num_threads();  // a thread's first look sets it to what new threads begin with, also after set_num_threads
+    at::set_num_threads(share_);
+    taken_.count_down();
+    put_back_.wait();
+  }
+  /// When all workers have been started.
+  void finish() {
+    keeper_.join();
+    only_one_.unlock();
+  }
+
+ private:
+  static std::mutex& starting() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  std::unique_lock<std::mutex> only_one_;
+  int share_ = 1;
+  std::latch known_{1}, taken_, put_back_{1};
+  std::thread keeper_;
+};
+
 /// `work(i)` for each device in a thread of its own, with the caller's settings and a share of LibTorch's threads.
 void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
-  const int threads = at::get_num_threads();
-  const int share = std::max(1, threads / static_cast<int>(devices.size()));
   const at::ThreadLocalState settings;
   const auto kind = devices.front().type();
   const bool autocast = at::autocast::is_autocast_enabled(kind);
   const auto autocast_type = at::autocast::get_autocast_dtype(kind);
   std::vector<std::exception_ptr> errors(devices.size());
   std::vector<std::thread> running;
+  ThreadShares shares(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
     running.emplace_back([&, i] {
+      shares.take();
       try {
-        at::set_num_threads(share);
         const at::ThreadLocalStateGuard same_settings(settings);
         const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
         std::optional<AutocastGuard> same_autocast;
@@ -179,8 +218,8 @@ void in_parallel(const std::vector<at::Device>& devices, const std::function<voi
       }
     });
   }
+  shares.finish();
   for (auto& thread : running) thread.join();
-  at::set_num_threads(threads);  // a thread's number is also that of threads to come
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);
 }

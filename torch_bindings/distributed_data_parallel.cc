@@ -40,6 +40,7 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, Distribu
   if (!(options_.gradient_predivide_factor > 0))
     throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options_.gradient_predivide_factor));
   auto parameters = trained_parameters(*module_);
+  GradientReducer::refuse_twice(parameters, "ddp");
   const int number = next_number(options_.process_set);
   name_ = formatted("ddp.{}", number);
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);

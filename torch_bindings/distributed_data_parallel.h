@@ -91,7 +91,8 @@ template <class Wrapped>
 class DistributedDataParallel : public torch::nn::Module {
  public:
   /// Collective over the process set: the first rank's parameters and buffers become those of all. Parameters that require no gradient
-  /// now are never reduced. Throws Mismatch if the ranks' modules differ.
+  /// now are never reduced. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything is sent, if none does, or for a
+  /// parameter that a DistributedOptimizer is around at present: its gradient would be reduced twice.
   explicit DistributedDataParallel(std::shared_ptr<Wrapped> module, DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),
         module_(std::move(module)),

@@ -94,11 +94,17 @@ at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& i
   return all[0].index_select(0, torch::tensor(row_of, at::kLong).to(all[0].device()));
 }
 
-AveragedBuffers::AveragedBuffers(const std::vector<at::Tensor>& buffers, const ProcessSet& process_set) {
+namespace {
+/// "norm.num_batches_tracked"
+bool is_counter(std::string_view name) { return name.substr(name.rfind('.') + 1) == "num_batches_tracked"; }
+}  // namespace
+
+AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessSet& process_set) {
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> values;
-  for (const auto& buffer : buffers) {
-    if (!buffer.is_floating_point()) continue;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || !buffer.is_floating_point() || is_counter(item.key())) continue;
     own_.emplace_back(buffer, buffer.detach().clone());
     values.push_back(own_.back().second);
   }

@@ -5,6 +5,8 @@
 /// where the ranks' names or shapes differ.
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -54,10 +56,15 @@ at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& i
 
 /// Collective: while it lives, buffers of floating type are their means over the ranks: batch norm's running statistics, of which each rank
 /// has those of its own batches, for evaluating or saving one model. Then each rank has its own again, unless they are kept.
+/// Counters are no statistics: buffers of integers and bool stay each rank's own, and so does every `num_batches_tracked`, of which
+/// Module::to(torch::kDouble) makes a floating number. It is told by its name; what else is floating is averaged.
 class [[nodiscard]] AveragedBuffers {
  public:
-  /// `buffers`: as `module->buffers()` gives them, the same ones on all ranks; changed in place.
-  explicit AveragedBuffers(const std::vector<at::Tensor>& buffers, const ProcessSet& process_set = {});
+  /// Of the module and all below it, which must have the same ones on all ranks; changed in place.
+  explicit AveragedBuffers(const torch::nn::Module& module, const ProcessSet& process_set = {});
+  template <class Module>
+  explicit AveragedBuffers(const torch::nn::ModuleHolder<Module>& module, const ProcessSet& process_set = {})
+      : AveragedBuffers(static_cast<const torch::nn::Module&>(*module), process_set) {}
   ~AveragedBuffers();
   AveragedBuffers(const AveragedBuffers&) = delete;
   AveragedBuffers& operator=(const AveragedBuffers&) = delete;

@@ -125,8 +125,10 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   for (const auto& group : wrapped_.param_groups()) shared_options_.push_back(group.options().clone());
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
+  auto parameters = name_parameters(wrapped_, named_parameters);
+  GradientReducer::refuse_twice(parameters, "optimizer");
   int& number = optimizers_made(options.process_set);
-  reducer_ = std::make_shared<GradientReducer>(name_parameters(wrapped_, named_parameters), options, number);
+  reducer_ = std::make_shared<GradientReducer>(std::move(parameters), options, number);
   if (options.shard_optimizer_state)
     shards_ = std::make_unique<OptimizerShards>(wrapped_, options.process_set, formatted("optimizer.{}", number));
   ++number;  // not before: one that is refused on some ranks only must not put their numbers out of step

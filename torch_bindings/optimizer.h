@@ -49,7 +49,8 @@ void drop_scratch(torch::optim::Optimizer& optimizer);
 class DistributedOptimizer : public torch::optim::Optimizer {
  public:
   /// `named_parameters` must name every parameter of `wrapped`, once; empty: names are made up from their places. Wrapping is local:
-  /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them.
+  /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them, and for a parameter whose gradient a
+  /// DistributedDataParallel has reduced at present. Of several optimizers around the same parameters the last one reduces during backward.
   explicit DistributedOptimizer(torch::optim::Optimizer& wrapped, std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
                                 DistributedOptimizerOptions options = {});
   /// From what `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.

@@ -49,7 +49,10 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
                                  Taking taking)
-    : options_(std::move(options)), name_(formatted("{}.{}", kind, number)), passes_per_step_(options_.backward_passes_per_step) {
+    : options_(std::move(options)),
+      kind_(kind),
+      name_(formatted("{}.{}", kind, number)),
+      passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot slot;
     slot.named = std::move(named);
@@ -194,7 +197,38 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
   }
 }
 
+/// By parameter, how many wrappers of each kind. A wrapper holds its parameters, so their addresses are not given to others.
+struct GradientReducer::Claims {
+  std::mutex mutex;
+  std::unordered_map<const void*, std::map<std::string, int>> kinds;
+};
+
+std::shared_ptr<GradientReducer::Claims> GradientReducer::claims() {
+  static const auto all = std::make_shared<Claims>();
+  return all;
+}
+
+void GradientReducer::refuse_twice(const std::vector<Named>& parameters, const std::string& kind) {
+  const auto title = [](const std::string& of) { return of == "ddp" ? "DistributedDataParallel" : "DistributedOptimizer"; };
+  const auto all = claims();
+  const std::lock_guard lock(all->mutex);
+  for (const auto& [name, parameter] : parameters) {
+    const auto claimed = all->kinds.find(parameter.unsafeGetTensorImpl());
+    if (claimed == all->kinds.end()) continue;
+    for (const auto& [other, count] : claimed->second)
+      if (other != kind)
+        throw InvalidArgument(
+            formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and would be reduced twice; use one of "
+                      "them, or end that one first",
+                      title(kind), name, title(other)));
+  }
+}
+
 void GradientReducer::hook() {
+  if (!std::exchange(hooked_, true)) {
+    const std::lock_guard lock(claims_->mutex);
+    for (const auto& slot : slots_) ++claims_->kinds[slot.named.parameter.unsafeGetTensorImpl()][kind_];
+  }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto call = [weak = weak_from_this(), i] {
       if (const auto self = weak.lock()) self->on_gradient(i);
@@ -204,6 +238,14 @@ void GradientReducer::hook() {
 }
 
 void GradientReducer::unhook() {
+  if (std::exchange(hooked_, false)) {
+    const std::lock_guard lock(claims_->mutex);
+    for (const auto& slot : slots_) {
+      const auto claimed = claims_->kinds.find(slot.named.parameter.unsafeGetTensorImpl());
+      if (--claimed->second[kind_] == 0) claimed->second.erase(kind_);
+      if (claimed->second.empty()) claims_->kinds.erase(claimed);
+    }
+  }
   for (const auto& slot : slots_) {
     // Another optimizer may have been put around the same parameters since.
     const auto* const hook = dynamic_cast<const Hook*>(torch::autograd::impl::post_acc_grad_hooks(slot.named.parameter).get());
@@ -286,18 +328,23 @@ void GradientReducer::take_in_together(Bucket& bucket) {
   copy_together(to, from);
 }
 
+/// How gradients become their average or sum: of a Submission or of AllreduceOptions.
+template <class Terms>
+void GradientReducer::scale(Terms& terms) const {
+  terms.op = options_.op;
+  if (options_.gradient_predivide_factor == 1) return;
+  terms.op = ReduceOp::Sum;
+  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
+  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+}
+
 /// How the bucket is submitted, without its tensors.
 Submission GradientReducer::like(const Bucket& bucket) const {
   Submission submission;
   submission.kind = OpKind::Allreduce;
   submission.name = bucket.name;
   submission.process_set = options_.process_set.id();
-  submission.op = options_.op;
-  if (options_.gradient_predivide_factor != 1) {
-    submission.op = ReduceOp::Sum;
-    submission.prescale_factor = 1 / options_.gradient_predivide_factor;
-    submission.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
-  }
+  scale(submission);
   submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   return submission;
@@ -422,14 +469,9 @@ void GradientReducer::reduce_sparse() {
                             : gradient.is_sparse() ? gradient
                                                    : gradient.to_sparse(1);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
-                             .op = options_.op,
                              .process_set = options_.process_set,
                              .compression = options_.compression};
-    if (options_.gradient_predivide_factor != 1) {
-      options.op = ReduceOp::Sum;
-      options.prescale_factor = 1 / options_.gradient_predivide_factor;
-      options.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
-    }
+    scale(options);
     under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
   }
   for (auto& [slot, handle] : under_way) {

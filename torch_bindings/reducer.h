@@ -34,6 +34,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
                   Taking taking = Taking::ByDevice);
 
+  /// Throws InvalidArgument, naming the parameter, if another kind of wrapper has gradients of one of these reduced at present: one
+  /// backward pass would reduce them twice. Local.
+  static void refuse_twice(const std::vector<Named>& parameters, const std::string& kind);
+
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
   void hook();
   void unhook();
@@ -74,12 +78,18 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
 
+  /// Who has whose gradients reduced, in this process.
+  struct Claims;
+  static std::shared_ptr<Claims> claims();
+
   void make_compressor();
   void reduce(bool also_compressed);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Taking taking);
   void make_room(std::span<Bucket> buckets);
+  template <class Terms>
+  void scale(Terms& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);
   void take_in(Slot& slot);
@@ -96,7 +106,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
-  const std::string name_;  ///< "optimizer.0"
+  const std::string kind_;
+  const std::string name_;                           ///< "optimizer.0"
+  const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer
+  bool hooked_ = false;
   int passes_per_step_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;

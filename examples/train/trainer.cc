@@ -137,7 +137,7 @@ void Trainer::close_epoch() {
   const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
   {
     const auto mixed = strategy_->autocast();
-    hvd::AveragedBuffers means(model_->buffers());  // batch norm's statistics of what each rank saw
+    hvd::AveragedBuffers means(*model_);  // batch norm's statistics of what each rank saw
     record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
     if (loader_->over()) means.keep();
   }

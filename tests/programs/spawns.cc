@@ -1,5 +1,5 @@
-// Starts its own ranks: spawns RANKS [fail RANK | text]. Prints what each rank knows; what spawn() throws becomes "caught: ..." and exit
-// code 3.
+// Starts its own ranks: spawns RANKS [fail RANK | where | text]. Prints what each rank knows; what spawn() throws becomes "caught: ..."
+// and exit code 3. where: rank 0 fails with the name of the folder for such reports.
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -17,6 +17,9 @@ int main(int argc, char** argv) {
       const hvd::Buffer buffer{.data = &sum, .dtype = hvd::DataType::Float32, .shape = {1}};
       hvd::allreduce(buffer, buffer, {.op = hvd::ReduceOp::Sum});
       if (arguments.size() > 2 && arguments[1] == "fail" && hvd::rank() == std::stoi(arguments[2])) throw std::runtime_error("the user's");
+      const char* const folder = hvd::detail::spawn_reports();
+      if (arguments.size() > 1 && arguments[1] == "where" && hvd::rank() == 0)
+        throw std::runtime_error(folder == nullptr ? "none" : folder);
       std::printf("rank %d of %d: sum %g, argument '%s'\n", hvd::rank(), hvd::size(), sum,
                   arguments.size() > 1 ? arguments[1].c_str() : "");
       hvd::shutdown();

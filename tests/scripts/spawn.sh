@@ -27,7 +27,9 @@ expect() {
     failures=$((failures + 1))
   fi
 }
-before=$(find /tmp -maxdepth 1 -name 'hvd-spawn-*' | wc -l)
+# What spawn() keeps while the ranks run lies in TMPDIR, or in /tmp, and is gone afterwards.
+mkdir "$work/temporary"
+export TMPDIR=$work/temporary
 # No launcher's variables here, and none of cmake/mpi_env.sh: spawn() must do without.
 bare=(env -u OMPI_ALLOW_RUN_AS_ROOT -u OMPI_ALLOW_RUN_AS_ROOT_CONFIRM -u OMPI_MCA_rmaps_base_oversubscribe)
 expect "three ranks, arguments with spaces" 0 3 "of 3: sum 6, argument 'a  b'" "${bare[@]}" "$program" 3 "a  b"
@@ -36,12 +38,15 @@ expect "one rank is the process itself" 0 1 "rank 0 of 1: sum 1" "${bare[@]}" "$
 expect "a rank that fails is named" 3 1 "rank 1: the user's" "${bare[@]}" "$program" 2 fail 1
 expect "and so is the exit code" 3 1 "mpirun ended with exit code 3" "${bare[@]}" "$program" 2 fail 1
 expect "no ranks" 3 1 "spawn: 0 ranks" "${bare[@]}" "$program" 0
+expect "its files are in TMPDIR" 3 1 "rank 0: $TMPDIR/hvd-spawn-" "${bare[@]}" "$program" 2 where
+expect "or else in /tmp" 3 1 "rank 0: /tmp/hvd-spawn-" "${bare[@]}" -u TMPDIR "$program" 2 where
+expect "a TMPDIR that is no folder" 3 1 "no folder for temporary files (TMPDIR): No such file" "${bare[@]}" TMPDIR="$work/none" "$program" 2 x
 expect "no mpirun" 3 1 "must be in PATH" env PATH=/nonexistent "$program" 2
 # shellcheck source=../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
 expect "under mpirun the number is the launcher's" 0 2 "of 2: sum 3" mpirun -np 2 "$program" 5 x
-if [ "$(find /tmp -maxdepth 1 -name 'hvd-spawn-*' | wc -l)" -gt "$before" ]; then
-  echo "FAIL  something is left in /tmp"
+if [ -n "$(find "$TMPDIR" -maxdepth 1 -name 'hvd-spawn-*')" ]; then
+  echo "FAIL  something is left in $TMPDIR"
   failures=$((failures + 1))
 fi
 echo "$failures failed"

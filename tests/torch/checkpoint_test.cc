@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -20,7 +21,7 @@ using hvd::DistributedOptimizer;
 class CheckpointFolder {
  public:
   CheckpointFolder() {
-    std::string name = "/tmp/hvd_checkpoint_XXXXXX";
+    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_XXXXXX").string();
     if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
     name_ = hvd::broadcast_object(name, 0);
   }
@@ -127,6 +128,51 @@ TEST_CASE("checkpoint: buffers of single ranks, and their means for another numb
     }
     hvd::remove_process_set(first);
   }
+}
+
+/// A module with nothing but these.
+struct Buffers : torch::nn::Module {
+  explicit Buffers(const hvd::NamedTensors& buffers) {
+    register_parameter("weight", torch::ones({2}));
+    for (const auto& [name, tensor] : buffers) register_buffer(name, tensor);
+  }
+};
+
+TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of them, before anything waits for them") {
+  const CheckpointFolder folder;
+  const at::Tensor mean = torch::zeros({3}), count = torch::zeros({}, at::kLong);
+  const std::vector<std::pair<hvd::NamedTensors, std::string>> others{
+      {{}, "no further buffer"},
+      {{{"mean", mean}}, "no further buffer"},
+      {{{"mean", mean}, {"count", count}, {"more", mean}}, "buffer 'more' is Float [3]"},
+      {{{"mean", torch::zeros({4})}, {"count", count}}, "buffer 'mean' is Float [4]"},
+      {{{"mean", mean.to(kDouble)}, {"count", count}}, "buffer 'mean' is Double [3]"},
+      {{{"mean", mean}, {"sum", count}}, "buffer 'sum' is Long []"},
+      {{{"mean", at::Tensor()}, {"count", count}}, "buffer 'count' is Long []"},
+  };
+  const Buffers usual({{"mean", mean}, {"count", count}});
+  for (const bool average : {false, true}) {
+    const Checkpoint checkpoint(folder.file(), {.average_buffers = average});
+    for (const auto& [other, said] : others) {
+      const Buffers module(last() && hvd::size() > 1 ? other : hvd::NamedTensors{{"mean", mean}, {"count", count}});
+      torch::optim::SGD sgd(module.parameters(), 0.1);
+      if (hvd::size() == 1) {
+        checkpoint.save(module, sgd, 1);
+        continue;
+      }
+      const std::string text = error_of<hvd::Mismatch>([&] { checkpoint.save(module, sgd, 1); });
+      CAPTURE(text);
+      CHECK(contains(text, "run.pt"));
+      CHECK(contains(text, "; rank " + std::to_string(hvd::size() - 1) + ": " + said));
+    }
+    torch::optim::SGD sgd(usual.parameters(), 0.1);
+    checkpoint.save(usual, sgd, 2);  // and goes on
+    CHECK(checkpoint.exists());
+  }
+  if (hvd::size() == 1) return;
+  const Checkpoint unlike(folder.file(), {.average_buffers = last()});
+  torch::optim::SGD sgd(usual.parameters(), 0.1);
+  CHECK(contains(error_of<hvd::Mismatch>([&] { unlike.save(usual, sgd, 1); }), grouping("no average_buffers", "average_buffers")));
 }
 
 TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers goes on") {

@@ -68,6 +68,12 @@ TEST_CASE("compression: what is refused") {
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce(tensor, {.compression = compression}); }), name));
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce_async_(tensor, {.compression = compression}); }), name));
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::sparse_allreduce(tensor.to_sparse(), {.compression = compression}); }), name));
+    const std::string words = error_of<hvd::InvalidArgument>([&] {
+      hvd::grouped_allreduce({tensor, tensor}, {.compression = compression});
+    });
+    CHECK(contains(words, name));  // and says where it does work
+    CHECK(contains(words, "DistributedOptimizer"));
+    CHECK(contains(words, "DistributedDataParallel"));
     float value = 1;
     const hvd::Buffer buffer{&value, hvd::DataType::Float32, {1}, {}};
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce(buffer, buffer, {.compression = compression}); }), name));

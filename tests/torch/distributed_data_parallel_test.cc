@@ -268,6 +268,64 @@ TEST_CASE("DistributedDataParallel is a module: names, type, files, and what it 
   }
 }
 
+TEST_CASE("DistributedDataParallel and DistributedOptimizer: not around the same parameter, which would be reduced twice") {
+  using hvd::DistributedOptimizer;
+  Sequential net = unlike_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const auto refused = [](const auto& make) { return error_of<hvd::InvalidArgument>(make); };
+  const auto check = [&] {  // the parameters are as free as ever
+    Sequential alone = unlike_model();
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    optimizer.zero_grad();
+    loss(*net, hvd::rank(), 0).backward();
+    optimizer.synchronize();
+    global_loss(alone, 0).backward();
+    CHECK(gradients_differ(net->parameters(), alone->parameters()) < 1e-12);
+  };
+  {
+    DistributedDataParallel ddp(net);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const std::string text = refused([&] { DistributedOptimizer twice(sgd, net->named_parameters()); });
+      CAPTURE(text);
+      CHECK(contains(text, "'0.weight'"));
+      CHECK(contains(text, "DistributedDataParallel"));
+    }
+    torch::optim::SGD of_last(net[2]->parameters(), 0.1);  // one of two layers
+    CHECK(contains(refused([&] { DistributedOptimizer twice(of_last, net[2]->named_parameters()); }), "'weight'"));
+    CHECK(contains(refused([&] { DistributedOptimizer twice(of_last); }), "'parameter.0.0'"));
+    Sequential alone = unlike_model();  // and it reduces as before
+    loss(ddp, hvd::rank(), 0).backward();
+    global_loss(alone, 0).backward();
+    CHECK(gradients_differ(net->parameters(), alone->parameters()) < 1e-12);
+  }
+  check();
+  {
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    const std::string text = refused([&] { DistributedDataParallel twice(net); });
+    CAPTURE(text);
+    CHECK(contains(text, "'0.weight'"));
+    CHECK(contains(text, "DistributedOptimizer"));
+    const auto again = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters());  // as one that takes the first one's place
+    CHECK(contains(refused([&] { DistributedDataParallel twice(net); }), "'0.weight'"));
+  }
+  DistributedDataParallel<torch::nn::SequentialImpl>(net).zero_grad();
+  check();
+
+  // What the wrapper leaves alone is free: other parameters, and those that were frozen when it was made.
+  net[2]->as<Linear>()->weight.set_requires_grad(false);
+  net[2]->as<Linear>()->bias.set_requires_grad(false);
+  const DistributedDataParallel of_first(net);
+  net[2]->as<Linear>()->weight.set_requires_grad(true);
+  net[2]->as<Linear>()->bias.set_requires_grad(true);
+  torch::optim::SGD of_last(net[2]->parameters(), 0.1);
+  DistributedOptimizer optimizer(of_last, net[2]->named_parameters());
+  Sequential other = unlike_model();
+  torch::optim::SGD of_other(other->parameters(), 0.1);
+  DistributedOptimizer apart(of_other, other->named_parameters());
+  loss(*other, hvd::rank(), 1).backward();
+  apart.step();
+}
+
 TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bits and sparse gradients") {
   const std::vector<int> ranks = hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
   const auto set = hvd::add_process_set(ranks);

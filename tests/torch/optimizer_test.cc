@@ -658,6 +658,9 @@ TEST_CASE("sparse gradients travel as indices and values, also where some ranks 
   CHECK(torch::allclose(travelled.first, expected.first));
   CHECK(torch::allclose(travelled.second, expected.second));
   CHECK(torch::allclose(made_dense.first, expected.first));
+  const auto predivided = train(true, {.gradient_predivide_factor = 5});  // by the same rule, in and out of buckets
+  CHECK(torch::allclose(predivided.first, expected.first));
+  CHECK(torch::allclose(predivided.second, expected.second));
 }
 
 TEST_CASE("models that differ between ranks: Mismatch on all of them") {

@@ -132,18 +132,56 @@ TEST_CASE("AveragedBuffers: means while it lives, each rank's own after it, or k
   layer->num_batches_tracked.fill_(10 * hvd::rank());
   const double mean = (hvd::size() - 1) / 2.0;
   {
-    const hvd::AveragedBuffers means(layer->buffers());
+    const hvd::AveragedBuffers means(layer);
     CHECK(layer->running_mean[2].item<float>() == mean);
     CHECK(layer->running_var[1].item<float>() == doctest::Approx(1));
     CHECK(layer->num_batches_tracked.item<std::int64_t>() == 10 * hvd::rank());  // a count
   }
   CHECK(layer->running_mean[2].item<float>() == hvd::rank());
   {
-    hvd::AveragedBuffers means(layer->buffers());
+    hvd::AveragedBuffers means(layer);
     means.keep();
   }
   CHECK(layer->running_mean[0].item<float>() == mean);
-  const hvd::AveragedBuffers nothing(torch::nn::Linear(2, 2)->buffers());
+  const hvd::AveragedBuffers nothing(torch::nn::Linear(2, 2));
+}
+
+TEST_CASE("AveragedBuffers: a counter stays each rank's own, also where Module::to() has made it a floating number") {
+  struct Net : torch::nn::Module {
+    torch::nn::BatchNorm1d norm{nullptr};
+    hvd::SyncBatchNorm sync{nullptr};
+    torch::nn::BatchNorm1d stateless{nullptr};
+    at::Tensor seen, scale, mask;
+    Net()
+        : norm(register_module("norm", torch::nn::BatchNorm1d(3))),
+          sync(register_module("sync", hvd::SyncBatchNorm(torch::nn::BatchNormOptions(3)))),
+          stateless(register_module("stateless", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(3).track_running_stats(false)))),
+          seen(register_buffer("seen", torch::full({2}, hvd::rank(), at::kLong))),
+          scale(register_buffer("scale", torch::full({}, hvd::rank(), kDouble))),
+          mask(register_buffer("mask", torch::full({2}, hvd::rank() == 0, at::kBool))) {}
+  } net;
+  const double mean = (hvd::size() - 1) / 2.0;
+  for (const bool converted : {false, true}) {
+    if (converted) {
+      net.norm->to(kDouble);
+      net.sync->to(kDouble);
+      CHECK((net.norm->num_batches_tracked.scalar_type() == kDouble));  // what LibTorch does
+    }
+    for (auto* counter : {&net.norm->num_batches_tracked, &net.sync->num_batches_tracked}) counter->fill_(10 * hvd::rank());
+    for (auto* statistic : {&net.norm->running_mean, &net.sync->running_mean}) statistic->fill_(hvd::rank());
+    {
+      const hvd::AveragedBuffers means(net);
+      CHECK(net.norm->running_mean[0].item<double>() == mean);
+      CHECK(net.sync->running_mean[0].item<double>() == mean);
+      CHECK(net.norm->num_batches_tracked.item<double>() == 10 * hvd::rank());
+      CHECK(net.sync->num_batches_tracked.item<double>() == 10 * hvd::rank());
+      CHECK(net.seen[1].item<double>() == hvd::rank());  // integers and truth values have no mean
+      CHECK(net.mask[1].item<bool>() == (hvd::rank() == 0));
+      CHECK(net.scale.item<double>() == mean);
+    }
+    CHECK(net.norm->running_mean[0].item<double>() == hvd::rank());
+    CHECK(net.norm->num_batches_tracked.item<double>() == 10 * hvd::rank());
+  }
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <latch>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -86,6 +88,83 @@ TEST_CASE("data_parallel: inside a rank, another dimension, frozen parameters, n
   net->to(kFloat);
   const hvd::AutocastGuard guard(at::kCPU, kBFloat16);
   CHECK((hvd::data_parallel(net, x.to(kFloat), 2).scalar_type() == kBFloat16));
+}
+
+/// Calls back from each replica.
+struct Calling : torch::nn::Module {
+  explicit Calling(std::function<void()> call) : inside(std::move(call)) {}
+  at::Tensor forward(const at::Tensor& x) const {
+    inside();
+    return x * 2;
+  }
+  std::function<void()> inside;
+};
+/// What a thread made now begins with.
+int threads_of_new_thread() {
+  int number = 0;
+  std::thread([&] { number = torch::get_num_threads(); }).join();
+  return number;
+}
+
+TEST_CASE("data_parallel: replicas share the caller's threads; every other thread keeps its number, also if two call at once") {
+  const int own = torch::get_num_threads();
+  torch::set_num_threads(6);
+  const at::Tensor x = torch::ones({4, 2});
+  int here = 0, elsewhere = 0;
+  std::once_flag once;
+  const auto look = std::make_shared<Calling>([&] {
+    std::call_once(once, [&] {
+      here = torch::get_num_threads();
+      elsewhere = threads_of_new_thread();
+    });
+  });
+  hvd::data_parallel(look, x, 2);
+  CHECK(here == 3);
+  CHECK(elsewhere == 6);
+  CHECK(torch::get_num_threads() == 6);
+  CHECK(threads_of_new_thread() == 6);
+
+  // The second pass begins while the first is under way, and ends after it.
+  std::latch first_inside(2), second_inside(2), first_over(1);
+  std::vector<int> of_second, of_callers(2);
+  std::mutex mutex;
+  const auto first = std::make_shared<Calling>([&] {
+    first_inside.count_down();
+    second_inside.wait();
+  });
+  const auto second = std::make_shared<Calling>([&] {
+    second_inside.count_down();
+    first_over.wait();
+    const std::lock_guard lock(mutex);
+    of_second.push_back(torch::get_num_threads());
+  });
+  std::thread one([&] {
+    hvd::data_parallel(first, x, 2);
+    first_over.count_down();
+    of_callers[0] = torch::get_num_threads();
+  });
+  std::thread two([&] {
+    first_inside.wait();
+    hvd::data_parallel(second, x, 2);
+    of_callers[1] = torch::get_num_threads();
+  });
+  one.join();
+  two.join();
+  CHECK(of_second == std::vector<int>{3, 3});
+  CHECK(of_callers == std::vector<int>{6, 6});
+  CHECK(threads_of_new_thread() == 6);
+
+  // A caller with a number of its own.
+  std::thread([&] {
+    torch::get_num_threads();  // the first look would undo what follows
+    torch::set_num_threads(2);
+    std::thread([] { torch::set_num_threads(6); }).join();
+    hvd::data_parallel(std::make_shared<Calling>([] {}), x, 2);
+    of_callers[0] = torch::get_num_threads();
+  }).join();
+  CHECK(of_callers[0] == 2);
+  CHECK(threads_of_new_thread() == 6);
+  torch::set_num_threads(own);
 }
 
 /// Not cloneable.
@@ -284,7 +363,7 @@ TEST_CASE("DataParallel: passes under way have replicas of their own; two module
     CHECK(difference(of_second(x), second->forward(x)) < 1e-12);
   }
 
-  const int cores = torch::get_num_threads();
+  const int cores = threads_of_new_thread();
   twins.kept->eval();  // so that the first replica changes no statistics
   twins.parallel.forget_replicas();
   const int before = Counted::made;
@@ -301,7 +380,7 @@ TEST_CASE("DataParallel: passes under way have replicas of their own; two module
       }
     });
   for (auto& thread : threads) thread.join();
-  torch::set_num_threads(cores);
+  CHECK(threads_of_new_thread() == cores);
   CHECK(worst[0] < 1e-12);
   CHECK(worst[1] < 1e-12);
   CHECK(Counted::made - before <= 4);
