@@ -53,7 +53,7 @@ class Sharer {
     member.name = "t";
     member.input = member.output = values.data();
     member.count = static_cast<std::int64_t>(values.size());
-    member.locations = {backend.prepare(traits, member)};
+    member.locations.assign(set.ranks.size(), backend.prepare(traits, member));  // as if the others had theirs at the same place
     Batch made;
     made.sequence = 1;
     made.traits = traits;
