@@ -40,10 +40,8 @@ bool DevicePool::grow(std::size_t bytes) {
   if (code == CudaCode::OutOfMemory) return false;
   check(site_, code, "cudaMalloc");
   const CudaCode exported = site_.table->ipc_get_memory(&control_.slabs[slabs_.size()], base);
-  if (exported != CudaCode::Success) {
-    site_.table->device_free(base);
-    check(site_, exported, "cudaIpcGetMemHandle");
-  }
+  if (exported != CudaCode::Success) site_.table->device_free(base);
+  check(site_, exported, "cudaIpcGetMemHandle");
   auto* begin = static_cast<std::byte*>(base);
   slabs_.push_back({begin, got, std::make_unique<Arena>(std::span(begin, got))});
   return true;

@@ -56,7 +56,6 @@ void LentMemory::take_back(const void* data) noexcept {
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(out_.begin(), out_.end(), [&](const Block& block) { return block.data == data; });
-    if (found == out_.end()) return;
     if (!given_up_) (closed_ ? over : idle_).push_back(*found);
     out_.erase(found);
   }

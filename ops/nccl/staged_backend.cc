@@ -58,7 +58,6 @@ class StagedExecution : public Execution {
     host_.reset();
     return Progress::Done;
   }
-  void* completion_event() override { return completion_.get(); }
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return since_; }
 
  private:
@@ -132,8 +131,10 @@ void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte
   auto pause = std::chrono::microseconds(0);
   for (;;) {
     const CudaCode code = copied.query();
-    if (code == CudaCode::Success) break;
-    if (code != CudaCode::NotReady) check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+    if (code != CudaCode::NotReady) {
+      check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+      break;
+    }
     if (interrupted_ && interrupted_()) fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
