@@ -108,6 +108,20 @@ std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
   return {arena_->allocate(bytes), [arena = arena_](std::byte* block) { arena->free(block); }};
 }
 
+/// Returns when the stream has done what it was given.
+void StagedBackend::pass(const Site& site, const Stream& stream) const {
+  Event passed(site);
+  passed.record(site, stream);
+  auto pause = std::chrono::microseconds(0);
+  for (;;) {
+    const CudaCode code = passed.query();
+    if (code != CudaCode::NotReady) return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+    if (interrupted_ && interrupted_()) fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
+  }
+}
+
 /// Returns when the tensor is on the host.
 void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes) {
   const DeviceGuard guard(site);
@@ -123,22 +137,12 @@ void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte
     stream = std::make_unique<Stream>();
     stream->create(site);
   }
-  if (member.ready_event != nullptr)
+  if (member.ready_event != nullptr) {
     check(site, table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)), "cudaStreamWaitEvent");
-  check(site, table_.memcpy_async(to, member.input, bytes, stream->get()), "cudaMemcpyAsync");
-  Event copied(site);
-  copied.record(site, *stream);
-  auto pause = std::chrono::microseconds(0);
-  for (;;) {
-    const CudaCode code = copied.query();
-    if (code != CudaCode::NotReady) {
-      check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
-      break;
-    }
-    if (interrupted_ && interrupted_()) fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
+    pass(site, *stream);  // here, where the wait can be given up: a copy to pageable memory blocks until its turn has come
   }
+  check(site, table_.memcpy_async(to, member.input, bytes, stream->get()), "cudaMemcpyAsync");
+  pass(site, *stream);
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(stream));
 }

@@ -54,6 +54,7 @@ class StagedBackend final : public Backend {
   };
   [[nodiscard]] Backend* host_backend(const BatchTraits& traits) const;
   [[nodiscard]] Held take(std::uint64_t location);
+  void pass(const Site& site, const Stream& stream) const;
   void fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes);
 
   const NcclTable& table_;

@@ -712,7 +712,6 @@ TEST_CASE("nccl: batches in flight share the fusion buffer, also while it grows"
     for (const std::int64_t size : {10, 1000, 700000, 20, 3000000}) tensors.push_back(tensors_of(DataType::Float32, self.rank, {size, 3}));
     std::vector<std::unique_ptr<Execution>> executions;
     for (auto& batch : tensors) executions.push_back(self.backend->launch(Rank::batch(traits, batch)));
-    expect(self.device.live_memory() == 3, "outgrown buffers kept while batches use them");
     for (auto& execution : executions) expect(execution->completion_event() != nullptr, "a completion event from the start");
     for (auto& execution : executions) self.finish(*execution);
     for (const auto& batch : tensors) expect_reduced(traits, batch);

@@ -68,7 +68,7 @@ TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the s
     CAPTURE(registered);
     std::array<Work, 2> works;
     World world(2);
-    world.options.register_fusion_buffer = registered;
+    if (registered) world.options.registration = Registration::Buffer;
     world.run([&](Rank& self) {
       auto& [first_gate, third_gate, batches] = works[static_cast<std::size_t>(self.rank)];
       const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
@@ -197,24 +197,28 @@ TEST_CASE("nccl: what lies between tensors in the user's own memory is left alon
     struct alignas(kMemberAlignment) Line {
       std::array<float, kMemberAlignment / sizeof(float)> values;
     };
-    std::array<Line, 2> memory{};
-    for (auto& line : memory) line.values.fill(static_cast<float>(-1 - self.rank));
-    auto tensors = filled({3, 5}, 0);
-    Batch batch = Rank::batch(traits, tensors);
-    for (std::size_t t = 0; t < 2; ++t) {
-      auto& values = memory[t].values;
-      std::fill_n(values.begin(), batch.members[t].count, static_cast<float>(10 * self.rank + 1));
-      batch.members[t].input = batch.members[t].output = values.data();
+    for (const bool padded : {false, true}) {
+      self.device.launches.clear();
+      std::array<Line, 2> memory{};
+      for (auto& line : memory) line.values.fill(static_cast<float>(-1 - self.rank));
+      auto tensors = filled({3, 5}, 0);
+      Batch batch = Rank::batch(traits, tensors);
+      for (std::size_t t = 0; t < 2; ++t) {
+        auto& values = memory[t].values;
+        std::fill_n(values.begin(), batch.members[t].count, static_cast<float>(10 * self.rank + 1));
+        batch.members[t].input = batch.members[t].output = values.data();
+        batch.members[t].padded = padded;
+      }
+      self.finish(*self.backend->launch(std::move(batch)));
+      for (std::size_t t = 0; t < 2; ++t) {
+        const auto& values = memory[t].values;
+        const auto end = values.begin() + (t == 0 ? 3 : 5);
+        expect(std::all_of(values.begin(), end, [](float value) { return value == 12; }), "the sum of both ranks");
+        expect(std::all_of(end, values.end(), [&](float value) { return value == static_cast<float>(-1 - self.rank); }),
+               "the rest as it was");
+      }
+      expect(self.device.launches.size() == 2, "packed and unpacked");
     }
-    self.finish(*self.backend->launch(std::move(batch)));
-    for (std::size_t t = 0; t < 2; ++t) {
-      const auto& values = memory[t].values;
-      const auto end = values.begin() + (t == 0 ? 3 : 5);
-      expect(std::all_of(values.begin(), end, [](float value) { return value == 12; }), "the sum of both ranks");
-      expect(std::all_of(end, values.end(), [&](float value) { return value == static_cast<float>(-1 - self.rank); }),
-             "the rest as it was");
-    }
-    expect(self.device.launches.size() == 2, "packed and unpacked");
   });
 }
 

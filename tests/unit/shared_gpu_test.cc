@@ -473,6 +473,7 @@ TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is
   CHECK_THROWS_WITH_AS(backend.prepare(traits, member),
                        "the copy to the host failed on rank 0 (cuda:0) for 'never': given up, because the world has failed meanwhile",
                        BackendError);
+  CHECK(device.calls("cudaMemcpyAsync") == 0);  // it would block there, where nothing could end it
 }
 
 TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors travel") {
