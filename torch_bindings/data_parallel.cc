@@ -160,6 +160,11 @@ struct BorrowedReplicas {
 /// While workers take their share, one pass after the other, a new thread keeps that number and puts it back; workers wait for that.
 class ThreadShares {
  public:
+  /// For a thread that works with LibTorch for the first time: its number is then not that of the workers of another one's pass.
+  static void look() {
+    const std::lock_guard lock(starting());
+    at::get_num_threads();
+  }
   explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
     share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
     keeper_ = std::thread([this] {
@@ -313,6 +318,7 @@ std::vector<at::Device> places(const Module& module, const at::Tensor& input, co
 
 at::Tensor data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const at::Tensor& input,
                          const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool) {
+  ThreadShares::look();
   auto pass = c10::make_intrusive<Pass>();
   pass->dim = options.dim;
   pass->devices = places(*module, input, options);

@@ -218,8 +218,8 @@ void GradientReducer::refuse_twice(const std::vector<Named>& parameters, const s
     for (const auto& [other, count] : claimed->second)
       if (other != kind)
         throw InvalidArgument(
-            formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and would be reduced twice; use one of "
-                      "them, or end that one first",
+            formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and would be reduced twice; end that "
+                      "one first, or use the optimizer alone, which can shard and compress, too",
                       title(kind), name, title(other)));
   }
 }
@@ -237,15 +237,18 @@ void GradientReducer::hook() {
   }
 }
 
-void GradientReducer::unhook() {
-  if (std::exchange(hooked_, false)) {
-    const std::lock_guard lock(claims_->mutex);
-    for (const auto& slot : slots_) {
-      const auto claimed = claims_->kinds.find(slot.named.parameter.unsafeGetTensorImpl());
-      if (--claimed->second[kind_] == 0) claimed->second.erase(kind_);
-      if (claimed->second.empty()) claims_->kinds.erase(claimed);
-    }
+void GradientReducer::give_up_claims() noexcept {
+  if (!std::exchange(hooked_, false)) return;
+  const std::lock_guard lock(claims_->mutex);
+  for (const auto& slot : slots_) {
+    const auto claimed = claims_->kinds.find(slot.named.parameter.unsafeGetTensorImpl());
+    if (--claimed->second[kind_] == 0) claimed->second.erase(kind_);
+    if (claimed->second.empty()) claims_->kinds.erase(claimed);
   }
+}
+
+void GradientReducer::unhook() {
+  give_up_claims();
   for (const auto& slot : slots_) {
     // Another optimizer may have been put around the same parameters since.
     const auto* const hook = dynamic_cast<const Hook*>(torch::autograd::impl::post_acc_grad_hooks(slot.named.parameter).get());

@@ -34,6 +34,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
                   Taking taking = Taking::ByDevice);
 
+  ~GradientReducer() { give_up_claims(); }
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
   /// Throws InvalidArgument, naming the parameter, if another kind of wrapper has gradients of one of these reduced at present: one
   /// backward pass would reduce them twice. Local.
   static void refuse_twice(const std::vector<Named>& parameters, const std::string& kind);
@@ -81,6 +85,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Who has whose gradients reduced, in this process.
   struct Claims;
   static std::shared_ptr<Claims> claims();
+  void give_up_claims() noexcept;
 
   void make_compressor();
   void reduce(bool also_compressed);

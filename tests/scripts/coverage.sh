@@ -14,6 +14,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 gcov=$(sed -n 's/^HVD_GCOV:FILEPATH=//p' "$build/CMakeCache.txt")
 [ -n "$gcov" ] || { echo "SKIP: coverage is measured with GCC only"; exit 77; }
 [ -x "$gcov" ] || { echo "SKIP: gcov is missing"; exit 77; }
+compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
+major=$("$compiler" -dumpversion | cut -d. -f1)
+if ! "$gcov" --version | head -n 1 | grep -q " $major\(\.[0-9.]*\)\?$"; then
+  echo "SKIP: $gcov is not of GCC $major, which compiles here"
+  exit 77
+fi
 command -v python3 >/dev/null || { echo "SKIP: python3 is missing"; exit 77; }
 
 objects=$build/tests/CMakeFiles/coverage_tests.dir
@@ -33,10 +39,10 @@ timeout --kill-after=5 400 "$build/tests/coverage_tests" --source-file="$files" 
 }
 echo "$(tail -n 3 "$log" | head -n 1), in $((SECONDS - start)) s"
 
-python3 - "$gcov" "$objects" "$root" <<'PY'
+python3 - "$gcov" "$objects" "$root" "$major" <<'PY'
 import json, pathlib, re, subprocess, sys
 
-gcov, objects, root = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+gcov, objects, root, major = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
 ours = root / "ops" / "nccl"
 ran = {}     # (file, line): how often, summed over everything that was compiled of it
 partly = {}  # (file, line): whether some of it never ran, as far as that can be without an exception
@@ -69,5 +75,7 @@ for path, number in bad:
     print(f"{verdict}: {path.relative_to(root)}:{number}: {text[path, number]}")
 for path in missing:
     print("NOT MEASURED:", path.relative_to(root))
-sys.exit(bool(len(bad) > len(marked) or missing or not lines))
+# What is a block of a line differs from one GCC to the next; it was made to hold for 12, and is a remark for others.
+wrong = [key for key in bad if key not in marked and (ran[key] == 0 or major == 12)]
+sys.exit(bool(wrong or missing or not lines))
 PY

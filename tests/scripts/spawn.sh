@@ -39,7 +39,7 @@ expect "a rank that fails is named" 3 1 "rank 1: the user's" "${bare[@]}" "$prog
 expect "and so is the exit code" 3 1 "mpirun ended with exit code 3" "${bare[@]}" "$program" 2 fail 1
 expect "no ranks" 3 1 "spawn: 0 ranks" "${bare[@]}" "$program" 0
 expect "its files are in TMPDIR" 3 1 "rank 0: $TMPDIR/hvd-spawn-" "${bare[@]}" "$program" 2 where
-expect "or else in /tmp" 3 1 "rank 0: /tmp/hvd-spawn-" "${bare[@]}" -u TMPDIR "$program" 2 where
+expect "or else in /tmp" 3 1 "rank 0: /tmp/hvd-spawn-" "${bare[@]}" -u TMPDIR -u TMP -u TEMP -u TEMPDIR "$program" 2 where
 expect "a TMPDIR that is no folder" 3 1 "no folder for temporary files (TMPDIR): No such file" "${bare[@]}" TMPDIR="$work/none" "$program" 2 x
 expect "no mpirun" 3 1 "must be in PATH" env PATH=/nonexistent "$program" 2
 # shellcheck source=../../cmake/mpi_env.sh

@@ -9,6 +9,8 @@ build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
+# shellcheck source=../../cmake/build.sh
+. "$root/cmake/build.sh"
 cache=$build/CMakeCache.txt
 # of VARIABLE: what the build was configured with
 of() { sed -n "s/^$1:[A-Z]*=//p" "$cache"; }
@@ -20,6 +22,8 @@ case $nvcc in
     ;;
 esac
 
+[ -x "$build/examples/hvd_bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
+
 own=$build/tests/without_nccl
 log=$build/tests/without_nccl.log
 failed() {
@@ -27,10 +31,20 @@ failed() {
   exit 1
 }
 cmake=$(of CMAKE_COMMAND)
-options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_MAKE_PROGRAM="$(of CMAKE_MAKE_PROGRAM)" -DCMAKE_CUDA_COMPILER="$nvcc")
-options+=(-DCMAKE_BUILD_TYPE=Debug -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_CUDA_ARCHITECTURES=90-real -DHVD_TORCH_BINDINGS=OFF)
-options+=(-DCMAKE_CXX_COMPILER="$(of CMAKE_CXX_COMPILER)" -DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
-if ! "$cmake" -S "$root" -B "$own" "${options[@]}" >"$log" 2>&1 || ! "$cmake" --build "$own" --target hvd_bench >>"$log" 2>&1; then
+options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_BUILD_TYPE=Debug -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_TORCH_BINDINGS=OFF)
+options+=(-DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
+architectures=$(of HVD_CUDA_ARCHITECTURES)
+options+=(-DHVD_CUDA_ARCHITECTURES="${architectures%%;*}") # one is enough here
+for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_CUDA_COMPILER CMAKE_CUDA_HOST_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS \
+  CMAKE_CUDA_FLAGS CUDAToolkit_ROOT MPI_HOME; do
+  value=$(of "$variable")
+  if [ -n "$value" ]; then options+=("-D$variable=$value"); fi
+done
+if ! "$cmake" -S "$root" -B "$own" "${options[@]}" >"$log" 2>&1; then
+  cat "$log"
+  failed "it cannot be configured"
+fi
+if ! "$cmake" --build "$own" --parallel "${HVD_JOBS:-$(hvd_jobs)}" --target hvd_bench >"$log" 2>&1; then
   cat "$log"
   failed "it does not compile"
 fi
