@@ -40,9 +40,7 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
   submission.kind = OpKind::Allreduce;
   submission.name = options.name;
   submission.process_set = options.process_set.id();
-  submission.op = options.op;
-  submission.prescale_factor = options.prescale_factor;
-  submission.postscale_factor = options.postscale_factor;
+  set_reduction(submission, options);
   submission.device = inputs.front().device;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)

@@ -18,8 +18,9 @@ Handle<void> submit_only(Submission submission);
 
 /// What `Engine::run_immediately` is asked for. The call must not outlive the arguments.
 Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set);
-template <class Options>
-void set_reduction(Immediate& call, const Options& options) {
+/// Of an Immediate or a Submission.
+template <class Call, class Options>
+void set_reduction(Call& call, const Options& options) {
   call.op = options.op;
   call.prescale_factor = options.prescale_factor;
   call.postscale_factor = options.postscale_factor;

@@ -1,3 +1,4 @@
+#include <optional>
 #include <utility>
 
 #include "hvd/buffers.h"
@@ -18,6 +19,15 @@ struct Rows {
     return self.result.data.data();
   }
 };
+
+/// None where it takes the long way.
+std::optional<Gathered> run_by_rows(Immediate& call, const Buffer& input) {
+  Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
+  call.allocate = &Rows::allocate;
+  call.context = &rows;
+  if (!engine()->run_immediately(call)) return std::nullopt;
+  return std::move(rows.result);
+}
 
 /// Of one device, the first one's.
 Device device_of(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
@@ -63,9 +73,7 @@ Gathering gathering(const std::vector<Buffer>& inputs, const AllgatherOptions& o
 
 Gathering scattering(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
   Gathering made = gathering(OpKind::Reducescatter, inputs, options.name, options.process_set);
-  made.submission.op = options.op;
-  made.submission.prescale_factor = options.prescale_factor;
-  made.submission.postscale_factor = options.postscale_factor;
+  set_reduction(made.submission, options);
   return made;
 }
 
@@ -111,10 +119,7 @@ Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& op
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
     Immediate call = immediate(OpKind::Allgather, input, {}, options.name, options.process_set);
-    Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
-    call.allocate = &Rows::allocate;
-    call.context = &rows;
-    if (engine()->run_immediately(call)) return std::move(rows.result);
+    if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(gathering({input}, options)).front());
 }
@@ -132,10 +137,7 @@ Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options)
   if (is_on_host(input) && !input.shape.empty()) {
     Immediate call = immediate(OpKind::Reducescatter, input, {}, options.name, options.process_set);
     set_reduction(call, options);
-    Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
-    call.allocate = &Rows::allocate;
-    call.context = &rows;
-    if (engine()->run_immediately(call)) return std::move(rows.result);
+    if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(scattering({input}, options)).front());
 }
