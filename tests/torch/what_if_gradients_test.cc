@@ -1,0 +1,2 @@
+// What happens if I ... : gradients, hooks, passes, clipping.
+#include "tests/torch/support.h"
