@@ -41,15 +41,28 @@ function(hvd_program name)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} hvd_build_flags)
 endfunction()
 
-# A program that uses LibTorch: shares the precompiled <torch/torch.h> of hvd::torch. GCC takes a precompiled header only under the same
-# flags, so these programs are compiled with -fPIC as the library is, not with -fPIE.
+# Makes <torch/torch.h>, which costs 11 to 25 s per file, once: hvd_torch_precompiled(<name>) is a target whose precompiled header others of
+# the same flags reuse.
+function(hvd_torch_precompiled name)
+  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc" CONTENT "")   # written once
+  add_library(${name} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc")
+  target_link_libraries(${name} PRIVATE hvd::libtorch hvd::ops hvd_build_flags)
+  target_precompile_headers(${name} PRIVATE "${PROJECT_SOURCE_DIR}/torch_bindings/pch.h")
+endfunction()
+
+# A program that uses LibTorch: shares the precompiled <torch/torch.h> of hvd::torch, or of the target after PRECOMPILED. GCC takes a
+# precompiled header only under the same flags, so these programs are compiled with -fPIC as the library is, not with -fPIE.
 function(hvd_torch_program name)
-  hvd_program(${name} ${ARGN})
+  cmake_parse_arguments(arg "" "PRECOMPILED" "SOURCES;LIBRARIES" ${ARGN})
+  if(NOT arg_PRECOMPILED)
+    set(arg_PRECOMPILED hvd_torch_pch)
+  endif()
+  hvd_program(${name} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
   target_link_libraries(${name} PRIVATE hvd::torch)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${name} PRIVATE -fPIC)
-  if(TARGET hvd_torch_pch)
-    target_precompile_headers(${name} REUSE_FROM hvd_torch_pch)
+  if(TARGET ${arg_PRECOMPILED})
+    target_precompile_headers(${name} REUSE_FROM ${arg_PRECOMPILED})
   endif()
   if(HVD_TORCH_CUDA_EXAMPLES AND TARGET hvd::torch_cuda)
     target_link_libraries(${name} PRIVATE hvd::torch_cuda)

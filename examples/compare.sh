@@ -169,7 +169,7 @@ medians() {
           key = work[w] " " subject[s]
           if (!count[key]) continue
           time = median(times, key)
-          printf "%s\t%s\t%.1f\t%.3f\n", work[w], subject[s], time, paired[key] ? median(ratios, key) : time / median(times, work[w] " " base)
+          printf "%s\t%s\t%.5g\t%.3f\n", work[w], subject[s], time, paired[key] ? median(ratios, key) : time / median(times, work[w] " " base)
         }
     }'
 }
@@ -182,7 +182,8 @@ echo "$title; in brackets $note"
 awk -F '\t' -v base="$base" -v list="${works[*]}" -v order="$subjects" '
   {
     seen[$2] = 1
-    cell[$1, $2] = ($2 == base || $2 ~ /^none/) ? sprintf("%.1f", $3) : sprintf("%.1f (%.2fx)", $3, $4)
+    time = sprintf($3 < 1 ? "%.3f" : "%.1f", $3)
+    cell[$1, $2] = ($2 == base || $2 ~ /^none/) ? time : sprintf("%s (%.2fx)", time, $4)
   }
   END {
     names = split(order, name, " ")

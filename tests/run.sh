@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# Sets up what is missing, builds everything, runs every test, then the unit tests under ThreadSanitizer and AddressSanitizer.
-# The last line counts; the exit code is 0 only if nothing failed. Arguments go to ctest (-R NAME, -L LABEL, ...).
-#   HVD_SANITIZERS=0   leaves the sanitizer builds out (and says so)
+# Sets up what is missing, builds, and runs the tests. The last line counts; the exit code is 0 only if nothing failed.
+#   bash tests/run.sh [CTEST ARGUMENTS]        the release build: every kind of test
+#   bash tests/run.sh --all [CTEST ARGUMENTS]  also the builds with ThreadSanitizer and with AddressSanitizer
+# Arguments go to ctest (-R NAME, -L LABEL, ...). Tests run side by side, as most wait more than they compute: HVD_TEST_JOBS, default two for
+# each core. What each build and test cost: python3 tests/costs.py
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 passed=0 failed=0 skipped=0
+presets=(release)
+if [ "${1:-}" = --all ]; then
+  presets+=(tsan asan)
+  shift
+fi
 
 finish() {
   printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
@@ -38,20 +45,31 @@ skip_reasons() {
   done
 }
 
+# slowest <build folder>: the five tests that took longest
+slowest() {
+  local file
+  for file in "$1"/tests/costs/*; do
+    if [ "$file" -nt "$1/tests-begin" ]; then echo "$(cut -d ' ' -f 1 "$file") ${file##*/}"; fi
+  done | sort -rn | head -n 5 | awk '{ printf "%s%s %.0f s", NR == 1 ? "slowest: " : ", ", $2, $1 } END { if (NR) print "" }'
+}
+
 # test_preset <preset> <ctest arguments>...
 test_preset() {
   local preset=$1 folder=$root/build report total bad left
   shift
   if [ "$preset" != release ]; then folder=$root/build-$preset; fi
   printf '\n== %s\n' "$preset"
+  local start=$SECONDS built
   if ! hvd_build "$preset"; then
     echo "the build $preset failed"
     failed=$((failed + 1))
     return
   fi
+  built=$((SECONDS - start))
   report=$folder/report.xml
   rm -f "$report"
-  ctest --test-dir "$folder" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
+  touch "$folder/tests-begin"
+  ctest --test-dir "$folder" --parallel "${HVD_TEST_JOBS:-$((2 * $(nproc)))}" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
   if [ ! -s "$report" ]; then
     echo "ctest left no report of $preset"
     failed=$((failed + 1))
@@ -64,14 +82,10 @@ test_preset() {
   fi
   passed=$((passed + total - bad - left)) failed=$((failed + bad)) skipped=$((skipped + left))
   skip_reasons "$report" "$folder/Testing/Temporary/LastTest.log"
+  slowest "$folder"
+  echo "$preset: built in $built s, tested in $((SECONDS - start - built)) s"
 }
 
-test_preset release "$@"
-if [ "${HVD_SANITIZERS:-1}" = 0 ]; then
-  printf '\nHVD_SANITIZERS=0: the sanitizer builds are left out\n'
-else
-  test_preset tsan "$@"
-  test_preset asan "$@"
-fi
+for preset in "${presets[@]}"; do test_preset "$preset" "$@"; done
 echo
 finish

@@ -43,6 +43,9 @@ nlohmann::ordered_json to_json(const Timing& time) {
   return {{"time_us", time.median}, {"p50_us", time.p50}, {"p90_us", time.p90}, {"p99_us", time.p99}, {"max_us", time.max}};
 }
 
+/// A copy of a few bytes takes hundredths of a microsecond, a large reduction many thousands.
+std::string microseconds(double value) { return fmt::format("{:.{}f}", value, value < 1 ? 3 : value < 10 ? 2 : 1); }
+
 }  // namespace
 
 Report::Report(const Options& options, int ranks) : options_(options), ranks_(ranks) {
@@ -98,8 +101,8 @@ void Report::add(const Row& row) {
   const auto fixed = [](double value, int places) { return fmt::format("{:.{}f}", value, places); };
   std::string line =
       fmt::format(kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op, row.memory, row.place,
-                  fixed(row.time.median, 1), fixed(algbw, 2), fixed(busbw, 2), row.wrong ? std::to_string(*row.wrong) : "N/A",
-                  fixed(row.time.p50, 1), fixed(row.time.p90, 1), fixed(row.time.p99, 1), fixed(row.time.max, 1));
+                  microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2), row.wrong ? std::to_string(*row.wrong) : "N/A",
+                  microseconds(row.time.p50), microseconds(row.time.p90), microseconds(row.time.p99), microseconds(row.time.max));
   if (compresses(options_)) line += fmt::format(" {:>4}", row.wire);
   nlohmann::ordered_json record = {{"bytes", row.bytes},
                                    {"elements", row.elements},
@@ -117,7 +120,7 @@ void Report::add(const Row& row) {
                                    {"wrong", row.wrong ? nlohmann::ordered_json(*row.wrong) : nlohmann::ordered_json()}};
   const auto versus = [&](const std::optional<Timing>& other, const char* name) {
     if (!other) return;
-    line += fmt::format(" {:>10.1f} {:>6.2f}", other->median, other->median / row.time.median);
+    line += fmt::format(" {:>10} {:>6.2f}", microseconds(other->median), other->median / row.time.median);
     record[name] = to_json(*other);
     record[name]["ratio"] = other->median / row.time.median;
   };

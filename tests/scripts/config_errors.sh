@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Wrong knobs end the program on every rank with a message that names the variable, its value and what is allowed; HOROVOD_* counts where
-# HVD_* is unset; ranks that differ, and a launcher of another MPI, are refused.
+# HVD_* is unset; ranks that differ, and a launcher of another MPI, are refused. (What each knob takes and refuses: unit.core.)
 # Usage: config_errors.sh BUILD_FOLDER
 # timeout: 300
 set -uo pipefail
@@ -9,10 +9,9 @@ build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
+# shellcheck source=../support/cases.sh
+. "$root/tests/support/cases.sh"
 victim=$build/tests/victim
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
 core=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*\([0-9]*\).*/\1/p' /proc/self/status)
 
 run() {
@@ -50,59 +49,41 @@ taken() {
   verdict "$name" "$problem"
 }
 
-echo "A knob with a wrong value, two ranks:"
-knob HVD_FUSION_THRESHOLD abc "a whole number of bytes"
-knob HVD_FUSION_THRESHOLD -1 "a whole number of bytes, 0 to "
-knob HVD_FUSION_THRESHOLD 64MB "a whole number of bytes"
-knob HVD_FUSION_THRESHOLD 99999999999999999999 "a whole number of bytes"
-knob HVD_CACHE_CAPACITY 3 "a whole number of tensors, 16 to "
-knob HVD_STALL_CHECK_TIME_SECONDS 0 "a whole number of seconds, 1 to "
-knob HVD_STALL_SHUTDOWN_TIME_SECONDS soon "a whole number of seconds"
-knob HVD_STALL_CHECK_DISABLE perhaps "one of 0, 1, false, true"
-knob HVD_LOG_LEVEL loud "one of trace, debug, info, warning, error, fatal, off"
-knob HVD_CYCLE_TIME 5ms "a number of milliseconds, 0 to "
-knob HVD_DISABLE_GROUP_FUSION 7 "one of 0, 1, false, true"
-knob HVD_TIMELINE_MARK_CYCLES x "one of 0, 1, false, true"
-knob HVD_TIMELINE_MAX_BYTES 1GB "a whole number of bytes, 65536 to "
-knob HVD_THREAD_AFFINITY 0-3 "a list of cores, 0 to "
-knob HVD_THREAD_AFFINITY 0 "a core for each of the 2 ranks of the host"
-knob HVD_THREAD_AFFINITY 1023,1022 "of the cores that the process may use: "
-knob HVD_NUM_NCCL_STREAMS 0 "a whole number of streams, 1 to "
-knob HVD_AUTOTUNE on "one of 0, 1, false, true"
-knob HVD_HIERARCHICAL_ALLREDUCE both "one of 0, 1, false, true"
-knob HVD_ELASTIC some "one of 0, 1, false, true"
-knob HVD_SHARED_MEMORY maybe "one of auto, off"
-knob HVD_ARENA_BYTES 12 "a whole number of bytes, 1048576 to "
-refused "without mpirun" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" env HVD_FUSION_THRESHOLD=abc "$victim"
-refused "wrong on one of two ranks" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" mpirun -np 1 env HVD_FUSION_THRESHOLD=abc "$victim" : -np 1 "$victim"
+# A knob with a wrong value, two ranks
+start knob HVD_FUSION_THRESHOLD abc "a whole number of bytes"
+start knob HVD_STALL_SHUTDOWN_TIME_SECONDS soon "a whole number of seconds"
+start knob HVD_TIMELINE_MAX_BYTES 1GB "a whole number of bytes, 65536 to "
+start knob HVD_THREAD_AFFINITY 0 "a core for each of the 2 ranks of the host"
+start knob HVD_THREAD_AFFINITY 1023,1022 "of the cores that the process may use: "
+start refused "without mpirun" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" env HVD_FUSION_THRESHOLD=abc "$victim"
+start refused "wrong on one of two ranks" 1 "InvalidArgument: HVD_FUSION_THRESHOLD: 'abc'" mpirun -np 1 env HVD_FUSION_THRESHOLD=abc "$victim" : -np 1 "$victim"
 
-echo "Horovod's names:"
-knob HOROVOD_FUSION_THRESHOLD abc "a whole number of bytes"
-knob HOROVOD_CYCLE_TIME fast "a number of milliseconds, 0 to "
-knob HOROVOD_THREAD_AFFINITY a,b "a list of cores, 0 to "
-knob HOROVOD_NUM_NCCL_STREAMS many "a whole number of streams, 1 to "
-taken "HOROVOD_FUSION_THRESHOLD counts" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 "$victim"
-taken "HVD_ comes before HOROVOD_" "fusion threshold 777" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=abc HVD_FUSION_THRESHOLD=777 "$victim"
-taken "an empty HVD_ is an unset one" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 HVD_FUSION_THRESHOLD= "$victim"
-taken "knobs that do nothing here" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 HOROVOD_CYCLE_TIME=3.5 \
-  HOROVOD_AUTOTUNE=1 HOROVOD_AUTOTUNE_LOG=log HOROVOD_HIERARCHICAL_ALLREDUCE=1 HOROVOD_ELASTIC=0 HOROVOD_TIMELINE=DYNAMIC "$victim"
-verdict "HOROVOD_AUTOTUNE=1: one warning" \
-  "$([ "$(grep -ac 'warning: .*HVD_AUTOTUNE does nothing' "$work/out")" -eq 1 ] || echo "not one warning")"
-taken "HOROVOD_THREAD_AFFINITY counts" "fusion threshold 134217728" \
+# Horovod's names
+start knob HOROVOD_FUSION_THRESHOLD abc "a whole number of bytes"
+start taken "HOROVOD_FUSION_THRESHOLD counts" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 "$victim"
+start taken "HVD_ comes before HOROVOD_" "fusion threshold 777" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=abc HVD_FUSION_THRESHOLD=777 "$victim"
+start taken "an empty HVD_ is an unset one" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 HVD_FUSION_THRESHOLD= "$victim"
+nothing_here() {
+  taken "knobs that do nothing here" "fusion threshold 12345" mpirun -np 2 env HOROVOD_FUSION_THRESHOLD=12345 HOROVOD_CYCLE_TIME=3.5 \
+    HOROVOD_AUTOTUNE=1 HOROVOD_AUTOTUNE_LOG=log HOROVOD_HIERARCHICAL_ALLREDUCE=1 HOROVOD_ELASTIC=0 HOROVOD_TIMELINE=DYNAMIC "$victim"
+  verdict "HOROVOD_AUTOTUNE=1: one warning" \
+    "$([ "$(grep -ac 'warning: .*HVD_AUTOTUNE does nothing' "$work/out")" -eq 1 ] || echo "not one warning")"
+}
+start nothing_here
+start taken "HOROVOD_THREAD_AFFINITY counts" "fusion threshold 134217728" \
   mpirun -np 2 env "HOROVOD_THREAD_AFFINITY=$core,$core" HVD_DISABLE_GROUP_FUSION=1 "$victim"
 
-echo "Ranks that do not fit together:"
-refused "different knobs" 3 "Mismatch: hvd::init\(\): the configuration must be equal on all ranks: ranks? [012, ]+: .*threshold 1 .*threshold 2 " \
+# Ranks that do not fit together
+start refused "different knobs" 3 "Mismatch: hvd::init\(\): the configuration must be equal on all ranks: ranks? [012, ]+: .*threshold 1 .*threshold 2 " \
   mpirun -np 1 env HVD_FUSION_THRESHOLD=1 "$victim" : -np 2 env HVD_FUSION_THRESHOLD=2 "$victim"
-refused "different shared memory" 2 "Mismatch: hvd::init\(\): the configuration .*shared memory (auto|off)" \
+start refused "different shared memory" 2 "Mismatch: hvd::init\(\): the configuration .*shared memory (auto|off)" \
   mpirun -np 1 env HVD_SHARED_MEMORY=off "$victim" : -np 1 "$victim"
-refused "a timeline on one rank only" 2 "Mismatch: hvd::init\(\): the configuration .*timeline '" \
-  mpirun -np 1 env HVD_TIMELINE="$work/timeline" "$victim" : -np 1 "$victim"
-refused "different group fusion" 2 "Mismatch: hvd::init\(\): the configuration .*group fusion o(n|ff)" \
+start refused "a timeline on one rank only" 2 "Mismatch: hvd::init\(\): the configuration .*timeline '" \
+  mpirun -np 1 env HVD_TIMELINE="$cases_folder/timeline" "$victim" : -np 1 "$victim"
+start refused "different group fusion" 2 "Mismatch: hvd::init\(\): the configuration .*group fusion o(n|ff)" \
   mpirun -np 1 env HVD_DISABLE_GROUP_FUSION=1 "$victim" : -np 1 "$victim"
-refused "the launcher of another MPI" 2 "BackendError: the launcher started 4 ranks, but MPI sees 2" mpirun -np 2 env OMPI_COMM_WORLD_SIZE=4 "$victim"
-refused "the launcher of another MPI, worlds of one" 1 "BackendError: the launcher started 4 ranks, but MPI sees 1" \
+start refused "the launcher of another MPI" 2 "BackendError: the launcher started 4 ranks, but MPI sees 2" mpirun -np 2 env OMPI_COMM_WORLD_SIZE=4 "$victim"
+start refused "the launcher of another MPI, worlds of one" 1 "BackendError: the launcher started 4 ranks, but MPI sees 1" \
   env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 "$victim"
 
-echo "$failures failed"
-[ "$failures" -eq 0 ]
+finish_cases

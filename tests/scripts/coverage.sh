@@ -4,6 +4,7 @@
 # Builds coverage_tests, runs what is about these backends, asks gcov.
 # Usage: coverage.sh BUILD_FOLDER
 # timeout: 600
+# processors: 2
 set -uo pipefail
 
 build=$(cd "$1" && pwd)

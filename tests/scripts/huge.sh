@@ -2,6 +2,7 @@
 # Tensors of more than 2^31 - 1 elements, through shared memory and through MPI, where the machine has the memory for them.
 # Usage: huge.sh BUILD_FOLDER
 # timeout: 400
+# processors: 2
 set -uo pipefail
 
 build=$(cd "$1" && pwd)

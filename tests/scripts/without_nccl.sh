@@ -3,6 +3,7 @@
 # that the other tests run on; without either, that of the sanitizers.)
 # Usage: without_nccl.sh BUILD_FOLDER
 # timeout: 600
+# processors: 2
 set -uo pipefail
 
 build=$(cd "$1" && pwd)
@@ -31,7 +32,7 @@ failed() {
   exit 1
 }
 cmake=$(of CMAKE_COMMAND)
-options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_BUILD_TYPE=Debug -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_TORCH_BINDINGS=OFF)
+options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_TORCH_BINDINGS=OFF)
 options+=(-DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
 architectures=$(of HVD_CUDA_ARCHITECTURES)
 options+=(-DHVD_CUDA_ARCHITECTURES="${architectures%%;*}") # one is enough here

@@ -1,10 +1,10 @@
-# To be sourced by scripts that run the trainer: a folder of their own, and what its records say.
+# To be sourced by scripts that run the trainer: cases that run side by side (cases.sh), and what its records say.
 # shellcheck shell=bash
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=cases.sh
+. "$(dirname "${BASH_SOURCE[0]}")/cases.sh"
 
-# fail WORDS: with what programs said, where that is in $work/out or $work/NAME.out
+# fail WORDS: ends the case with what programs said, where that is in $work/out or $work/NAME.out
 fail() {
   echo "FAILED: $*"
   cat "$work"/out "$work"/*.out 2>/dev/null || true

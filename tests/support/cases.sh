@@ -1,0 +1,32 @@
+# To be sourced by scripts of many cases that mostly wait: for launchers, for ranks that end. They run side by side, each in a folder of its
+# own, $work, with a $failures of its own; their output comes in the order in which they were started.
+#   start COMMAND...   runs COMMAND, as a rule a function, beside at most HVD_CASES (4) - 1 others
+#   finish_cases       waits for all, prints what they said, and fails if any counted a failure or failed
+# shellcheck shell=bash
+
+cases_folder=$(mktemp -d)
+trap 'rm -rf "$cases_folder"' EXIT
+cases=()
+
+start() {
+  local n=${#cases[@]}
+  while [ "$(jobs -rp | wc -l)" -ge "${HVD_CASES:-4}" ]; do wait -n; done
+  mkdir "$cases_folder/$n"
+  (
+    trap - EXIT
+    work=$cases_folder/$n failures=0
+    "$@" || exit
+    exit $((failures > 0))
+  ) >"$cases_folder/$n.out" 2>&1 &
+  cases+=($!)
+}
+
+finish_cases() {
+  local n failed=0
+  for n in "${!cases[@]}"; do
+    wait "${cases[$n]}" || failed=$((failed + 1))
+    cat "$cases_folder/$n.out"
+  done
+  echo "$failed of ${#cases[@]} failed"
+  [ "${#cases[@]}" -gt 0 ] && [ "$failed" -eq 0 ]
+}
