@@ -29,7 +29,7 @@ Engine::Engine(EngineParts parts)
     RelayActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
     actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
-    actions.cut = [this] { with_log(0, [&] { commit(Negotiator::cut_record(Scope::World)); }); };
+    actions.cut = [this] { return cut_world([] {}); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
     actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
@@ -225,6 +225,22 @@ void Engine::retire(const CutBatch& cut) {
   }
 }
 
+bool Engine::cut_world(const std::function<void()>& announce_it) {
+  bool cut = false;
+  with_log(0, [&] {
+    const auto first = negotiator_.next_sequence();
+    if (!board_.can_open(first, kDataTypes)) return;
+    announce_it();
+    const bool here = relay_->is_root() && negotiator_.takes_part_next(Scope::World);
+    commit(Negotiator::cut_record(Scope::World));
+    if (relay_->is_root())
+      for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, here});
+    cut = true;
+  });
+  if (!cut) board_.ring_all_workers();  // a rank has not looked at its results for a long time
+  return cut;
+}
+
 void Engine::drive_relay(bool& progressed) {
   {
     const std::lock_guard lock(mutex_);
@@ -234,16 +250,7 @@ void Engine::drive_relay(bool& progressed) {
       std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
         return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
       });
-      if (open_world_cuts_.empty()) {
-        relay_->announce_cut();
-        with_log(0, [&] {
-          const auto first = negotiator_.next_sequence();
-          const bool here = negotiator_.takes_part_next(Scope::World);
-          commit(Negotiator::cut_record(Scope::World));
-          for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, here});
-        });
-        progressed = true;
-      }
+      if (open_world_cuts_.empty() && cut_world([this] { relay_->announce_cut(); })) progressed = true;
     }
     if (relay_->is_root() && relay_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
       relay_->announce_end();

@@ -442,90 +442,129 @@ bool Relay::pass_on_decisions(const Message& message) {
 }
 
 void Relay::receive(const Message& message) {
-  const bool from_parent = message.from == parent_;
+  if (message.from == parent_ && !held_back_.empty()) return hold_back(message);
   const bool passed_on = pass_on_decisions(message);
+  std::size_t done = 0;
+  act_on(done, message, passed_on);
+  if (done < message.bytes.size()) held_back_.push_back({message, done, passed_on, true});
+}
+
+/// A failure does not wait its turn: what it must come after may never happen.
+void Relay::hold_back(Message message) {
+  for (Reader items(message.bytes); !items.at_end();) {
+    const Bytes bytes = items.get_list<std::byte>();
+    Reader reader(bytes);
+    if (static_cast<Item>(reader.get<std::uint8_t>()) == Item::Fail && !failed_) receive_failure(reader, bytes, message.from);
+  }
+  held_back_.push_back({std::move(message)});
+}
+
+void Relay::take_held_back() {
+  while (!held_back_.empty()) {
+    HeldBack& next = held_back_.front();
+    if (!std::exchange(next.begun, true)) next.passed_on = pass_on_decisions(next.message);
+    act_on(next.done, next.message, next.passed_on);
+    if (next.done < next.message.bytes.size()) return;
+    held_back_.pop_front();
+  }
+}
+
+/// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or to a cut that must wait.
+void Relay::act_on(std::size_t& at, const Message& message, bool passed_on) {
+  Reader items(std::span<const std::byte>(message.bytes).subspan(at));
+  while (!items.at_end()) {
+    const Bytes bytes = items.get_list<std::byte>();
+    if (!act_on_item(bytes, message, passed_on)) return;
+    at = message.bytes.size() - items.left();
+  }
+}
+
+/// False if it is a cut that must wait; nothing has happened then.
+bool Relay::act_on_item(const Bytes& bytes, const Message& message, bool passed_on) {
+  const bool from_parent = message.from == parent_;
   const auto downwards = [&](bool expected) {
     if (from_parent != expected) throw WireError("a message from the wrong side");
   };
-  Reader items(message.bytes);
-  while (!items.at_end()) {
-    const Bytes bytes = items.get_list<std::byte>();
-    Reader reader(bytes);
-    const auto item = static_cast<Item>(reader.get<std::uint8_t>());
-    switch (item) {
-      case Item::IntroduceUp:
-      case Item::IntroduceDown:
-        downwards(item == Item::IntroduceDown);
-        receive_introduction(reader, from_parent);
-        break;
-      case Item::Ready: {
-        downwards(false);
-        const auto id = reader.get<std::uint32_t>();
-        if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
-        count_ready(id, subtree_of(message.from), decode_agreement(reader));
-        break;
-      }
-      case Item::Joined: {
-        downwards(false);
-        const auto process_set = reader.get<int>();
-        const int rank = reader.get<int>();
-        expect_rank(process_set, rank);
-        learn_joined(process_set, rank);
-        break;
-      }
-      case Item::Agree: {
-        downwards(true);
-        const auto id = reader.get<std::uint32_t>();
-        const auto known = known_.find(id);
-        if (known == known_.end()) throw WireError("agreement on an unknown tensor");
-        if (!passed_on) send_down(bytes);
-        actions_.agree(known->second.key, decode_agreement(reader));
-        decided(id);
-        break;
-      }
-      case Item::Cut:
-        downwards(true);
-        if (!passed_on) send_down(bytes);
-        actions_.cut();
-        break;
-      case Item::Leave: {
-        const int rank = reader.get<int>();
-        expect_rank(0, rank);
-        if (!from_parent && !is_root()) send(parent_, bytes);
-        if (is_root()) ++left_;
-        for (const auto& child : children_)
-          if (child.domain != message.from) send(child.domain, bytes);
-        actions_.leave(rank);
-        break;
-      }
-      case Item::Stuck:
-        downwards(false);
-        receive_stuck(reader, bytes);
-        break;
-      case Item::Conflict:
-        downwards(true);
-        receive_conflict(reader, bytes);
-        break;
-      case Item::End:
-        downwards(true);
-        send_down(bytes);
-        actions_.end();
-        break;
-      case Item::Fail: {
-        const auto code =
-            static_cast<Status::Code>(std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument)));
-        const Status status(code, reader.get_string());
-        if (!from_parent && !is_root()) send(parent_, bytes);
-        for (const auto& child : children_)
-          if (child.domain != message.from) send(child.domain, bytes);
-        failed_ = true;
-        actions_.fail(status);
-        break;
-      }
-      default:
-        throw WireError("unknown kind of message");
+  Reader reader(bytes);
+  const auto item = static_cast<Item>(reader.get<std::uint8_t>());
+  switch (item) {
+    case Item::IntroduceUp:
+    case Item::IntroduceDown:
+      downwards(item == Item::IntroduceDown);
+      receive_introduction(reader, from_parent);
+      break;
+    case Item::Ready: {
+      downwards(false);
+      const auto id = reader.get<std::uint32_t>();
+      if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
+      count_ready(id, subtree_of(message.from), decode_agreement(reader));
+      break;
     }
+    case Item::Joined: {
+      downwards(false);
+      const auto process_set = reader.get<int>();
+      const int rank = reader.get<int>();
+      expect_rank(process_set, rank);
+      learn_joined(process_set, rank);
+      break;
+    }
+    case Item::Agree: {
+      downwards(true);
+      const auto id = reader.get<std::uint32_t>();
+      const auto known = known_.find(id);
+      if (known == known_.end()) throw WireError("agreement on an unknown tensor");
+      if (!passed_on) send_down(bytes);
+      actions_.agree(known->second.key, decode_agreement(reader));
+      decided(id);
+      break;
+    }
+    case Item::Cut:
+      downwards(true);
+      if (!actions_.cut()) return false;
+      if (!passed_on) send_down(bytes);
+      break;
+    case Item::Leave: {
+      const int rank = reader.get<int>();
+      expect_rank(0, rank);
+      if (!from_parent && !is_root()) send(parent_, bytes);
+      if (is_root()) ++left_;
+      for (const auto& child : children_)
+        if (child.domain != message.from) send(child.domain, bytes);
+      actions_.leave(rank);
+      break;
+    }
+    case Item::Stuck:
+      downwards(false);
+      receive_stuck(reader, bytes);
+      break;
+    case Item::Conflict:
+      downwards(true);
+      receive_conflict(reader, bytes);
+      break;
+    case Item::End:
+      downwards(true);
+      send_down(bytes);
+      actions_.end();
+      break;
+    case Item::Fail:
+      if (!failed_) receive_failure(reader, bytes, message.from);
+      break;
+    default:
+      throw WireError("unknown kind of message");
   }
+  return true;
+}
+
+void Relay::receive_failure(Reader& reader, std::span<const std::byte> item, int from) {
+  const auto code =
+      static_cast<Status::Code>(std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument)));
+  const Status status(code, reader.get_string());
+  const Bytes bytes(item.begin(), item.end());
+  if (from != parent_ && !is_root()) send(parent_, bytes);
+  for (const auto& child : children_)
+    if (child.domain != from) send(child.domain, bytes);
+  failed_ = true;
+  actions_.fail(status);
 }
 
 bool Relay::flush() {
@@ -539,6 +578,7 @@ bool Relay::flush() {
 
 bool Relay::advance() {
   bool any = flush();
+  take_held_back();
   while (auto message = transport_.receive()) {
     any = true;
     receive(*message);

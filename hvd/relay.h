@@ -9,6 +9,7 @@
 /// Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <set>
@@ -26,7 +27,8 @@ struct RelayActions {
   /// A rank of another domain introduces a tensor to this one's log.
   std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
   std::function<void(const UnitKey&, const Agreement&)> agree;
-  std::function<void()> cut;
+  /// Cuts the next batches here. False, and nothing has happened, if this domain has no room for them yet: it is asked again later.
+  std::function<bool()> cut;
   std::function<void(int rank)> leave;
   std::function<void()> end;
   /// All ranks of the set wait under the name, for different operations.
@@ -71,7 +73,7 @@ class Relay {
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
   /// Some domain of this leader's subtree is ready for something that is not decided yet.
-  [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty(); }
+  [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty() || !held_back_.empty(); }
 
  private:
   /// Ranks that follow one another.
@@ -107,6 +109,11 @@ class Relay {
   void removed(int process_set);
   void left(int rank);
   void receive(const Message& message);
+  void hold_back(Message message);
+  void take_held_back();
+  void act_on(std::size_t& at, const Message& message, bool passed_on);
+  bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
+  void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
   bool pass_on_decisions(const Message& message);
   void expect_rank(int process_set, int rank);
   void expect_ranks(int process_set, const std::vector<Run>& runs);
@@ -152,6 +159,15 @@ class Relay {
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
   Gathered up_, down_;                           // introductions to be sent before whatever is sent next
   std::map<int, Writer> outgoing_;
+  /// From the parent: begins with a cut that this domain has no room for yet, and what came after it. That is the flow control of batches:
+  /// what is decided comes in one order, so a domain that lags behind takes up no more of it until its batches are over.
+  struct HeldBack {
+    Message message;
+    std::size_t done = 0;    ///< bytes of it that have been acted on
+    bool passed_on = false;  ///< the children have all of it already
+    bool begun = false;      ///< whether that has been decided
+  };
+  std::deque<HeldBack> held_back_;
   bool failed_ = false;
 };
 

@@ -69,6 +69,8 @@ class Reader {
     return values;
   }
   [[nodiscard]] bool at_end() const { return rest_.empty(); }
+  /// Bytes not yet read.
+  [[nodiscard]] std::size_t left() const { return rest_.size(); }
 
  private:
   std::span<const std::byte> take(std::size_t size) {

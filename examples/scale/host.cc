@@ -26,7 +26,10 @@ hvd::RelayActions Host::actions() {
     if (world_.host_of(rank) != number_) introduce(key, rank);
   };
   actions.agree = [this](const hvd::UnitKey& key, const hvd::Agreement& what) { agree(key, what); };
-  actions.cut = [this] { cut(); };
+  actions.cut = [this] {
+    cut();
+    return true;
+  };
   actions.leave = [](int) {};
   actions.end = [] {};
   actions.conflict = [](int, const std::string& name, const std::vector<hvd::Claim>&) {
