@@ -1,5 +1,6 @@
-// What happens if I ... : samplers in real data loaders.
+// What happens if I ... : samplers in real data loaders, loss scaling.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -8,8 +9,10 @@
 namespace {
 
 using namespace hvd::test;
+using hvd::Compression;
 using hvd::DistributedOptimizer;
 using hvd::ElasticSampler;
+using hvd::GradScaler;
 using hvd::Shares;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
@@ -204,6 +207,174 @@ TEST_CASE("what happens if I evaluate through a loader: with uneven shares each 
   const Items own = items_of(*loader);
   CHECK(own.size() == (hvd::rank() == 0 ? 5 : 4));
   for (const auto& [item, times] : counts(own)) CHECK(times == 1);
+}
+
+// --------------------------------------------------------------------------------------------------------------- loss scaling
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+hvd::ProcessSet all_but_the_last() {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < std::max(1, hvd::size() - 1); ++rank) ranks.push_back(rank);
+  return hvd::add_process_set(ranks);
+}
+
+TEST_CASE("what happens if I scale the loss of an optimizer on a process set: its ranks decide, the others need not be there") {
+  const auto set = all_but_the_last();
+  for (const bool ddp : {false, true}) {
+    CAPTURE(ddp);
+    if (set.included()) {
+      auto net = small_model();
+      auto alone = small_model();
+      SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9));
+      SGD reference(alone->parameters(), SGDOptions(0.1).momentum(0.9));
+      std::optional<DistributedOptimizer> wrapper;
+      std::optional<hvd::DistributedDataParallel<torch::nn::SequentialImpl>> parallel;
+      if (ddp) {
+        parallel.emplace(net.ptr(), hvd::DistributedDataParallelOptions{.process_set = set});
+      } else {
+        wrapper.emplace(sgd, net->named_parameters(), hvd::DistributedOptimizerOptions{.process_set = set});
+      }
+      torch::optim::Optimizer& optimizer = ddp ? static_cast<torch::optim::Optimizer&>(sgd) : *wrapper;
+      GradScaler scaler({.init_scale = 64});
+      for (int step = 0; step < 4; ++step) {
+        const bool bad = step == 1;
+        net->zero_grad();
+        alone->zero_grad();
+        if (wrapper) wrapper->zero_grad();
+        const at::Tensor x = data({5, 6}, at::kDouble, hvd::rank(), step);
+        const at::Tensor y = data({5, 3}, at::kDouble, hvd::rank(), step + 1);
+        at::Tensor loss = torch::mse_loss(ddp ? parallel->forward(x) : net->forward(x), y);
+        if (bad && hvd::rank() == 0) loss = loss * kInfinity;
+        scaler.scale(loss).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        if (bad) continue;
+        at::Tensor sum;
+        for (const int rank : set.ranks()) sum = sum.defined() ? sum + small_loss(alone, rank, step) : small_loss(alone, rank, step);
+        (sum / set.size()).backward();
+        reference.step();
+      }
+      CHECK(difference(flat(net), flat(alone)) < 1e-12);
+      CHECK(scaler.get_scale() == 32);
+    } else {
+      // Trains something of its own, by itself.
+      auto net = small_model();
+      SGD sgd(net->parameters(), SGDOptions(0.1));
+      GradScaler scaler({.init_scale = 8, .agree = false});
+      scaler.scale(small_loss(net, hvd::rank(), 0)).backward();
+      scaler.step(sgd);
+      scaler.update();
+      CHECK(scaler.get_scale() == 8);
+    }
+  }
+  hvd::remove_process_set(set);
+}
+
+TEST_CASE("what happens if one scaler serves optimizers on different process sets: the scales of all ranks stay one") {
+  const auto set = all_but_the_last();
+  for (const bool small_first : {true, false}) {
+    CAPTURE(small_first);
+    auto own = small_model();     // on the set
+    auto common = small_model();  // on all ranks
+    SGD own_sgd(own->parameters(), SGDOptions(0.1));
+    SGD common_sgd(common->parameters(), SGDOptions(0.1));
+    std::optional<DistributedOptimizer> of_set;
+    if (set.included()) of_set.emplace(own_sgd, own->named_parameters(), hvd::DistributedOptimizerOptions{.process_set = set});
+    DistributedOptimizer of_all(common_sgd, common->named_parameters());
+    GradScaler scaler({.init_scale = 64});
+    int steps_of_all = 0;
+    for (int step = 0; step < 5; ++step) {
+      if (of_set) of_set->zero_grad();
+      of_all.zero_grad();
+      at::Tensor loss = small_loss(common, hvd::rank(), step);
+      if (of_set) loss = loss + small_loss(own, hvd::rank(), step) * (step == 1 && hvd::rank() == 0 ? kInfinity : 1.0);
+      // An infinite sum has finite gradients where its finite part comes from.
+      scaler.scale(loss).backward();
+      const at::Tensor before = flat(common);
+      if (of_set && small_first) scaler.step(*of_set);
+      scaler.step(of_all);
+      if (of_set && !small_first) scaler.step(*of_set);
+      scaler.update();
+      if (!same(flat(common), before)) ++steps_of_all;
+      CHECK(same_on_all_ranks(flat(common)));
+      CHECK(flat(common).isfinite().all().item<bool>());
+    }
+    const bool parted = !small_first && hvd::size() > 1;
+    CHECK(steps_of_all == (parted ? 4 : 5));
+    CHECK(scaler.get_scale() == 32);
+    if (of_set) CHECK(flat(own).isfinite().all().item<bool>());
+    if (of_set) CHECK(!same(flat(own), flat(small_model())));
+  }
+  hvd::remove_process_set(set);
+}
+
+TEST_CASE("what happens if one rank sets another scale: a step is left out with a warning, and all have the smallest") {
+  auto net = small_model();
+  SGD sgd(net->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  GradScaler scaler({.init_scale = last() ? 16.0 : 64.0});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor before = flat(net);
+    scaler.scale(small_loss(net, hvd::rank(), step)).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    CHECK(same(flat(net), before) == (step == 0 && hvd::size() > 1));
+    CHECK(scaler.get_scale() == 16);
+    CHECK(same_on_all_ranks(flat(net)));
+  }
+}
+
+/// Trains for some steps, of which those in `bad` overflow on the last rank; or, without a scaler, leaves those out.
+struct Trained {
+  at::Tensor parameters;
+  std::vector<at::Tensor> memory;
+};
+Trained train(const Compression& compression, bool ddp, bool scaled, const std::set<int>& bad) {
+  auto net = small_model(at::kDouble, 16);
+  SGD sgd(net->parameters(), SGDOptions(0.05).momentum(0.9));
+  std::optional<DistributedOptimizer> wrapper;
+  std::optional<hvd::DistributedDataParallel<torch::nn::SequentialImpl>> parallel;
+  if (ddp) {
+    parallel.emplace(net.ptr(), hvd::DistributedDataParallelOptions{.compression = compression});
+  } else {
+    wrapper.emplace(sgd, net->named_parameters(), hvd::DistributedOptimizerOptions{.compression = compression});
+  }
+  torch::optim::Optimizer& optimizer = ddp ? static_cast<torch::optim::Optimizer&>(sgd) : *wrapper;
+  GradScaler scaler({.init_scale = 1024, .growth_interval = 2, .enabled = scaled});
+  for (int step = 0; step < 9; ++step) {
+    if (!scaled && bad.contains(step)) continue;
+    net->zero_grad();
+    if (wrapper) wrapper->zero_grad();
+    const at::Tensor x = data({5, 6}, at::kDouble, hvd::rank(), step);
+    const at::Tensor y = data({5, 3}, at::kDouble, hvd::rank(), step + 1);
+    at::Tensor loss = torch::mse_loss(ddp ? parallel->forward(x) : net->forward(x), y);
+    if (bad.contains(step) && last()) loss = loss * kInfinity;
+    scaler.scale(loss).backward();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  return {flat(net).clone(), wrapper ? wrapper->compression_memory() : std::vector<at::Tensor>()};
+}
+
+TEST_CASE("what happens if I scale the loss and compress with a memory: it trains as without a scale, steps left out lose nothing") {
+  for (const auto& compression : {Compression::int8(), Compression::topk(0.1), Compression::powersgd(1)}) {
+    for (const bool ddp : {false, true}) {
+      for (const std::set<int>& bad : {std::set<int>{0, 1, 4}, std::set<int>{3}}) {
+        CAPTURE(static_cast<int>(compression.kind()));
+        CAPTURE(ddp);
+        CAPTURE(bad.size());
+        const Trained scaled = train(compression, ddp, true, bad);
+        const Trained plain = train(compression, ddp, false, bad);
+        CHECK(difference(scaled.parameters, plain.parameters) < 1e-12);
+        REQUIRE(scaled.memory.size() == plain.memory.size());
+        for (std::size_t i = 0; i < plain.memory.size(); ++i)
+          CHECK(difference(scaled.memory[i].to(at::kDouble), plain.memory[i].to(at::kDouble)) < 1e-9);
+        CHECK(same_on_all_ranks(scaled.parameters));
+      }
+    }
+  }
 }
 
 }  // namespace
