@@ -23,6 +23,18 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
   }
 }
 
+void check_memory(const Submission& submission) {
+  if (submission.kind == OpKind::Control) return;  // its shape is a list of ranks
+  const bool needs_output = submission.kind == OpKind::Allreduce || submission.kind == OpKind::Broadcast;
+  for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
+    const auto& tensor = submission.tensors[i];
+    if (tensor.input != nullptr && (tensor.output != nullptr || !needs_output)) continue;
+    if (element_count(tensor.shape) > 0)
+      throw InvalidArgument(formatted("{} '{}': tensor {} of shape {} has no memory: its {} is a null pointer", name_of(submission.kind),
+                                      submission.name, i, to_string(tensor.shape), tensor.input == nullptr ? "input" : "output"));
+  }
+}
+
 }  // namespace
 
 void Engine::raise_if_over() const {
@@ -44,6 +56,7 @@ void Engine::check(const Submission& submission) const {
   if (submission.tensors.size() > board_.slots())
     throw InvalidArgument(
         formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
+  check_memory(submission);
   const bool by_rows =
       submission.kind == OpKind::Allgather || submission.kind == OpKind::Alltoall || submission.kind == OpKind::Reducescatter;
   if (!by_rows) return;
