@@ -56,7 +56,6 @@ void Engine::check(const Submission& submission) const {
   if (submission.tensors.size() > board_.slots())
     throw InvalidArgument(
         formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(), board_.slots()));
-  check_memory(submission);
   const bool by_rows =
       submission.kind == OpKind::Allgather || submission.kind == OpKind::Alltoall || submission.kind == OpKind::Reducescatter;
   if (!by_rows) return;
@@ -107,6 +106,7 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   entry->key = {submission.process_set, submission.kind, submission.name};
   if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
+  check_memory(submission);
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
     throw InvalidArgument(formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                     name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
