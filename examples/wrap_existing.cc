@@ -1,4 +1,4 @@
-// An ordinary LibTorch training loop, made to run on N ranks by four lines, marked hvd 1 … hvd 4.
+// An ordinary LibTorch training loop, made to run on N ranks by five lines, marked hvd 1 … hvd 5.
 // Run it alone or on several ranks: ./wrap_existing, mpirun -np 4 ./wrap_existing
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -32,13 +32,13 @@ int main() {
   torch::nn::Sequential model(torch::nn::Linear(2, 32), torch::nn::ReLU(), torch::nn::Linear(32, 2));
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 
-  hvd::broadcast_parameters(*model, 0);                                     // hvd 2: all ranks start from rank 0's weights
-  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());      // hvd 3: step() uses the mean gradient of all ranks
-  torch::data::samplers::DistributedRandomSampler sampler(*dataset.size(),  // hvd 4: each rank trains on its share (was RandomSampler)
-                                                          static_cast<std::size_t>(hvd::size()), static_cast<std::size_t>(hvd::rank()));
+  hvd::broadcast_parameters(*model, 0);                                 // hvd 2: all ranks start from rank 0's weights
+  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 3: step() uses the mean gradient of all ranks
+  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 4: each rank trains on its share (was RandomSampler)
 
   const auto loader = torch::data::make_data_loader(std::move(dataset), sampler, 32);
   for (int epoch = 1; epoch <= 5; ++epoch) {
+    sampler.set_epoch(static_cast<std::size_t>(epoch));  // hvd 5: another order in each epoch; the loader's copy knows of it
     double loss_sum = 0;
     int steps = 0;
     for (auto& batch : *loader) {

@@ -25,7 +25,8 @@ void set_reduction(Call& call, const Options& options) {
   call.prescale_factor = options.prescale_factor;
   call.postscale_factor = options.postscale_factor;
 }
-inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device(); }
+/// Whether `Engine::run_immediately` may be tried: it looks at no more than that.
+inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device() && buffer.data != nullptr; }
 
 /// What each rank of `running` has; in the order of the ranks.
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name);

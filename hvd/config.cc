@@ -144,17 +144,22 @@ Config Config::from_environment() {
   return config;
 }
 
-std::string shared_part(const Config& config) {
-  const auto on = [](bool value) { return value ? "on" : "off"; };
+std::vector<std::pair<std::string, std::string>> shared_part(const Config& config) {
+  const auto number = [](auto value) { return formatted("{}", value); };
+  const auto on = [](bool value) { return std::string(value ? "1" : "0"); };
   std::vector<std::string> process_sets;
   for (const auto& ranks : config.process_sets) process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
-  return formatted(
-      "fusion threshold {} bytes, group fusion {}, cache capacity {}, shared memory {}, process sets [{}], timeline '{}', NCCL streams {}, "
-      "NCCL registration {}, elastic {}, GPU backend {}, hierarchical allreduce {}",
-      config.fusion_threshold_bytes, on(!config.disable_group_fusion), config.cache_capacity,
-      config.shared_memory == SharedMemory::Auto ? "auto" : "off", joined(process_sets, ", "), config.timeline, config.num_nccl_streams,
-      kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first, on(config.elastic),
-      kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first, on(config.hierarchical_allreduce));
+  return {{"HVD_FUSION_THRESHOLD", number(config.fusion_threshold_bytes)},
+          {"HVD_DISABLE_GROUP_FUSION", on(config.disable_group_fusion)},
+          {"HVD_CACHE_CAPACITY", number(config.cache_capacity)},
+          {"HVD_SHARED_MEMORY", std::string(kSharedMemory[static_cast<std::size_t>(config.shared_memory)].first)},
+          {"Config::process_sets", formatted("[{}]", joined(process_sets, ", "))},
+          {"HVD_TIMELINE", formatted("'{}'", config.timeline)},
+          {"HVD_NUM_NCCL_STREAMS", number(config.num_nccl_streams)},
+          {"HVD_NCCL_REGISTRATION", std::string(kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first)},
+          {"HVD_ELASTIC", on(config.elastic)},
+          {"HVD_GPU_BACKEND", std::string(kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first)},
+          {"HVD_HIERARCHICAL_ALLREDUCE", on(config.hierarchical_allreduce)}};
 }
 
 std::vector<std::string> remarks(const Config& config) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/log.h"
@@ -99,8 +100,8 @@ struct Config {
   static Config from_environment();
 };
 
-/// What must be equal on all ranks, as one line of text.
-std::string shared_part(const Config& config);
+/// Returns what must be equal on all ranks: the variable (or field) that sets it, and its value as text.
+std::vector<std::pair<std::string, std::string>> shared_part(const Config& config);
 /// A sentence for each knob that is set and does nothing, where a user may expect otherwise.
 std::vector<std::string> remarks(const Config& config);
 

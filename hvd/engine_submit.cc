@@ -23,6 +23,18 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
   }
 }
 
+void check_memory(const Submission& submission) {
+  if (submission.kind == OpKind::Control) return;  // its shape is a list of ranks
+  const bool needs_output = submission.kind == OpKind::Allreduce || submission.kind == OpKind::Broadcast;
+  for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
+    const auto& tensor = submission.tensors[i];
+    if (tensor.input != nullptr && (tensor.output != nullptr || !needs_output)) continue;
+    if (element_count(tensor.shape) > 0)
+      throw InvalidArgument(formatted("{} '{}': tensor {} of shape {} has no memory: its {} is a null pointer", name_of(submission.kind),
+                                      submission.name, i, to_string(tensor.shape), tensor.input == nullptr ? "input" : "output"));
+  }
+}
+
 }  // namespace
 
 void Engine::raise_if_over() const {
@@ -94,6 +106,7 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   entry->key = {submission.process_set, submission.kind, submission.name};
   if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
+  check_memory(submission);
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
     throw InvalidArgument(formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                     name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -110,20 +111,21 @@ std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
   return result;
 }
 
-void Bootstrap::require_equal(const std::string& text, const std::string& what) const {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  const auto all = allgather(Writer().put_string(text).take());
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    std::string said = Reader(all[rank]).get_string();
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == said; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {std::move(said), {}});
-    group->second.push_back(static_cast<int>(rank));
+void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const {
+  Writer writer;
+  for (const auto& [name, value] : settings) writer.put_string(value);
+  const auto all = allgather(writer.take());
+  std::vector<int> ranks(all.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<Reader> readers(all.begin(), all.end());
+  std::string differences;
+  for (const auto& [name, value] : settings) {
+    std::vector<std::string> said;
+    for (auto& reader : readers) said.push_back(reader.get_string());
+    if (std::all_of(said.begin(), said.end(), [&](const auto& text) { return text == said.front(); })) continue;
+    differences += formatted("{}{} ({})", differences.empty() ? "" : ", ", name, grouped_by_rank(ranks, said));
   }
-  if (groups.size() == 1) return;
-  std::string difference;
-  for (const auto& [said, ranks] : groups)
-    difference += formatted("{}{} {}: {}", difference.empty() ? "" : "; ", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), said);
-  throw Mismatch(formatted("hvd::init(): {} must be equal on all ranks: {}", what, difference));
+  if (!differences.empty()) throw Mismatch(formatted("hvd::init(): the configuration must be equal on all ranks: {}", differences));
 }
 
 void Bootstrap::agree_on_success(const std::string& problem, const std::string& what) const {

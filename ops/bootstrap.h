@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/backend.h"
@@ -33,9 +34,10 @@ class Bootstrap {
 
   /// Every rank's bytes, by rank.
   [[nodiscard]] std::vector<Bytes> allgather(const Bytes& mine) const;
-  /// Throws Mismatch on every rank if the texts differ; `what` names them.
-  void require_equal(const std::string& text, const std::string& what) const;
-  /// Like `require_equal` for a step that may fail on some ranks: throws on every rank if `problem` is not empty on one, with its text.
+  /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names those that differ, with their values
+  /// by rank.
+  void require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const;
+  /// For a step that may fail on some ranks: throws on every rank if `problem` is not empty on one, with its text.
   void agree_on_success(const std::string& problem, const std::string& what) const;
 
   /// Who is where. Domains are hosts; `share_memory` turns them into what ranks share memory.

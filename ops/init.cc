@@ -97,7 +97,7 @@ void init(const Config& config) {
   if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>();
   const Bootstrap& ranks = **bootstrap;
   set_log(config.log_level, ranks.rank());
-  ranks.require_equal(shared_part(config), "the configuration");
+  ranks.require_equal(shared_part(config));
 
   EngineParts parts;
   parts.config = config;

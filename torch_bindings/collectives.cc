@@ -3,6 +3,8 @@
 #include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -11,6 +13,7 @@
 #include "hvd/engine.h"
 #include "hvd/text.h"
 #include "torch_bindings/device.h"
+#include "torch_bindings/history.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -23,11 +26,12 @@ enum class Form { Fresh, InPlace };
 /// Holds every tensor of an operation until it is done, and knows how its results become what the user gets.
 struct Operation {
   Submission submission;
-  Tensors given;                                    ///< as the user gave them
-  Tensors sent;                                     ///< dense, in the wire's type
-  Tensors received;                                 ///< dense, in the wire's type; the same as `sent` where the operation works in place
-  Tensors results;                                  ///< what the user gets
-  std::function<Tensors(const Tensors&)> backward;  ///< gradients of the given tensors from those of the results
+  Tensors given;                  ///< as the user gave them
+  Tensors sent;                   ///< dense, in the wire's type
+  Tensors received;               ///< dense, in the wire's type; the same as `sent` where the operation works in place
+  Tensors results;                ///< what the user gets
+  detail::GradientRule backward;  ///< gradients of the given tensors from those of the results
+  bool in_place = false;          ///< `given` are changed
   std::vector<std::shared_ptr<void>> events;
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in Pending, once it is done
@@ -44,16 +48,28 @@ struct Operation {
   }
 };
 
-void check_group(const Tensors& tensors, std::string_view what, Form form) {
-  if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", what));
-  for (const auto& tensor : tensors) {
-    if (!tensor.defined()) throw InvalidArgument(formatted("{}: an undefined tensor", what));
-    if (tensor.is_sparse()) throw InvalidArgument(formatted("{}: a sparse tensor; make it dense first", what));
+/// "allreduce 'loss'", and of a group of several also which of them.
+std::string title(std::string_view what, const std::string& name, const Tensors& group, std::size_t index) {
+  std::string text = name.empty() ? std::string(what) : formatted("{} '{}'", what, name);
+  if (group.size() > 1) text += formatted(", tensor {} of the group (0 to {})", index, group.size() - 1);
+  return text;
+}
+
+void check_group(const Tensors& tensors, std::string_view what, const std::string& name, Form form) {
+  if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", title(what, name, tensors, 0)));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const auto refuse = [&](const std::string& why) { throw InvalidArgument(title(what, name, tensors, i) + ": " + why); };
+    if (!tensor.defined()) refuse("an undefined tensor; a rank that has nothing to give gives zeros, or no rows where rows are gathered");
+    if (tensor.layout() != at::kStrided) refuse(formatted("a tensor of layout {}; make it dense first", c10::str(tensor.layout())));
+    if (!detail::is_carried(tensor.scalar_type()))
+      refuse(formatted("tensors of type {} are not supported", at::toString(tensor.scalar_type())));
+    if (!tensor.is_cpu() && !tensor.is_cuda()) refuse(formatted("tensors on {} are not supported", tensor.device().str()));
     if (form == Form::InPlace && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-      throw InvalidArgument(formatted("{}: in place on a tensor whose elements share memory (as after expand()); clone it first", what));
+      refuse("in place on a tensor whose elements share memory (as after expand()); clone it first");
     if (tensor.device() != tensors.front().device())
-      throw InvalidArgument(formatted("{}: the tensors of a group must be on one device, not on {} and {}", what,
-                                      tensors.front().device().str(), tensor.device().str()));
+      refuse(formatted("the tensors of a group must be on one device, not on {} and {}", tensors.front().device().str(),
+                       tensor.device().str()));
   }
 }
 
@@ -66,30 +82,6 @@ bool needs_gradient(const Tensors& tensors) {
          std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.requires_grad(); });
 }
 
-/// Ties results that were computed elsewhere to their inputs. Keeps the rule for the gradients alone: holding the operation would
-/// be a cycle, as the results hold this.
-class Communicated : public torch::autograd::Function<Communicated> {
- public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList /*given*/,
-                                                const Operation* operation) {
-    context->saved_data["rule"] = c10::IValue::make_capsule(c10::make_intrusive<Rule>(operation->backward));
-    return operation->results;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto rule = context->saved_data["rule"].toCapsule();
-    auto result = static_cast<const Rule*>(rule.get())->backward(gradients);
-    result.emplace_back();  // none for the operation itself
-    return result;
-  }
-
- private:
-  struct Rule : torch::CustomClassHolder {
-    explicit Rule(std::function<Tensors(const Tensors&)> function) : backward(std::move(function)) {}
-    std::function<Tensors(const Tensors&)> backward;
-  };
-};
-
 /// What `wait()` returns.
 Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pending) {
   *operation->rows = pending.rows;
@@ -97,14 +89,17 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pendi
     if (!operation->received[i].defined()) continue;
     detail::wait_on_current_stream(operation->received[i], pending.completions);
     if (!operation->results[i].is_same(operation->received[i])) {
+      const c10::InferenceMode as_it_was_made(operation->results[i].is_inference());
       const at::NoGradGuard no_gradient;
       operation->results[i].copy_(operation->received[i]);
       operation->received[i] = operation->results[i];
     }
   }
-  if (!operation->backward) return operation->results;
-  // A TensorList: autograd would not look into a vector.
-  return Communicated::apply(at::TensorList(operation->given), static_cast<const Operation*>(operation.get()));
+  if (operation->in_place) {
+    for (const auto& tensor : operation->given) detail::note_change(tensor);  // backward may have been shown it meanwhile
+    return operation->given;
+  }
+  return operation->backward ? detail::tied(operation->given, operation->results, operation->backward) : operation->results;
 }
 
 Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) {
@@ -113,6 +108,8 @@ Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) 
   Submission submission = std::move(operation->submission);
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   auto pending = running->submit(std::move(submission), after);
+  if (operation->in_place)
+    for (const auto& tensor : operation->given) detail::note_change(tensor);  // from now on
   // A handle may be waited for more than once; what the first wait gave is given again.
   struct Once {
     std::once_flag flag;
@@ -125,23 +122,60 @@ Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) 
   return {std::move(running), std::move(pending), std::move(result)};
 }
 
-/// The handle of a group of one. In-place forms return the tensor they were given.
+/// The handle of a group of one.
 Handle<at::Tensor> first(const Handle<Tensors>& handle) {
   return handle.map<at::Tensor>([](const Tensors& tensors) { return tensors.front(); });
 }
-Handle<at::Tensor> first(const Handle<Tensors>& handle, const at::Tensor& given) {
-  return handle.map<at::Tensor>([given](const Tensors&) { return given; });
+
+// ------------------------------------------------------------------------------------------------------------ forms in place
+
+/// Which of the tensors share memory with another that comes before them in memory or in the group. Those are sent from a copy, so that
+/// all are read before any is changed. `dense`: without gaps.
+std::vector<bool> sharing_memory(const Tensors& dense) {
+  std::vector<bool> shares(dense.size(), false);
+  if (dense.size() < 2) return shares;
+  std::vector<std::size_t> order(dense.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto begin = [&](std::size_t i) { return static_cast<const std::byte*>(dense[i].const_data_ptr()); };
+  std::sort(order.begin(), order.end(),
+            [&](auto a, auto b) { return std::less<>()(begin(a), begin(b)) || (begin(a) == begin(b) && a < b); });
+  const std::byte* end = nullptr;
+  for (const auto i : order) {
+    if (dense[i].numel() == 0) continue;
+    shares[i] = std::less<>()(begin(i), end);
+    end = std::max(end, begin(i) + dense[i].nbytes(), std::less<>());
+  }
+  return shares;
+}
+
+/// The tensors as an operation in place reads and writes them; those that it cannot are copied, and written when it is done.
+Tensors dense_in_place(const Tensors& tensors) {
+  Tensors dense;
+  for (const auto& tensor : tensors) dense.push_back(dense_of(tensor));
+  const auto shares = sharing_memory(dense);
+  for (std::size_t i = 0; i < dense.size(); ++i)
+    if (shares[i]) dense[i] = dense[i].clone();
+  return dense;
 }
 
 // ----------------------------------------------------------------------------------------------------------------- allreduce
 
+detail::GradientRule rule_of(const AllreduceOptions& options) {
+  return [options](const Tensors& gradients) {
+    AllreduceOptions same = options;
+    if (!same.name.empty()) same.name += ".gradient";
+    return grouped_allreduce(gradients, same);
+  };
+}
+
 std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options, Form form) {
   constexpr std::string_view kWhat = "allreduce";
-  check_group(tensors, kWhat, form);
+  check_group(tensors, kWhat, options.name, form);
   options.compression.refuse_memory(kWhat);
   const bool differentiable = form == Form::Fresh && needs_gradient(tensors);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
+  operation->in_place = form == Form::InPlace;
   Submission& submission = operation->submission;
   submission.kind = OpKind::Allreduce;
   submission.name = options.name;
@@ -151,10 +185,12 @@ std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceO
   submission.postscale_factor = options.postscale_factor;
   submission.device = detail::device_of(tensors.front());
   const at::NoGradGuard no_gradient;
-  for (const auto& tensor : tensors) {
+  const Tensors all_dense = form == Form::InPlace ? dense_in_place(tensors) : Tensors();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
     const DataType dtype = detail::data_type_of(tensor, kWhat);
     const DataType wire = options.compression.wire_type(dtype);
-    const at::Tensor dense = dense_of(tensor);
+    const at::Tensor dense = form == Form::InPlace ? all_dense[i] : dense_of(tensor);
     if (wire != dtype) {
       const at::Tensor packed = detail::empty_shared(tensor.sizes(), dense.options().dtype(detail::scalar_type_of(wire)));
       packed.copy_(dense);
@@ -169,19 +205,8 @@ std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceO
       operation->results.push_back(output);
     }
   }
-  if (differentiable) {
-    operation->backward = [options](const Tensors& gradients) {
-      AllreduceOptions same = options;
-      if (!same.name.empty()) same.name += ".gradient";
-      return grouped_allreduce(gradients, same);
-    };
-  }
+  if (differentiable) operation->backward = rule_of(options);
   return operation;
-}
-
-Tensors in_place(const Tensors& tensors, const std::shared_ptr<Operation>& operation, After after) {
-  start(operation, after).wait();
-  return tensors;
 }
 
 // ----------------------------------------------------------------------------------------------------------------- allgather
@@ -200,7 +225,7 @@ void allocate_rows(const std::shared_ptr<Operation>& operation) {
 
 std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOptions& options) {
   constexpr std::string_view kWhat = "allgather";
-  check_group(tensors, kWhat, Form::Fresh);
+  check_group(tensors, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
   Submission& submission = operation->submission;
@@ -231,7 +256,7 @@ std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOpti
 
 std::shared_ptr<Operation> scattering(const Tensors& tensors, const ReducescatterOptions& options) {
   constexpr std::string_view kWhat = "reducescatter";
-  check_group(tensors, kWhat, Form::Fresh);
+  check_group(tensors, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
   Submission& submission = operation->submission;
@@ -260,7 +285,8 @@ std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOpti
   const int ranks = options.process_set.size();
   if (!options.splits) return tensor.dim() == 0 ? std::vector<std::int64_t>{} : even_splits(tensor.size(0), ranks, options.name);
   const at::Tensor& splits = *options.splits;
-  const bool whole = splits.defined() && (splits.scalar_type() == at::kInt || splits.scalar_type() == at::kLong);
+  if (!splits.defined()) throw InvalidArgument(formatted("alltoall '{}': the splits are an undefined tensor", options.name));
+  const bool whole = splits.scalar_type() == at::kInt || splits.scalar_type() == at::kLong;
   if (!whole || splits.dim() != 1)
     throw InvalidArgument(formatted("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
   const at::Tensor here = splits.detach().to(at::kCPU, at::kLong).contiguous();
@@ -269,7 +295,7 @@ std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOpti
 
 std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOptions& options) {
   constexpr std::string_view kWhat = "alltoall";
-  check_group({tensor}, kWhat, Form::Fresh);
+  check_group({tensor}, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = {tensor};
   Submission& submission = operation->submission;
@@ -308,12 +334,23 @@ Handle<AlltoallResult> start(const std::shared_ptr<Operation>& operation, const 
 
 // ----------------------------------------------------------------------------------------------------------------- broadcast
 
+detail::GradientRule rule_of(const BroadcastOptions& options) {
+  return [options](const Tensors& gradients) {
+    AllreduceOptions average{.name = options.name.empty() ? "" : options.name + ".gradient", .process_set = options.process_set};
+    Tensors means = grouped_allreduce(gradients, average);
+    if (rank() != options.root_rank)
+      for (auto& mean : means) mean.zero_();
+    return means;
+  };
+}
+
 std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options, Form form) {
   constexpr std::string_view kWhat = "broadcast";
-  check_group(tensors, kWhat, form);
+  check_group(tensors, kWhat, options.name, form);
   const bool differentiable = form == Form::Fresh && needs_gradient(tensors);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
+  operation->in_place = form == Form::InPlace;
   Submission& submission = operation->submission;
   submission.kind = OpKind::Broadcast;
   submission.name = options.name;
@@ -321,8 +358,10 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
   submission.root = options.root_rank;
   submission.device = detail::device_of(tensors.front());
   const at::NoGradGuard no_gradient;
-  for (const auto& tensor : tensors) {
-    const at::Tensor dense = dense_of(tensor);
+  const Tensors all_dense = form == Form::InPlace ? dense_in_place(tensors) : Tensors();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const at::Tensor dense = form == Form::InPlace ? all_dense[i] : dense_of(tensor);
     if (form == Form::InPlace) {
       operation->add(dense, dense, kWhat);
       operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
@@ -332,16 +371,55 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
       operation->results.push_back(output);
     }
   }
-  if (differentiable) {
-    operation->backward = [options](const Tensors& gradients) {
-      AllreduceOptions average{.name = options.name.empty() ? "" : options.name + ".gradient", .process_set = options.process_set};
-      Tensors means = grouped_allreduce(gradients, average);
-      if (rank() != options.root_rank)
-        for (auto& mean : means) mean.zero_();
-      return means;
-    };
-  }
+  if (differentiable) operation->backward = rule_of(options);
   return operation;
+}
+
+// ------------------------------------------------------------------------------------------------ forms in place and autograd
+
+std::shared_ptr<Operation> in_place(const Tensors& tensors, const AllreduceOptions& options) {
+  return allreduction(tensors, options, Form::InPlace);
+}
+std::shared_ptr<Operation> in_place(const Tensors& tensors, const BroadcastOptions& options) {
+  return broadcasting(tensors, options, Form::InPlace);
+}
+
+/// Those of the tensors that are another function of what came before when they have been changed.
+class Histories {
+ public:
+  /// Looks at the tensors before they are changed. Throws InvalidArgument.
+  Histories(const Tensors& tensors, std::string_view what, const std::string& name) : group_(tensors.size() > 1) {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (detail::changes_history(tensors[i], what, name)) changed_.emplace_back(i, tensors[i]);
+  }
+  /// Once they are changed, or about to be. Each has a rule of its own: of a group, one may be a view and another need no gradient.
+  template <class Options>
+  void rewrite(const Options& options) const {
+    for (const auto& [number, tensor] : changed_) {
+      Options own = options;
+      if (group_ && !own.name.empty()) own.name += formatted(".{}", number);
+      detail::rewrite_history(tensor, rule_of(own));
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::size_t, at::Tensor>> changed_;
+  bool group_;
+};
+
+template <class Options>
+Tensors run_in_place(std::string_view what, const Tensors& tensors, const Options& options) {
+  const Histories histories(tensors, what, options.name);
+  auto changed = start(in_place(tensors, options), After::Wait).wait();
+  histories.rewrite(options);
+  return changed;
+}
+template <class Options>
+Handle<Tensors> start_in_place(std::string_view what, const Tensors& tensors, const Options& options) {
+  const Histories histories(tensors, what, options.name);
+  auto handle = start(in_place(tensors, options), After::Return);
+  histories.rewrite(options);
+  return handle;
 }
 
 // ------------------------------------------------------------------------------------- small operations, without an Operation
@@ -358,7 +436,7 @@ Immediate immediate(OpKind kind, const at::Tensor& tensor, const Options& option
   call.kind = kind;
   call.process_set = options.process_set.id();
   call.name = options.name;
-  call.dtype = detail::data_type_of(tensor, name_of(kind));
+  call.dtype = detail::data_type_of(tensor, name_of(kind), options.name);
   call.shape = {tensor.sizes().data(), tensor.sizes().size()};
   call.input = tensor.const_data_ptr();
   if constexpr (requires { options.prescale_factor; }) {
@@ -373,6 +451,12 @@ Immediate immediate(OpKind kind, const at::Tensor& tensor, const Options& option
 bool run(Immediate& call, const at::Tensor& output) {
   call.output = output.mutable_data_ptr();
   return engine()->run_immediately(call);
+}
+
+bool run_in_place(Immediate& call, const at::Tensor& tensor) {
+  if (!run(call, tensor)) return false;
+  detail::note_change(tensor);
+  return true;
 }
 
 bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kLaneBytes; }
@@ -415,30 +499,28 @@ at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) 
   return start(allreduction({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options) {
-  if (may_run(tensor, options)) {
+  if (may_run(tensor, options) && !detail::changes_history(tensor, "allreduce", options.name)) {
     Immediate call = immediate(OpKind::Allreduce, tensor, options);
-    if (run(call, tensor)) return tensor;
+    if (run_in_place(call, tensor)) return tensor;
   }
-  return in_place({tensor}, allreduction({tensor}, options, Form::InPlace), After::Wait).front();
+  return run_in_place("allreduce", {tensor}, options).front();
 }
 Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
   return first(start(allreduction({tensor}, options, Form::Fresh), After::Return));
 }
 Handle<at::Tensor> allreduce_async_(at::Tensor tensor, const AllreduceOptions& options) {
-  return first(start(allreduction({tensor}, options, Form::InPlace), After::Return), tensor);
+  return first(start_in_place("allreduce", {tensor}, options));
 }
 
 Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
   return start(allreduction(tensors, options, Form::Fresh), After::Wait).wait();
 }
-Tensors grouped_allreduce_(Tensors tensors, const AllreduceOptions& options) {
-  return in_place(tensors, allreduction(tensors, options, Form::InPlace), After::Wait);
-}
+Tensors grouped_allreduce_(Tensors tensors, const AllreduceOptions& options) { return run_in_place("allreduce", tensors, options); }
 Handle<Tensors> grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
   return start(allreduction(tensors, options, Form::Fresh), After::Return);
 }
 Handle<Tensors> grouped_allreduce_async_(Tensors tensors, const AllreduceOptions& options) {
-  return start(allreduction(tensors, options, Form::InPlace), After::Return).map<Tensors>([tensors](const Tensors&) { return tensors; });
+  return start_in_place("allreduce", tensors, options);
 }
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
@@ -463,17 +545,17 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) 
   return start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
-  if (is_plain(tensor) && is_small(tensor)) {
+  if (is_plain(tensor) && is_small(tensor) && !detail::changes_history(tensor, "broadcast", options.name)) {
     Immediate call = immediate(OpKind::Broadcast, tensor, options);
-    if (run(call, tensor)) return tensor;
+    if (run_in_place(call, tensor)) return tensor;
   }
-  return in_place({tensor}, broadcasting({tensor}, options, Form::InPlace), After::Wait).front();
+  return run_in_place("broadcast", {tensor}, options).front();
 }
 Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
   return first(start(broadcasting({tensor}, options, Form::Fresh), After::Return));
 }
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
-  return first(start(broadcasting({tensor}, options, Form::InPlace), After::Return), tensor);
+  return first(start_in_place("broadcast", {tensor}, options));
 }
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {

@@ -1,8 +1,13 @@
 #pragma once
-/// Room card: the collectives on at::Tensor. Any dense or strided CPU or CUDA tensor of the types in SEMANTICS; the result is
-/// contiguous. Plain forms return a new tensor and are differentiable; forms with a trailing `_` change their argument; `_async`
-/// forms return at once, and the argument must not be changed or read before `wait()`.
-/// Thread: any. Errors: InvalidArgument and DuplicateName at the call; Mismatch, RankFailed, Shutdown, BackendError at `wait()`.
+/// The collectives on at::Tensor. Any dense or strided CPU or CUDA tensor of a DataType; the result is contiguous. Plain
+/// forms return a new tensor and are differentiable; forms with a trailing `_` change their argument; `_async` forms return at once, and
+/// the argument must not be changed or read before `wait()`. Any thread.
+/// Forms in place are changes for autograd: where backward still needs what was in the tensor, it says so (c10::Error). With grad mode on,
+/// gradients of what such a form has changed pass the collective as those of the plain form do; leaves, as parameters are, and views of
+/// them are changed as data are under NoGradGuard. Members of a group may share memory.
+/// Refuses at the call, on that rank (InvalidArgument, DuplicateName), naming the tensor: undefined and sparse tensors, other types and
+/// devices; in place, what has elements that share memory (expand) and, where a gradient is required, one of several views that one
+/// operation made (split). Throws Mismatch, RankFailed, Shutdown, BackendError from `wait()`.
 
 #include <ATen/core/Tensor.h>
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
 
 #include "hvd/text.h"
 #include "torch_bindings/collectives.h"
@@ -15,6 +17,31 @@ namespace {
 at::ScalarType memory_type(const at::Tensor& parameter) { return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 }  // namespace
+
+struct GradientCompressor::Living {
+  std::mutex mutex;
+  std::set<GradientCompressor*> all;
+
+  /// Calls for each compressor of any of these parameters, with the set of them.
+  template <class Call>
+  void each_of(const Tensors& parameters, const Call& call) {
+    const std::lock_guard lock(mutex);
+    if (all.empty()) return;
+    std::unordered_set<const void*> theirs;
+    for (const auto& parameter : parameters) theirs.insert(parameter.unsafeGetTensorImpl());
+    const at::NoGradGuard no_gradient;
+    for (auto* const compressor : all) {
+      const auto& mine = compressor->parameters_;
+      if (std::any_of(mine.begin(), mine.end(), [&](const auto& named) { return theirs.contains(named.second.unsafeGetTensorImpl()); }))
+        call(*compressor, theirs);
+    }
+  }
+};
+
+GradientCompressor::Living& GradientCompressor::living() {
+  static auto* const made = new Living;  // an optimizer may end after main()
+  return *made;
+}
 
 bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
   if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) || parameter.numel() == 0) return false;
@@ -35,7 +62,72 @@ GradientCompressor::GradientCompressor(Terms terms, Parameters parameters)
     : terms_(std::move(terms)), parameters_(std::move(parameters)), ranks_(terms_.process_set.size()), self_(terms_.process_set.rank()) {
   for (const auto& [name, parameter] : parameters_)
     residuals_.push_back(at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(memory_type(parameter))));
+  const std::lock_guard lock(living().mutex);
+  living().all.insert(this);
 }
+
+GradientCompressor::~GradientCompressor() {
+  const std::lock_guard lock(living().mutex);
+  living().all.erase(this);
+}
+
+// --------------------------------------------------------------------------------------------------------------- loss scaling
+
+void GradientCompressor::follow_scale(const Tensors& parameters, const at::Tensor& scale) {
+  living().each_of(parameters, [&](GradientCompressor& compressor, const auto&) { compressor.scale_.emplace(scale.getIntrusivePtr()); });
+}
+void GradientCompressor::correct_scale(const Tensors& parameters) {
+  living().each_of(parameters, [](GradientCompressor& compressor, const auto&) { compressor.correct_scale(); });
+}
+void GradientCompressor::end_step(const Tensors& parameters, bool left_out) {
+  living().each_of(parameters, [&](GradientCompressor& compressor, const auto& theirs) { compressor.end_step(theirs, left_out); });
+}
+
+/// 1 where there is none.
+double GradientCompressor::scale() const {
+  if (!scale_) return 1;
+  const auto held = scale_->lock();
+  if (!held.defined()) return 1;
+  const double scale = at::Tensor(held).item<double>();
+  return scale > 0 && std::isfinite(scale) ? scale : 1;
+}
+
+void GradientCompressor::keep_memory() {
+  const bool first = open_.empty();
+  open_.assign(parameters_.size(), true);
+  if (!scale_ && !first) return before_.clear();
+  const auto now = memory();
+  before_.resize(now.size());
+  for (std::size_t i = 0; i < now.size(); ++i) before_[i].defined() ? before_[i].copy_(now[i]) : before_[i] = now[i].clone();
+}
+
+/// Gradients came as g * scale and were taken for g: of what was remembered before, r, too little was sent, r / scale.
+void GradientCompressor::correct_scale() {
+  const double scale = this->scale();
+  if (scale == unit_ || std::find(open_.begin(), open_.end(), true) == open_.end()) return;
+  const auto now = memory();
+  for (std::size_t i = 0; i < remainders(); ++i) {
+    now[i].mul_(unit_ / scale);
+    if (!before_.empty()) now[i].add_(before_[i], 1 - unit_ / scale);
+  }
+  unit_ = scale;
+}
+
+void GradientCompressor::end_step(const std::unordered_set<const void*>& theirs, bool left_out) {
+  std::vector<std::size_t> ended;
+  for (std::size_t i = 0; i < open_.size(); ++i)
+    if (open_[i] && theirs.contains(parameters_[i].second.unsafeGetTensorImpl())) ended.push_back(i);
+  for (const auto i : ended) open_[i] = false;
+  if (!left_out || before_.empty()) return;
+  const auto now = memory();
+  if (ended.size() == parameters_.size()) {
+    for (std::size_t i = 0; i < now.size(); ++i) now[i].copy_(before_[i]);
+  } else {
+    for (const auto i : ended) residuals_[i].copy_(before_[i]);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ reduction
 
 void GradientCompressor::count_allreduce(std::uint64_t bytes) {
   const auto ranks = static_cast<std::uint64_t>(ranks_);
@@ -90,17 +182,20 @@ void GradientCompressor::reduce() {
   check_alike();
   const auto active = agree_on_present();
   if (active.empty()) return;
+  keep_memory();
+  unit_ = scale();
   for (const auto i : active) {
     const at::Tensor& gradient = parameters_[i].second.grad();
     if (!gradient.defined()) continue;
     const at::Tensor dense = (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residuals_[i].scalar_type());
-    residuals_[i].add_(dense, 1 / terms_.predivide_factor);
+    residuals_[i].add_(dense, gradient_factor());
   }
-  const auto reduced = exchange(active);
+  auto reduced = exchange(active);
   for (std::size_t a = 0; a < active.size(); ++a) {
     const at::Tensor& parameter = parameters_[active[a]].second;
     at::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined() || gradient.is_sparse()) gradient = at::empty_like(parameter, parameter.options().requires_grad(false));
+    if (unit_ != 1) reduced[a].mul_(unit_);
     gradient.copy_(reduced[a].as_strided(residuals_[active[a]].sizes(), residuals_[active[a]].strides()));
   }
 }

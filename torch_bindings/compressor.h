@@ -9,13 +9,18 @@
 ///             (Vogels, Karimireddy, Jaggi 2019). Tensors with fewer than two dimensions, or too small to gain, travel as they are.
 /// All ranks get the same bits. Sparse gradients become dense. Where a gradient is not finite, neither is the result, and what was
 /// remembered there is dropped. The memory has the size of the gradients, in fp32 or fp64, on each rank.
+/// With loss scaling it is kept in units of the gradients without the scale, which may change from step to step; and of a step that is left
+/// out nothing is lost that was remembered before it, for which a copy of the memory is kept (in the first step, and from the one on in
+/// which a GradScaler has been seen).
 /// Thread: one at a time. Errors: Mismatch where the ranks' tensors differ; what collectives throw.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -37,9 +42,18 @@ class GradientCompressor {
   static bool takes(const Compression& compression, const at::Tensor& parameter);
   /// Local. All of `parameters` must be ones that it takes.
   static std::unique_ptr<GradientCompressor> make(Terms terms, Parameters parameters);
-  virtual ~GradientCompressor() = default;
+  virtual ~GradientCompressor();
   GradientCompressor(const GradientCompressor&) = delete;
   GradientCompressor& operator=(const GradientCompressor&) = delete;
+
+  // What GradScaler tells all who compress gradients of these parameters, an optimizer's. Local.
+  using Tensors = std::vector<at::Tensor>;
+  /// Before the reduction, if it is still to come: gradients are multiplied by `scale`, which changes in place, as long as that lives.
+  static void follow_scale(const Tensors& parameters, const at::Tensor& scale);
+  /// After the reduction: one that did not know of the scale yet counts as if it had.
+  static void correct_scale(const Tensors& parameters);
+  /// After the step; `left_out`: what is remembered of these parameters is again what it was before the reduction.
+  static void end_step(const Tensors& parameters, bool left_out);
 
   /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without.
   void reduce();
@@ -53,6 +67,10 @@ class GradientCompressor {
   /// Of the parameters whose numbers are in `active`, `residuals_` hold the gradients with what was left out; afterwards what is left
   /// out now. Returns the reduced gradients, in the type and memory order of the residuals.
   virtual std::vector<at::Tensor> exchange(const std::vector<std::size_t>& active) = 0;
+  /// How many tensors of `memory()`, from its beginning on, are in units of the gradients.
+  [[nodiscard]] virtual std::size_t remainders() const { return memory().size(); }
+  /// By which gradients are multiplied before they are added up.
+  [[nodiscard]] double gradient_factor() const { return 1 / (terms_.predivide_factor * unit_); }
   /// The user's average or sum, from the sum of all ranks.
   [[nodiscard]] at::Tensor finish(at::Tensor sum) const;
   [[nodiscard]] std::string name(const char* part) const { return terms_.name + "/" + part; }
@@ -67,10 +85,20 @@ class GradientCompressor {
   std::vector<at::Tensor> residuals_;  ///< one for each parameter, in its memory order if that is dense; fp32 or fp64
 
  private:
+  struct Living;
+  static Living& living();
+  [[nodiscard]] double scale() const;
+  void keep_memory();
+  void correct_scale();
+  void end_step(const std::unordered_set<const void*>& parameters, bool left_out);
   void check_alike();
   std::vector<std::size_t> agree_on_present();
 
   bool checked_ = false;
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> scale_;  ///< of a GradScaler
+  double unit_ = 1;         ///< the scale of the gradients of the last reduction
+  Tensors before_;          ///< `memory()` before the last reduction; empty if it is not kept
+  std::vector<bool> open_;  ///< of each parameter: reduced, and a GradScaler has not said yet what came of the step
   std::uint64_t bytes_sent_ = 0;
 };
 

@@ -244,6 +244,7 @@ class PowerSgdCompressor : public GradientCompressor {
   }
 
  protected:
+  [[nodiscard]] std::size_t remainders() const override { return residuals_.size(); }
   Tensors exchange(const std::vector<std::size_t>& active) override {
     steps_.add_(1);
     Tensors matrices, left, right;
@@ -301,7 +302,7 @@ class PowerSgdCompressor : public GradientCompressor {
       for (const auto column : empty) right_[i].select(1, column).copy_(random({right.size(0)}, i));  // or it stayed empty for ever
       residual.sub_(mean);
     } else if (const at::Tensor& gradient = parameters_[i].second.grad(); gradient.defined()) {  // none of it is any good
-      residual.sub_((gradient.is_sparse() ? gradient.to_dense() : gradient).to(residual.scalar_type()), 1 / terms_.predivide_factor);
+      residual.sub_((gradient.is_sparse() ? gradient.to_dense() : gradient).to(residual.scalar_type()), gradient_factor());
       drop_not_finite(residual);
     }
     if (terms_.op == ReduceOp::Sum) mean.mul_(ranks_);

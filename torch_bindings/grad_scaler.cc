@@ -2,16 +2,30 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
+#include "hvd/log.h"
 #include "hvd/text.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/compressor.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
 using torch::optim::Optimizer;
+
+namespace {
+
+std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return parameters;
+}
+
+}  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)) {
   if (!options_.enabled) return;
@@ -72,18 +86,38 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   return found;
 }
 
-/// What any rank has found. A rank without gradients takes part.
-at::Tensor GradScaler::agreed(at::Tensor found) const {
-  if (!options_.agree || !is_initialized() || options_.process_set.size() == 1) return found;
+/// What any rank of the set has found. A rank without gradients takes part.
+void GradScaler::agree(Record& record, const ProcessSet& process_set) {
+  if (!options_.agree || !is_initialized() || process_set.size() == 1) return;
   const at::NoGradGuard no_gradient;
-  at::Tensor both = at::zeros({2}, at::kFloat);  // found anything, has any gradient
-  if (found.defined()) {
-    both[0] = found.item<float>() != 0 ? 1 : 0;
-    both[1] = 1;
+  const at::Tensor before = overflow();
+  const float scale = scale_.item<float>();
+  const auto yes = [](bool value) { return value ? 1.0F : 0.0F; };
+  const auto found = [](const at::Tensor& tensor) { return tensor.defined() && tensor.item<float>() != 0; };
+  const at::Tensor all = allreduce_(
+      torch::tensor({yes(found(record.found_overflow)), yes(record.found_overflow.defined()), yes(found(before)), scale, -scale}),
+      {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set});
+  const auto* const said = all.const_data_ptr<float>();
+  record.found_overflow = said[1] != 0 ? all[0].clone().to(scale_.device()) : at::Tensor();
+  if (said[2] != 0) found_elsewhere_ = true;
+  const float highest = said[3];
+  const float lowest = -said[4];
+  if (highest == lowest) return;
+  record.scales_differ = true;
+  lowest_scale_ = lowest_scale_ == 0 ? lowest : std::min<double>(lowest_scale_, lowest);
+  if (process_set.rank() == 0)
+    log(LogLevel::Warning, "GradScaler: the ranks' scales differ, from {} to {}; the step is left out, and all go on with the smallest",
+        lowest, highest);
+}
+
+/// Found since the last update; undefined if there was nothing to find it in.
+at::Tensor GradScaler::overflow() const {
+  at::Tensor found;
+  for (const auto& [optimizer, record] : records_) {
+    if (!record.found_overflow.defined()) continue;
+    found = found.defined() ? found + record.found_overflow : record.found_overflow;
   }
-  both = allreduce_(both, {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = options_.process_set});
-  if (both[1].item<float>() == 0) return {};
-  return both[0].clone().to(scale_.device());
+  return found_elsewhere_ ? at::ones_like(scale_) : found;
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
@@ -93,9 +127,21 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (known != records_.end() && known->second.stage == Stage::Unscaled)
     throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
   if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
+  const auto parameters = parameters_of(optimizer);
+  const auto sets = detail::ReducedOn::sets_of(parameters);
+  if (sets.size() > 1)
+    throw InvalidArgument(
+        "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");
+  GradientCompressor::follow_scale(parameters, scale_);
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->synchronize_once();
-  at::Tensor found = agreed(divide(optimizer));
-  records_[&optimizer] = {Stage::Unscaled, std::move(found)};
+  GradientCompressor::correct_scale(parameters);
+  Record record{.stage = Stage::Unscaled, .found_overflow = divide(optimizer)};
+  if (sets.empty()) {
+    agree(record, options_.process_set);
+  } else if (sets.front().included()) {
+    agree(record, sets.front());
+  }
+  records_[&optimizer] = std::move(record);
 }
 
 at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& closure) {
@@ -107,7 +153,9 @@ at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& 
   Record& record = records_[&optimizer];
   if (!record.found_overflow.defined()) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
   at::Tensor loss;
-  if (record.found_overflow.item<float>() == 0) {
+  const bool left_out = record.scales_differ || record.found_overflow.item<float>() != 0;
+  GradientCompressor::end_step(parameters_of(optimizer), left_out);
+  if (!left_out) {
     loss = optimizer.step();
   } else if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
     distributed->leave_out_step();
@@ -120,14 +168,15 @@ void GradScaler::update() {
   if (!options_.enabled) return;
   check_scaled("update()");
   const at::NoGradGuard no_gradient;
-  at::Tensor found;
-  for (const auto& [optimizer, record] : records_) {
-    if (!record.found_overflow.defined()) continue;
-    found = found.defined() ? found + record.found_overflow : record.found_overflow;
-  }
+  const at::Tensor found = overflow();
   if (!found.defined()) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
-  at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor, options_.growth_interval);
-  records_.clear();
+  if (lowest_scale_ > 0) {
+    scale_.fill_(lowest_scale_);
+    growth_tracker_.zero_();
+  }
+  if (lowest_scale_ == 0 || found.item<float>() != 0)
+    at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor, options_.growth_interval);
+  forget();
 }
 
 void GradScaler::update(double new_scale) {
@@ -135,7 +184,13 @@ void GradScaler::update(double new_scale) {
   check_scaled("update()");
   const at::NoGradGuard no_gradient;
   scale_.fill_(new_scale);
+  forget();
+}
+
+void GradScaler::forget() {
   records_.clear();
+  found_elsewhere_ = false;
+  lowest_scale_ = 0;
 }
 
 double GradScaler::get_scale() const {

@@ -1,8 +1,13 @@
 #pragma once
-/// Room card: dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
+/// Dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
 /// torch.amp.GradScaler, which LibTorch's C++ API lacks. Small gradients survive in fp16 because the loss is multiplied by a scale; a
 /// step whose gradients overflow is left out and the scale lowered, after many good steps it is raised.
-/// Thread: one at a time. Owns the scale; refers to optimizers only between `unscale_` and `update`.
+/// Whose gradients a DistributedOptimizer or a DistributedDataParallel reduces, on them the ranks of its process set decide together,
+/// whatever other ranks do. One scaler may serve optimizers on several sets: ranks whose scales part, because an optimizer that only some
+/// of them have has overflowed, leave out the next common step, with a warning, and go on with the smallest. (Unscaled before the common
+/// one, it costs no step.) With int8, topk and powersgd, what the compression remembers does not depend on the scale, and of a step left
+/// out nothing is lost. One thread at a time. Owns the scale; refers to optimizers only between `unscale_` and `update`. Refuses
+/// (InvalidArgument) fp16 gradients, closures, and an optimizer whose parameters are reduced on several process sets.
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -24,7 +29,8 @@ struct GradScalerOptions {
   /// Whether a step that one rank must leave out is left out by all ranks of the set (see `unscale_`). What it costs is one small
   /// allreduce per optimizer and step. False: each rank decides for itself.
   bool agree = true;
-  ProcessSet process_set;  ///< who agrees
+  /// Who agrees on optimizers whose gradients nobody reduces. The others' are agreed on where they are reduced.
+  ProcessSet process_set;
 };
 
 /// What a continued run needs. Plain numbers: it can be written, or sent by `broadcast_object`.
@@ -49,9 +55,9 @@ class GradScaler {
   /// Divides the optimizer's gradients by the scale, in place, and looks for infinities and NaN among them: for what comes between
   /// backward and `step()`, such as clipping. On a DistributedOptimizer the reductions are waited for first (as `step()` would; not
   /// twice, and not under `skip_synchronize()`), so the global gradients are scaled and judged, and an overflow on the wire of a
-  /// compressed reduction is seen too. Where the library runs and the set has several ranks this is collective, unless `agree` is
-  /// false: all ranks call it for the same optimizers in the same order, plain ones with gradients of their own included, and if one
-  /// rank has found an overflow, all leave out the step and lower the scale. So the ranks' scales never part.
+  /// compressed reduction is seen too. Where the library runs and the set has several ranks this is collective over the set, unless
+  /// `agree` is false: all ranks call it for the same optimizers in the same order, plain ones with gradients of their own included, and
+  /// if one rank has found an overflow, all leave out the step and lower the scale.
   /// Throws InvalidArgument if called twice, or after `step()`, since the last `update()`; before any `scale()`; for fp16 gradients.
   void unscale_(torch::optim::Optimizer& optimizer);
 
@@ -79,19 +85,25 @@ class GradScaler {
   struct Record {
     Stage stage = Stage::Ready;
     at::Tensor found_overflow;  ///< float32 on the scale's device, 0 if none; undefined if there was no gradient
+    bool scales_differ = false;
   };
 
   void check_scaled(const char* what) const;
   void start(at::Device device);
   [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
-  [[nodiscard]] at::Tensor agreed(at::Tensor found) const;
+  void agree(Record& record, const ProcessSet& process_set);
+  [[nodiscard]] at::Tensor overflow() const;
+  void forget();
 
   GradScalerOptions options_;
   // As in PyTorch, on the device of the first loss, and undefined before that.
   at::Tensor scale_;           ///< float32, no dimensions
   at::Tensor growth_tracker_;  ///< int32, no dimensions
   std::int64_t initial_growth_tracker_ = 0;
-  std::unordered_map<torch::optim::Optimizer*, Record> records_;  ///< since the last update
+  // Since the last update.
+  std::unordered_map<torch::optim::Optimizer*, Record> records_;
+  bool found_elsewhere_ = false;  ///< by a rank that this one shares an optimizer with, in another of its own
+  double lowest_scale_ = 0;       ///< of ranks whose scales have parted from this one's; 0 if none has
 };
 
 }  // namespace hvd

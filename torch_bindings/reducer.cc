@@ -57,6 +57,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
     Slot slot;
     slot.named = std::move(named);
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
+    reduced_on_.add(slot.named.parameter);
     slots_.push_back(std::move(slot));
   }
   make_compressor();

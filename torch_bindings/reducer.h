@@ -16,6 +16,7 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
@@ -111,6 +112,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
+  detail::ReducedOn reduced_on_{options_.process_set};
   const std::string kind_;
   const std::string name_;                           ///< "optimizer.0"
   const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "hvd/log.h"
 #include "hvd/text.h"
 
 namespace hvd {
@@ -15,7 +16,7 @@ struct ElasticSampler::State {
   std::size_t items = 0;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  ProcessSet process_set;
+  ElasticSamplerOptions options;
 
   std::size_t epoch = 0;
   std::vector<std::size_t> order;  ///< of the epoch
@@ -25,10 +26,14 @@ struct ElasticSampler::State {
 
   void arrange();
   void deal(std::size_t used);
+  [[nodiscard]] std::size_t left() const { return items - base; }
+  /// Of the rank that has most.
+  [[nodiscard]] std::size_t most() const { return left() / ranks + (options.shares != Shares::DropLast && left() % ranks > 0 ? 1 : 0); }
   [[nodiscard]] std::size_t own() const {
-    const std::size_t left = items - base;
-    return left / ranks + (rank < left % ranks ? 1 : 0);
+    return options.shares == Shares::Uneven ? left() / ranks + (rank < left() % ranks ? 1 : 0) : most();
   }
+  /// Item `index` of this rank. What is left begins again where padding needs more of it.
+  [[nodiscard]] std::size_t item(std::size_t index) const { return order[base + (rank + index * ranks) % left()]; }
   [[nodiscard]] std::size_t processed() const {
     if (recorded > 0 && recorded == own()) return items;
     return std::min(items, base + recorded * ranks);
@@ -65,18 +70,18 @@ void ElasticSampler::State::arrange() {
 
 void ElasticSampler::State::deal(std::size_t used) {
   base = used;
-  ranks = static_cast<std::size_t>(process_set.size());
-  rank = static_cast<std::size_t>(process_set.rank());
+  ranks = static_cast<std::size_t>(options.process_set.size());
+  rank = static_cast<std::size_t>(options.process_set.rank());
   taken = recorded = 0;
 }
 
-ElasticSampler::ElasticSampler(std::size_t items, bool shuffle, std::uint64_t seed, const ProcessSet& process_set)
+ElasticSampler::ElasticSampler(std::size_t items, bool shuffle, std::uint64_t seed, const ElasticSamplerOptions& options)
     : state_(std::make_shared<State>()) {
-  if (!process_set.included()) throw InvalidArgument("ElasticSampler: this rank is not in the process set");
+  if (!options.process_set.included()) throw InvalidArgument("ElasticSampler: this rank is not in the process set");
   state_->items = items;
   state_->shuffle = shuffle;
   state_->seed = seed;
-  state_->process_set = process_set;
+  state_->options = options;
   state_->arrange();
   state_->deal(0);
 }
@@ -89,13 +94,16 @@ void ElasticSampler::reset(std::optional<std::size_t> new_size) {
     used = 0;
   }
   state_->deal(used);
+  if (state_->left() == 0 && state_->items > 0 && state_->rank == 0)
+    log(LogLevel::Warning, "ElasticSampler: all {} items of epoch {} have been recorded; it gives no more before set_epoch()",
+        state_->items, state_->epoch);
 }
 
 std::optional<std::vector<std::size_t>> ElasticSampler::next(std::size_t batch_size) {
   const std::size_t count = std::min(batch_size, state_->own() - state_->taken);
   if (count == 0) return std::nullopt;
   std::vector<std::size_t> batch;
-  for (std::size_t i = 0; i < count; ++i) batch.push_back(state_->order[state_->base + state_->rank + (state_->taken + i) * state_->ranks]);
+  for (std::size_t i = 0; i < count; ++i) batch.push_back(state_->item(state_->taken + i));
   state_->taken += count;
   return batch;
 }
@@ -114,8 +122,7 @@ std::size_t ElasticSampler::size() const { return state_->own(); }
 
 std::size_t ElasticSampler::batches(std::size_t batch_size) const {
   if (batch_size == 0) throw InvalidArgument("ElasticSampler: a batch of 0 items");
-  const std::size_t most = (state_->items - state_->base + state_->ranks - 1) / state_->ranks;
-  return (most + batch_size - 1) / batch_size;
+  return (state_->most() + batch_size - 1) / batch_size;
 }
 
 void ElasticSampler::save(torch::serialize::OutputArchive& archive) const {

@@ -1,14 +1,16 @@
 #pragma once
-/// Room card: a sampler that deals a data set's items to the ranks, each item once, and remembers how far training has come, so that the
+/// A sampler that deals a data set's items to the ranks, the same number to each, and remembers how far training has come, so that the
 /// rest of an epoch can be dealt again, to other ranks or another number of them. Copies share what is remembered: a DataLoader takes one,
-/// the training loop keeps another to record its batches with.
+/// the training loop keeps another to choose the epoch and record its batches with.
 /// The order of an epoch depends on the seed, the epoch and the number of items alone, on every machine: Fisher-Yates on a Mersenne
 /// twister. Of what was left at the last reset, rank r of n gets items r, r + n, r + 2n ..., so that ranks that take equal batches have
 /// at every step used up the beginning of the order; nothing is sent for that.
-/// Thread: one at a time. Errors: NotInitialized; InvalidArgument for a state of other items.
+/// One thread at a time. Refuses a rank that is not in the process set and a state of other items (InvalidArgument); throws
+/// NotInitialized. Without `set_epoch` every epoch has the order of the first, as with PyTorch's samplers.
 
 #include <torch/data/samplers/base.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,26 +21,45 @@
 
 namespace hvd {
 
+/// What happens to the items that are left over where the ranks cannot share evenly. In training every rank needs as many batches as the
+/// others: who has one more waits for their gradients for ever.
+enum class Shares : std::uint8_t {
+  Pad,       ///< all ranks get the larger number; items from the beginning of what is dealt come twice (fewer than ranks: more often)
+  DropLast,  ///< all ranks get the smaller number; the last items of the order are left out of this epoch
+  Uneven,    ///< each item once, so some ranks get one item more: for evaluation, where nobody waits for anybody
+};
+
+struct ElasticSamplerOptions {
+  Shares shares = Shares::Pad;
+  ProcessSet process_set;  ///< the ranks that share the items
+};
+
 class ElasticSampler : public torch::data::samplers::Sampler<> {
  public:
-  explicit ElasticSampler(std::size_t items, bool shuffle = true, std::uint64_t seed = 0, const ProcessSet& process_set = {});
+  explicit ElasticSampler(std::size_t items, bool shuffle = true, std::uint64_t seed = 0, const ElasticSamplerOptions& options = {});
+  /// The same with a process set as the only option.
+  template <std::same_as<ProcessSet> Set>
+  ElasticSampler(std::size_t items, bool shuffle, std::uint64_t seed, const Set& process_set)
+      : ElasticSampler(items, shuffle, seed, ElasticSamplerOptions{.process_set = process_set}) {}
 
-  /// Deals what is left of the epoch to the ranks there are now. `new_size`: another number of items, of which none is used.
+  /// Deals what is left of the epoch to the ranks there are now; warns if nothing is, as in a second epoch without `set_epoch`.
+  /// `new_size`: another number of items, of which none is used.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Up to `batch_size` of this rank's items; nothing when they are used up. A rank may have one item less than the first.
+  /// Returns up to `batch_size` of this rank's items; nothing when they are used up.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// This rank has used `count` more of the items that it was dealt, and the other ranks likewise.
   void record_batch(std::size_t count);
-  /// The whole of that epoch, in its own order, none of it used.
+  /// Deals the whole of that epoch, in its own order, none of it used. To be called before the loader begins the epoch; a DataLoader that
+  /// has a copy of this sampler takes it from there.
   void set_epoch(std::size_t epoch);
 
   [[nodiscard]] std::size_t epoch() const;
-  /// Items of this epoch that all ranks together have used.
+  /// Items of this epoch that all ranks together have used; all of them when this rank has recorded the last of its own.
   [[nodiscard]] std::size_t processed() const;
-  /// Items that this rank was dealt by the last reset.
+  /// Items that this rank was dealt by the last reset: the same on all ranks unless they are Shares::Uneven.
   [[nodiscard]] std::size_t size() const;
-  /// Batches that the rank with most items has, since the last reset: the same on all ranks.
+  /// Batches that the rank with most items has, since the last reset: the same on all ranks. The last may be smaller.
   [[nodiscard]] std::size_t batches(std::size_t batch_size) const;
 
   /// Epoch and items used; what `load` reads it deals to the ranks there are. All ranks should load the first rank's.

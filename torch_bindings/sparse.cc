@@ -11,13 +11,16 @@ namespace hvd {
 namespace {
 
 void check(const at::Tensor& tensor, const AllreduceOptions& options) {
-  if (!tensor.defined() || tensor.layout() != at::kSparse)
+  if (!tensor.defined())
+    throw InvalidArgument(
+        formatted("sparse_allreduce '{}': an undefined tensor; a rank that has nothing to give gives one without entries", options.name));
+  if (tensor.layout() != at::kSparse)
     throw InvalidArgument(formatted("sparse_allreduce '{}': the tensor is not sparse (COO); use allreduce", options.name));
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
     throw InvalidArgument(
         formatted("sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum", options.name, name_of(options.op)));
   options.compression.refuse_memory("sparse_allreduce");
-  const DataType dtype = detail::data_type_of(tensor, "sparse_allreduce");
+  const DataType dtype = detail::data_type_of(tensor, "sparse_allreduce", options.name);
   if (dtype == DataType::Bool) throw InvalidArgument(formatted("sparse_allreduce '{}': bool is not supported", options.name));
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/strides.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -39,10 +40,15 @@ at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::i
 }
 }  // namespace
 
-DataType data_type_of(const at::Tensor& tensor, std::string_view what) {
+bool is_carried(at::ScalarType type) {
+  return std::any_of(kTypes.begin(), kTypes.end(), [&](const auto& both) { return both.first == type; });
+}
+
+DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::string_view name) {
   for (const auto& [theirs, ours] : kTypes)
     if (theirs == tensor.scalar_type()) return ours;
-  throw InvalidArgument(formatted("{}: tensors of type {} are not supported", what, at::toString(tensor.scalar_type())));
+  const std::string of = name.empty() ? std::string() : formatted(" '{}'", name);
+  throw InvalidArgument(formatted("{}{}: tensors of type {} are not supported", what, of, at::toString(tensor.scalar_type())));
 }
 
 at::ScalarType scalar_type_of(DataType dtype) {

@@ -12,8 +12,10 @@
 
 namespace hvd::detail {
 
-/// Throws InvalidArgument for a type that no collective carries, naming it and `what`.
-DataType data_type_of(const at::Tensor& tensor, std::string_view what);
+/// Whether collectives carry tensors of that type.
+bool is_carried(at::ScalarType type);
+/// Throws InvalidArgument for a type that no collective carries, naming it, `what` and, if there is one, the tensor's `name`.
+DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::string_view name = {});
 at::ScalarType scalar_type_of(DataType dtype);
 Device device_of(const at::Tensor& tensor);
 Shape shape_of(const at::Tensor& tensor);

@@ -11,6 +11,7 @@ namespace {
 using namespace hvd::test;
 using hvd::ElasticSampler;
 using Items = std::vector<std::size_t>;
+const hvd::ElasticSamplerOptions kEachOnce{.shares = hvd::Shares::Uneven};
 
 /// Of all ranks of the set together.
 Items gathered(const Items& own, const hvd::ProcessSet& set = {}) {
@@ -43,7 +44,7 @@ TEST_CASE("elastic sampler: each item once, in an order of its own for each epoc
   for (const std::size_t items : {0, 1, 2, 3, 50, 53}) {
     for (const bool shuffle : {false, true}) {
       CAPTURE(items);
-      ElasticSampler sampler(items, shuffle, 5);
+      ElasticSampler sampler(items, shuffle, 5, kEachOnce);
       const Items own = take_all(sampler);
       CHECK(own.size() == sampler.size());
       CHECK(gathered(own) == first(items));
@@ -68,7 +69,7 @@ TEST_CASE("elastic sampler: each item once, in an order of its own for each epoc
 
 TEST_CASE("elastic sampler: what is left is dealt again, also to other ranks, each item once") {
   const std::size_t items = 47;
-  ElasticSampler sampler(items, true, 3), in_loader = sampler;  // a loader has a copy
+  ElasticSampler sampler(items, true, 3, kEachOnce), in_loader = sampler;  // a loader has a copy
   sampler.set_epoch(4);
   Items used;
   for (int step = 0; step < 3; ++step) {
@@ -92,7 +93,7 @@ TEST_CASE("elastic sampler: what is left is dealt again, also to other ranks, ea
   for (int rank = 0; rank < std::max(1, hvd::size() - 1); ++rank) survivors.push_back(rank);
   const auto fewer = hvd::add_process_set(survivors);
   if (fewer.included()) {
-    ElasticSampler again(items, true, 3, fewer);
+    ElasticSampler again(items, true, 3, {.shares = hvd::Shares::Uneven, .process_set = fewer});
     load(again, state);
     CHECK(again.epoch() == 4);
     CHECK(again.processed() == before.size());
@@ -128,7 +129,7 @@ struct Numbers : torch::data::datasets::Dataset<Numbers> {
 };
 
 TEST_CASE("elastic sampler: in a data loader") {
-  ElasticSampler sampler(29, true, 1);
+  ElasticSampler sampler(29, true, 1, kEachOnce);
   auto loader =
       torch::data::make_data_loader(Numbers().map(torch::data::transforms::Stack<>()), sampler, torch::data::DataLoaderOptions(4));
   Items own;

@@ -414,7 +414,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
 }
 
 TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked on") {
-  const std::string usual = shared_part({});
+  const auto usual = shared_part({});
   for (const auto& change : std::vector<std::function<void(Config&)>>{
            [](Config& c) { c.fusion_threshold_bytes = 1; }, [](Config& c) { c.cache_capacity = 17; },
            [](Config& c) { c.disable_group_fusion = true; }, [](Config& c) { c.shared_memory = SharedMemory::Off; },
