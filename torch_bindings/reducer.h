@@ -8,9 +8,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -18,6 +21,10 @@
 #include "torch_bindings/optimizer.h"
 
 namespace hvd {
+
+namespace detail {
+class JoinRounds;
+}
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -45,8 +52,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
   void hook();
   void unhook();
-  /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
-  void listen(bool on);
+  /// `wanted` is asked, in autograd's threads, before each gradient is taken in as backward gives it; those that it does not want are
+  /// found by `synchronize()`. Set before `hook()`.
+  void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
+  /// While `rounds` is set, ranks may have joined: each `synchronize()` ends with a round (torch_bindings/join.h).
+  void set_rounds(std::shared_ptr<detail::JoinRounds> rounds);
+  [[nodiscard]] const std::shared_ptr<detail::JoinRounds>& rounds() const { return rounds_; }
 
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
@@ -59,6 +70,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
   [[nodiscard]] std::uint64_t bytes_sent() const;
+  /// Whether gradients travel by a compression that needs a memory.
+  [[nodiscard]] bool has_compressor() const { return compressor_ != nullptr; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  /// Returns the parameters, each once, with their names.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
 
  private:
   struct Slot {
@@ -89,6 +106,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   void make_compressor();
   void reduce(bool also_compressed);
+  void end_round();
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Taking taking);
@@ -121,7 +139,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   bool synchronized_ = false;
-  bool listening_ = true;
+  std::function<bool()> wanted_;  ///< null: all are
+  std::shared_ptr<detail::JoinRounds> rounds_;
 };
 
 }  // namespace hvd
