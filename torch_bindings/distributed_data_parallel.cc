@@ -75,7 +75,7 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
   auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
   reducer->ask([this] { return takes_gradient(); });  // the hooks are taken off before this ends
-  reducer->set_rounds(rounds_);
+  reducer->set_join(rounds_);
   reducer->hook();
   reducers_.push_back(std::move(reducer));
 }
@@ -232,7 +232,7 @@ JoinGuard ModuleReducer::join(const JoinOptions& options) {
                       "many batches, or use ordinary batch normalisation",
                       layer.key()));
   rounds_ = begin_rounds(*reducers_.front(), options);
-  for (const auto& reducer : reducers_) reducer->set_rounds(rounds_);
+  for (const auto& reducer : reducers_) reducer->set_join(rounds_);
   const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) { self->share_model(last, optimizer); };
   const auto end = [self = shared_from_this()](bool failed) { self->end_join(failed); };
   return JoinGuard({rounds_, share, end});
@@ -246,7 +246,7 @@ void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
 
 void ModuleReducer::end_join(bool failed) {
   rounds_ = nullptr;
-  for (const auto& reducer : reducers_) reducer->set_rounds(nullptr);
+  for (const auto& reducer : reducers_) reducer->set_join(nullptr);
   if (!failed) return;
   // What was under way is over: the others have left their guards, too.
   for (const auto& reducer : reducers_) reducer->begin_step();

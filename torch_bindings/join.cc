@@ -69,14 +69,14 @@ void JoinRounds::refuse_failed(const at::Tensor& marks) const {
 }
 
 std::shared_ptr<JoinRounds> begin_rounds(GradientReducer& reducer, const JoinOptions& options) {
-  if (reducer.rounds()) throw InvalidArgument(formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
+  if (reducer.is_joining()) throw InvalidArgument(formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
   if (reducer.has_compressor() && reducer.process_set().size() > 1)
     throw InvalidArgument(
         formatted("{}: join() with a compression that has a memory, which needs all ranks at each step: use none, fp16 or "
                   "bf16",
                   reducer.name()));
   auto rounds = std::make_shared<JoinRounds>(reducer.name() + "/join", reducer.process_set(), options.divide_by_initial_world_size);
-  reducer.set_rounds(rounds);
+  reducer.set_join(rounds);
   return rounds;
 }
 
@@ -136,7 +136,7 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
     broadcast_optimizer_state(*this, last, set);
   };
   const auto end = [reducer = reducer_](bool failed) {
-    reducer->set_rounds(nullptr);
+    reducer->set_join(nullptr);
     if (failed) reducer->begin_step();
   };
   return JoinGuard({std::move(rounds), share, end});

@@ -385,13 +385,13 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
 
 void GradientReducer::synchronize() {
   reduce(true);
-  if (rounds_) end_round();
+  if (join_) end_join_round();
 }
 
-void GradientReducer::set_rounds(std::shared_ptr<detail::JoinRounds> rounds) { rounds_ = std::move(rounds); }
+void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) { join_ = std::move(join); }
 
-void GradientReducer::end_round() {
-  const double factor = rounds_->end_round();
+void GradientReducer::end_join_round() {
+  const double factor = join_->end_round();
   if (factor == 1 || options_.op != ReduceOp::Average) return;
   const at::NoGradGuard no_gradient;
   for (auto& slot : slots_)

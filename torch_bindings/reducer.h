@@ -55,9 +55,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// `wanted` is asked, in autograd's threads, before each gradient is taken in as backward gives it; those that it does not want are
   /// found by `synchronize()`. Set before `hook()`.
   void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
-  /// While `rounds` is set, ranks may have joined: each `synchronize()` ends with a round (torch_bindings/join.h).
-  void set_rounds(std::shared_ptr<detail::JoinRounds> rounds);
-  [[nodiscard]] const std::shared_ptr<detail::JoinRounds>& rounds() const { return rounds_; }
+  /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it (torch_bindings/join.h).
+  void set_join(std::shared_ptr<detail::JoinRounds> join);
+  [[nodiscard]] bool is_joining() const { return join_ != nullptr; }
 
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
@@ -106,7 +106,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   void make_compressor();
   void reduce(bool also_compressed);
-  void end_round();
+  void end_join_round();
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Taking taking);
@@ -140,7 +140,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
-  std::shared_ptr<detail::JoinRounds> rounds_;
+  std::shared_ptr<detail::JoinRounds> join_;
 };
 
 }  // namespace hvd

@@ -1,4 +1,4 @@
-// What happens if I ... : evaluation between training steps, ranks with different numbers of batches, exceptions on one rank.
+// What happens if I ... : ranks with different numbers of batches.
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -42,67 +42,6 @@ bool is_same_on_all_ranks(const torch::nn::Module& net) {
 }
 BatchNorm1d norm_of(Sequential& net) { return BatchNorm1d(std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(net->ptr(1))); }
 using Ddp = DistributedDataParallel<torch::nn::SequentialImpl>;
-
-// ----------------------------------------------------------------------------------------------------------------- evaluation
-
-TEST_CASE("what happens if I evaluate after training with batch norm: all ranks have the first one's statistics and agree") {
-  Sequential net = model(true);
-  Sequential alone = model(true);  // with the first rank's batches
-  Ddp ddp(net);
-  torch::optim::SGD optimizer(net->parameters(), 0.01);
-  for (int step = 0; step < 3; ++step) {
-    optimizer.zero_grad();
-    loss(ddp, hvd::rank(), step).backward();
-    optimizer.step();
-    {
-      const torch::NoGradGuard no_gradient;  // the same parameters, so the same statistics
-      for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(same_on_all_ranks(net->parameters()[i]));
-    }
-    CHECK(same_on_all_ranks(norm_of(net)->running_mean));
-    ddp.eval();
-    const torch::NoGradGuard no_gradient;
-    if (hvd::rank() == 0) ddp.forward(input(1, 9));  // nothing is sent
-    CHECK(same_on_all_ranks(ddp.forward(input(0, 9))));
-    ddp.train();
-  }
-  loss(*alone, 0, 0);
-  Sequential first = model(true);
-  Ddp of_first(first);
-  loss(of_first, hvd::rank(), 0).backward();
-  CHECK(difference(norm_of(first)->running_mean, norm_of(alone)->running_mean) < 1e-12);
-  CHECK(norm_of(first)->num_batches_tracked.item<std::int64_t>() == 1);
-}
-
-TEST_CASE("what happens if I evaluate after a forward pass in training without backward: the evaluation shares the buffers") {
-  Sequential net = model(true);
-  Ddp ddp(net);
-  ddp.forward(input(hvd::rank(), 0));
-  ddp.eval();
-  CHECK(same_on_all_ranks(ddp.forward(input(0, 1))));
-  if (hvd::rank() == 0) ddp.forward(input(0, 1));
-  // With buffers that are each rank's own, they stay so.
-  Sequential own = model(true);
-  Ddp of_own(own, {.broadcast_buffers = false});
-  loss(of_own, hvd::rank(), 0).backward();
-  of_own.eval();
-  of_own.forward(input(0, 1));
-  if (hvd::size() > 1) CHECK_FALSE(same_on_all_ranks(norm_of(own)->running_mean));
-}
-
-TEST_CASE("what happens if I call a module with batch norm twice in one loss, or go through a graph twice: as one process") {
-  Sequential net = model(true);
-  Sequential alone = model(true);
-  Ddp ddp(net);
-  const auto both = [](auto& module, int rank) { return loss(module, rank, 0) + loss(module, rank, 1) * 2; };
-  const at::Tensor value = both(ddp, hvd::rank());
-  value.backward({}, /*retain_graph=*/true);
-  value.backward();
-  at::Tensor sum = torch::zeros({}, kDouble);
-  for (const int rank : everyone()) sum = sum + both(*alone, rank);
-  (sum * 2 / hvd::size()).backward();
-  for (std::size_t i = 0; i < net->parameters().size(); ++i)
-    CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
-}
 
 // ------------------------------------------------------------------------------------------------------- uneven numbers of batches
 
@@ -324,88 +263,52 @@ TEST_CASE("what happens if two models are in join() at once: each goes on with t
   CHECK(is_same_on_all_ranks(*two));
 }
 
-// ------------------------------------------------------------------------------------------------------------ exceptions, and more
-
-/// Throws in training when it is told to, after its buffers have changed.
-struct Throwing : torch::nn::Module {
-  Throwing() {
-    norm = register_module("norm", BatchNorm1d(6));
-    layer = register_module("layer", Linear(6, 3));
-    to(kDouble);
-    const torch::NoGradGuard no_gradient;
-    layer->weight.copy_(data({3, 6}, kDouble, 0) * 0.3);
-    layer->bias.zero_();
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor normal = norm(x);
-    if (throws) throw std::runtime_error("out of memory");
-    return layer(normal);
-  }
-  BatchNorm1d norm{nullptr};
-  Linear layer{nullptr};
-  bool throws = false;
-};
-
-TEST_CASE("what happens if forward throws on one rank, with buffers: it may be called again, and the step is the same as on the others") {
-  const auto net = std::make_shared<Throwing>();
-  DistributedDataParallel<Throwing> ddp(net);
-  const auto alone = std::make_shared<Throwing>();
-  for (int step = 0; step < 3; ++step) {
-    net->zero_grad();
-    alone->zero_grad();
-    net->throws = last() && step == 1;
-    if (net->throws) CHECK_THROWS_AS(loss(ddp, hvd::rank(), step), std::runtime_error);
-    net->throws = false;
-    loss(ddp, hvd::rank(), step).backward();
-    at::Tensor sum = torch::zeros({}, kDouble);
-    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
-    (sum / hvd::size()).backward();
-    for (std::size_t i = 0; i < net->parameters().size(); ++i)
-      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
-  }
-  CHECK(is_same_on_all_ranks(*net));
-}
-
-TEST_CASE("what happens if I unfreeze a layer after wrapping: its gradients are averages from the next forward pass on") {
-  Sequential net = model(false);
-  Sequential alone = model(false);
-  const auto freeze = [](Sequential& of, bool frozen) {
-    for (auto& parameter : of->ptr(0)->parameters()) parameter.set_requires_grad(!frozen);
-  };
-  freeze(net, true);
-  freeze(alone, true);
-  Ddp ddp(net);
-  for (int step = 0; step < 5; ++step) {
-    const bool frozen = step == 0 || step == 3;
-    freeze(net, frozen);
-    freeze(alone, frozen);
-    for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
-    for (auto& parameter : alone->parameters()) parameter.mutable_grad() = at::Tensor();
-    loss(ddp, hvd::rank(), step).backward();
-    at::Tensor sum = torch::zeros({}, kDouble);
-    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
-    (sum / hvd::size()).backward();
-    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
-      REQUIRE(net->parameters()[i].grad().defined() == alone->parameters()[i].grad().defined());
-      if (net->parameters()[i].grad().defined()) CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+TEST_CASE("what happens in join() in a set of some ranks: the others are not asked") {
+  const std::vector<int> ranks = hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
+  const auto set = hvd::add_process_set(ranks);
+  if (set.included()) {
+    Sequential net = model(true);
+    Ddp ddp(net, {.gradient_predivide_factor = 2, .process_set = set});
+    torch::optim::SGD optimizer(net->parameters(), 0.01);
+    {
+      const auto guard = ddp.join();
+      for (int step = 0; step < 2 + set.rank(); ++step) {
+        optimizer.zero_grad();
+        loss(ddp, hvd::rank(), step).backward();
+        optimizer.step();
+      }
     }
+    for (const auto& tensor : net->parameters()) {
+      const at::Tensor all = hvd::allgather(tensor.detach().reshape({1, -1}), {.process_set = set});
+      CHECK(torch::equal(all[0], all[all.size(0) - 1]));
+    }
+    CHECK(norm_of(net)->num_batches_tracked.item<std::int64_t>() == 1 + static_cast<std::int64_t>(ranks.size()));
   }
+  hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if I wrap a module a second time: either wrapper reduces what goes through it") {
-  Sequential net = model(false);
-  Sequential alone = model(false);
-  Ddp first(net);
-  Ddp second(net);
-  for (int step = 0; step < 4; ++step) {
-    net->zero_grad();
-    alone->zero_grad();
-    loss(step % 2 == 0 ? first : second, hvd::rank(), step).backward();
-    at::Tensor sum = torch::zeros({}, kDouble);
-    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
-    (sum / hvd::size()).backward();
-    for (std::size_t i = 0; i < net->parameters().size(); ++i)
-      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+TEST_CASE("what happens in join() with sparse gradients: made dense they work; sparse, every rank hears that they do not") {
+  for (const bool dense : {true, false}) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
+    table->to(kDouble);
+    DistributedDataParallel ddp(table, {.sparse_as_dense = dense});
+    torch::optim::SGD optimizer(table->parameters(), 0.1);
+    const auto train = [&] {
+      const auto guard = ddp.join();
+      for (int step = 0; step < (hvd::rank() == 0 ? 1 : 3); ++step) {
+        optimizer.zero_grad();
+        ddp.forward(torch::tensor({hvd::rank(), step}, at::kLong)).sum().backward();
+        optimizer.step();
+      }
+    };
+    if (dense || hvd::size() == 1) {
+      train();
+      CHECK(same_on_all_ranks(table->weight));
+    } else if (hvd::rank() == 0) {
+      CHECK(contains(error_of<hvd::RankFailed>(train), "left the guard"));
+    } else {
+      CHECK(contains(error_of<hvd::Joined>(train), "joined"));
+    }
   }
 }
 
