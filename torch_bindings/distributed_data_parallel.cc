@@ -4,18 +4,23 @@
 #include <torch/torch.h>
 
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "hvd/text.h"
-#include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/reducer.h"
+#include "torch_bindings/sync_batch_norm.h"
+#include "torch_bindings/unique_parameters.h"
 
 namespace hvd::detail {
 
 namespace {
+
+using torch::autograd::get_current_graph_task_id;
+
+/// Passes whose backward pass never comes are forgotten in the end.
+constexpr std::size_t kOutstandingPasses = 4096;
 
 /// Wrappers made so far on these ranks: they count alike.
 int next_number(const ProcessSet& process_set) {
@@ -25,80 +30,232 @@ int next_number(const ProcessSet& process_set) {
   return made[process_set.ranks()]++;
 }
 
-std::vector<GradientReducer::Named> trained_parameters(const torch::nn::Module& module) {
-  std::vector<GradientReducer::Named> trained;
-  for (const auto& parameter : module.named_parameters())
-    if (parameter.value().requires_grad()) trained.push_back({parameter.key(), parameter.value()});
+void refuse_twice(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  std::vector<GradientReducer::Named> named;
+  for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
+  GradientReducer::refuse_twice(named, "ddp");
+}
+
+/// The number of a new wrapper, if it may be made.
+int checked_number(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
+  if (!(options.gradient_predivide_factor > 0))
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
+  auto trained = unique_parameters(module.named_parameters().pairs());
+  std::erase_if(trained, [](const auto& parameter) { return !parameter.second.requires_grad(); });
   if (trained.empty()) throw InvalidArgument("DistributedDataParallel: the module has no parameter that requires a gradient");
-  return trained;
+  refuse_twice(trained);
+  return next_number(options.process_set);
 }
 
 }  // namespace
 
 ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
-    : module_(std::move(module)), options_(std::move(options)) {
-  if (!(options_.gradient_predivide_factor > 0))
-    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options_.gradient_predivide_factor));
-  auto parameters = trained_parameters(*module_);
-  GradientReducer::refuse_twice(parameters, "ddp");
-  const int number = next_number(options_.process_set);
-  name_ = formatted("ddp.{}", number);
+    : module_(std::move(module)),
+      options_(std::move(options)),
+      number_(checked_number(*module_, options_)),
+      buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set) {
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
+  Named trained;
+  for (const auto& parameter : unique_parameters(module_->named_parameters().pairs()))
+    (parameter.second.requires_grad() ? trained : frozen_).push_back(parameter);
+  add_reducer(trained, number_);
+}
+
+ModuleReducer::~ModuleReducer() {
+  for (const auto& reducer : reducers_) reducer->unhook();
+}
+
+void ModuleReducer::add_reducer(const Named& parameters, int number) {
   DistributedOptimizerOptions reduction;
   reduction.compression = options_.compression;
   reduction.gradient_predivide_factor = options_.gradient_predivide_factor;
   reduction.sparse_as_dense = options_.sparse_as_dense;
   reduction.process_set = options_.process_set;
-  reducer_ = std::make_shared<GradientReducer>(std::move(parameters), std::move(reduction), number, "ddp");
-  reducer_->listen(false);
-  reducer_->hook();
+  std::vector<GradientReducer::Named> named;
+  for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
+  auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
+  reducer->ask([this] { return takes_gradient(); });  // the hooks are taken off before this ends
+  reducer->set_join(rounds_);
+  reducer->hook();
+  reducers_.push_back(std::move(reducer));
 }
 
-ModuleReducer::~ModuleReducer() { reducer_->unhook(); }
-
-std::vector<at::Tensor> ModuleReducer::compression_memory() const { return reducer_->compression_memory(); }
-
-void ModuleReducer::before_forward() {
-  // A backward pass that threw has left things half done here, and the other ranks wait for the rest.
-  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
-  if (!inside_backward && in_backward_) end_backward();
-  if (unsynchronized > 0 || !at::GradMode::is_enabled()) return;
-  if (!options_.broadcast_buffers || !module_->is_training() || options_.process_set.size() == 1) return;
-  std::vector<at::Tensor> buffers;
-  std::vector<std::string> names;
-  for (const auto& buffer : module_->named_buffers()) {
-    if (!buffer.value().defined()) continue;
-    buffers.push_back(buffer.value());
-    names.push_back(buffer.key());
-  }
-  if (buffers.empty()) return;
-  const at::NoGradGuard no_gradient;
-  static_cast<void>(
-      grouped_broadcast_async_(
-          std::move(buffers), std::move(names),
-          {.name = name_ + "/buffers", .root_rank = options_.process_set.ranks().front(), .process_set = options_.process_set})
-          .wait());
+std::vector<at::Tensor> ModuleReducer::compression_memory() const {
+  std::vector<at::Tensor> all;
+  for (const auto& reducer : reducers_)
+    for (auto& tensor : reducer->compression_memory()) all.push_back(std::move(tensor));
+  return all;
 }
 
-void ModuleReducer::after_forward(const at::Tensor& output) {
-  if (!output.defined() || !output.requires_grad()) return;
-  output.register_hook([weak = weak_from_this()](const at::Tensor&) {
-    if (const auto self = weak.lock()) self->begin_backward();
+// ------------------------------------------------------------------------------------------------------------------- forward
+
+ModuleReducer::Pass::Pass(ModuleReducer& reducer)
+    : reducer_(reducer), synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0) {
+  reducer_.before_forward(synchronized_);
+  number_ = reducer_.passes_++;
+}
+
+ModuleReducer::Pass::~Pass() {
+  // The other ranks, whose pass has not thrown, wait in its backward pass: this rank's next one is still of the same step.
+  if (!done_ && synchronized_ && reducer_.module_->is_training()) reducer_.are_buffers_ahead_ = true;
+}
+
+void ModuleReducer::Pass::mark(const at::Tensor& output) {
+  // A leaf would keep the hook for good, and is no sign of a forward pass.
+  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
+  marked_ = true;
+  output.register_hook([weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_](const at::Tensor&) {
+    if (const auto self = weak.lock()) self->on_output(number, synchronized);
   });
 }
 
-void ModuleReducer::begin_backward() {
-  if (in_backward_.exchange(true)) return;
-  reducer_->listen(true);
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+void ModuleReducer::Pass::done() {
+  done_ = true;
+  if (!at::GradMode::is_enabled()) return;
+  const std::lock_guard lock(reducer_.mutex_);
+  auto& outstanding = reducer_.outstanding_;
+  for (; reducer_.spent_ > 0 && !outstanding.empty(); --reducer_.spent_) outstanding.erase(outstanding.begin());
+  reducer_.spent_ = 0;
+  // In evaluation without NoGradGuard what is returned tells well enough whether there is a backward pass.
+  if (synchronized_ && (!marked_ || reducer_.module_->is_training())) outstanding.insert(number_);
+  if (outstanding.size() > kOutstandingPasses) outstanding.erase(outstanding.begin());
+}
+
+void ModuleReducer::before_forward(bool synchronized) {
+  // A backward pass that threw has left things half done here, and the other ranks wait for the rest.
+  if (get_current_graph_task_id() == -1) end_backward();
+  if (synchronized) reduce_unfrozen();
+  if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
+  if (!module_->is_training()) {
+    if (std::exchange(are_buffers_own_, false)) buffers_.share(rounds_.get());
+  } else if (synchronized) {
+    if (!std::exchange(are_buffers_ahead_, false)) buffers_.share(rounds_.get());
+    are_buffers_own_ = true;
+  }
+}
+
+void ModuleReducer::reduce_unfrozen() {
+  Named unfrozen;
+  std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
+    if (!parameter.second.requires_grad()) return false;
+    try {
+      refuse_twice({parameter});
+    } catch (const InvalidArgument&) {
+      return false;  // a DistributedOptimizer is around it
+    }
+    unfrozen.push_back(parameter);
+    return true;
+  });
+  if (!unfrozen.empty()) add_reducer(unfrozen, next_number(options_.process_set));
+}
+
+// ------------------------------------------------------------------------------------------------------------------ backward
+
+void ModuleReducer::on_output(std::uint64_t pass, bool synchronized) {
+  end_failed_backward();
+  const int task = get_current_graph_task_id();
+  const std::lock_guard lock(mutex_);
+  if (!synchronized) {
+    local_task_ = task;
+    return;
+  }
+  if (!in_backward_) begin_backward(task);
+  reached_.insert(pass);
+}
+
+bool ModuleReducer::takes_gradient() {
+  end_failed_backward();
+  const int task = get_current_graph_task_id();
+  const std::lock_guard lock(mutex_);
+  if (in_backward_) return task == task_;  // a pass within the pass (checkpointing) may add to the gradient later on
+  if (task == local_task_ || outstanding_.empty()) return false;
+  // Within another pass this one's end reduces what is there, and the rest of the other begins anew: averages of averages are the same.
+  begin_backward(task);
+  return true;
+}
+
+void ModuleReducer::begin_backward(int task) {
+  in_backward_ = true;
+  task_ = task;
+  keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
+  const auto running = std::make_shared<int>();
+  running_ = running;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running] {
     if (const auto self = weak.lock()) self->end_backward();
   });
 }
 
+void ModuleReducer::end_failed_backward() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_backward_ || !running_.expired()) return;
+  }
+  end_backward();
+}
+
 void ModuleReducer::end_backward() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(in_backward_, false)) return;
+    running_.reset();
+    // One that no output told of may have been but a part of a longer one (checkpointing), so it counts until the next forward pass.
+    if (!keeps_graph_ && reached_.empty()) ++spent_;
+    if (!keeps_graph_)
+      for (const auto pass : reached_) outstanding_.erase(pass);
+    reached_.clear();
+  }
+  std::exception_ptr first;
+  const auto attempt = [&first](const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  const bool shares = std::exchange(are_buffers_own_, false);
+  SharedBuffers::Sharing sharing;
+  if (shares && !rounds_) attempt([&] { sharing = buffers_.start(nullptr); });
+  for (const auto& reducer : reducers_) attempt([&] { reducer->synchronize(); });
+  if (sharing) attempt([&] { static_cast<void>(sharing->wait()); });
+  if (shares && rounds_ && !first) attempt([&] { sharing = buffers_.start(rounds_.get()); });  // now all of these ranks are known to train
+  if (first) std::rethrow_exception(first);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- join
+
+JoinGuard ModuleReducer::join(const JoinOptions& options) {
+  if (options_.process_set.size() > 1)
+    for (const auto& layer : module_->named_modules())
+      if (is_sync_batchnorm(*layer.value()))
+        throw InvalidArgument(
+            formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each step; give all ranks as "
+                      "many batches, or use ordinary batch normalisation",
+                      layer.key()));
+  rounds_ = begin_rounds(*reducers_.front(), options);
+  for (const auto& reducer : reducers_) reducer->set_join(rounds_);
+  const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) { self->share_model(last, optimizer); };
+  const auto end = [self = shared_from_this()](bool failed) { self->end_join(failed); };
+  return JoinGuard({rounds_, share, end});
+}
+
+void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
+  broadcast_parameters(*module_, last, options_.process_set);
+  are_buffers_own_ = false;
+  if (optimizer != nullptr) broadcast_optimizer_state(*optimizer, last, options_.process_set);
+}
+
+void ModuleReducer::end_join(bool failed) {
+  rounds_ = nullptr;
+  for (const auto& reducer : reducers_) reducer->set_join(nullptr);
+  if (!failed) return;
+  // What was under way is over: the others have left their guards, too.
+  for (const auto& reducer : reducers_) reducer->begin_step();
+  are_buffers_ahead_ = are_buffers_own_ = false;
+  const std::lock_guard lock(mutex_);
   in_backward_ = false;
-  reducer_->listen(false);
-  reducer_->synchronize();
+  spent_ = 0;
+  outstanding_.clear();
+  reached_.clear();
 }
 
 }  // namespace hvd::detail

@@ -1,15 +1,24 @@
 #pragma once
-/// Room card: a module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's DistributedDataParallel does
+/// A module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's DistributedDataParallel does
 /// (Li et al.: PyTorch distributed: experiences on accelerating data parallel training, 2020): the optimizer stays the user's own. The
 /// engine is that of DistributedOptimizer: buckets leave while backward still runs.
+/// It does not matter whether a loss comes from what `forward` returns or from tensors that the module keeps.
+/// Evaluation communicates nothing after a training step whose backward has ended: all ranks then have the first one's buffers. After a
+/// forward pass in training without a backward pass the next one in evaluation shares them, so all ranks must make it.
+/// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
+/// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
+/// Refused: a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around.
 /// Threads: forward and backward by one thread at a time; hooks run in autograd's threads. Owns the gradients' memory and shares the
 /// module.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -17,7 +26,9 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/join.h"
 #include "torch_bindings/parameters.h"
+#include "torch_bindings/shared_buffers.h"
 
 namespace hvd {
 
@@ -26,7 +37,8 @@ struct DistributedDataParallelOptions {
   /// without a search: a parameter unused on this rank, but not on others, gets their average with zeros for this one; one unused
   /// everywhere stays without a gradient.
   bool find_unused_parameters = false;
-  /// The first rank's buffers (running statistics...) on all, before each forward pass in training that takes part in a reduction.
+  /// The first rank's buffers (running statistics...) on all, before each forward pass in training that takes part in a reduction, and when
+  /// its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may evaluate alone.
   bool broadcast_buffers = true;
   Compression compression;
   /// Gradients are divided by it before the sum, and by size / it after.
@@ -40,7 +52,9 @@ class GradientReducer;
 
 namespace detail {
 
-/// What is the same for every type of module.
+/// What is the same for every type of module. A backward pass is reduced if it goes through what a synchronized forward pass has returned,
+/// or if it gives a parameter a gradient while such a forward pass has not had its backward pass yet (its loss may come from tensors that
+/// the module keeps).
 class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
  public:
   ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
@@ -48,25 +62,68 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   ModuleReducer(const ModuleReducer&) = delete;
   ModuleReducer& operator=(const ModuleReducer&) = delete;
 
-  void before_forward();
-  /// Backward through `output` ends with a reduction.
-  void after_forward(const at::Tensor& output);
+  /// One forward pass. Marks what it returns; ends without `done()` if the module throws.
+  class Pass {
+   public:
+    explicit Pass(ModuleReducer& reducer);
+    ~Pass();
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    /// Backward through `output` ends with a reduction, or is local.
+    void mark(const at::Tensor& output);
+    void done();
+
+   private:
+    ModuleReducer& reducer_;
+    const bool synchronized_;
+    bool marked_ = false, done_ = false;
+    std::uint64_t number_ = 0;
+  };
+
+  [[nodiscard]] JoinGuard join(const JoinOptions& options);
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
 
   int unsynchronized = 0;  ///< no_sync() guards alive
 
  private:
-  void begin_backward();
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+  void before_forward(bool synchronized);
+  void reduce_unfrozen();
+  void add_reducer(const Named& parameters, int number);
+  void on_output(std::uint64_t pass, bool synchronized);
+  bool takes_gradient();
+  void begin_backward(int task);
+  void end_failed_backward();
   void end_backward();
+  void share_model(int last, torch::optim::Optimizer* optimizer);
+  void end_join(bool failed);
 
   const std::shared_ptr<torch::nn::Module> module_;
   const DistributedDataParallelOptions options_;
-  std::string name_;
-  std::shared_ptr<GradientReducer> reducer_;
-  std::atomic<bool> in_backward_{false};
+  const int number_;
+  const SharedBuffers buffers_;
+  Named frozen_;  ///< parameters that require no gradient so far
+  /// The first from the start, one more for each set of parameters that were unfrozen later.
+  std::vector<std::shared_ptr<GradientReducer>> reducers_;
+  std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
+  bool are_buffers_own_ = false;        ///< a forward pass in training may have changed them since they were shared
+  bool are_buffers_ahead_ = false;      ///< shared for a forward pass that has thrown
+  std::uint64_t passes_ = 0;
+
+  std::mutex mutex_;                     // the rest is of autograd's threads, too
+  std::set<std::uint64_t> outstanding_;  ///< synchronized forward passes that have not had their backward pass
+  int spent_ = 0;                        ///< so many of the oldest have had it; the next forward pass forgets them
+  std::set<std::uint64_t> reached_;      ///< by this backward pass, through what they returned
+  bool in_backward_ = false;
+  bool keeps_graph_ = false;
+  std::weak_ptr<void> running_;  ///< ends with the backward pass that is being reduced, also where that throws
+  int task_ = -1;                ///< its number
+  int local_task_ = -1;          ///< the last one through what a forward pass under no_sync() returned
 };
 
-/// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals, containers, pairs, tuples and arrays of such.
+/// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals, containers, pairs, tuples and arrays of such. Into
+/// other types it does not look; a backward pass from there is known by the first gradient that it gives.
 template <class T, class Visit>
 void for_each_tensor(const T& value, const Visit& visit) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -77,8 +134,7 @@ void for_each_tensor(const T& value, const Visit& visit) {
     if (value) for_each_tensor(*value, visit);
   } else if constexpr (Container<T>) {
     for (const auto& element : value) for_each_tensor(element, visit);
-  } else {
-    static_assert(TupleLike<T>, "forward() must return tensors, or std containers, optionals, pairs or tuples of tensors");
+  } else if constexpr (TupleLike<T>) {
     std::apply([&visit](const auto&... elements) { (for_each_tensor(elements, visit), ...); }, value);
   }
 }
@@ -91,8 +147,9 @@ template <class Wrapped>
 class DistributedDataParallel : public torch::nn::Module {
  public:
   /// Collective over the process set: the first rank's parameters and buffers become those of all. Parameters that require no gradient
-  /// now are never reduced. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything is sent, if none does, or for a
-  /// parameter that a DistributedOptimizer is around at present: its gradient would be reduced twice.
+  /// now are reduced from the first forward pass on in which they do, on all ranks the same one; if a DistributedOptimizer is around one
+  /// by then, it is left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything is sent, if none does, or
+  /// for a parameter that a DistributedOptimizer is around at present: its gradient would be reduced twice.
   explicit DistributedDataParallel(std::shared_ptr<Wrapped> module, DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),
         module_(std::move(module)),
@@ -105,16 +162,21 @@ class DistributedDataParallel : public torch::nn::Module {
   explicit DistributedDataParallel(const Holder& module, DistributedDataParallelOptions options = {})
       : DistributedDataParallel(module.ptr(), std::move(options)) {}
 
-  /// The module's forward. When a backward pass through what it returns ends, all gradients of the module are the averages over the
-  /// ranks; gradients from passes without synchronization are part of them. `backward()` is then collective: it throws Mismatch,
-  /// RankFailed, Shutdown...
+  /// The module's forward. When the backward pass from it ends, all gradients of the module are the averages over the ranks; gradients from
+  /// passes without synchronization are part of them. `backward()` is then collective: it throws Mismatch, RankFailed, Shutdown... Several
+  /// forward passes may have one backward pass, or one each.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    reducer_->before_forward();
-    auto output = module_->forward(std::forward<Arguments>(arguments)...);
-    if (reducer_->unsynchronized == 0)
-      detail::for_each_tensor(output, [this](const at::Tensor& tensor) { reducer_->after_forward(tensor); });
-    return output;
+    detail::ModuleReducer::Pass pass(*reducer_);
+    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Arguments>(arguments)...))>) {
+      module_->forward(std::forward<Arguments>(arguments)...);
+      pass.done();
+    } else {
+      auto output = module_->forward(std::forward<Arguments>(arguments)...);
+      detail::for_each_tensor(output, [&pass](const at::Tensor& tensor) { pass.mark(tensor); });
+      pass.done();
+      return output;
+    }
   }
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
@@ -138,6 +200,9 @@ class DistributedDataParallel : public torch::nn::Module {
     std::shared_ptr<detail::ModuleReducer> reducer_;
   };
   NoSync no_sync() { return NoSync(reducer_); }
+
+  /// For ranks with different numbers of batches: see torch_bindings/join.h. Around the training loop, on all ranks of the set.
+  JoinGuard join(const JoinOptions& options = {}) { return reducer_->join(options); }
 
   /// What this rank's compression remembers of what it has left out so far, as it is: for checkpoints (see CheckpointOptions::of_rank).
   /// Empty without a lossy compression.

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "hvd/text.h"
@@ -13,7 +14,12 @@ ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> param
     : options_(options), parameters_(std::move(parameters)) {
   if (!(options_.decay >= 0 && options_.decay < 1))
     throw InvalidArgument(formatted("decay is {}; it must be from 0 to below 1", options_.decay));
-  for (const auto& parameter : parameters_) averages_.push_back(parameter.detach().clone());
+  std::unordered_map<const void*, std::size_t> places;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto [place, is_first] = places.emplace(parameters_[i].unsafeGetTensorImpl(), i);
+    if (is_first) unique_.push_back(i);
+    averages_.push_back(is_first ? parameters_[i].detach().clone() : averages_[place->second]);
+  }
 }
 
 ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options)
@@ -23,17 +29,17 @@ void ExponentialMovingAverage::update() {
   const at::NoGradGuard no_gradient;
   const auto t = static_cast<double>(updates_++);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
-  for (std::size_t i = 0; i < averages_.size(); ++i) averages_[i].lerp_(parameters_[i].detach(), 1 - decay);
+  for (const auto i : unique_) averages_[i].lerp_(parameters_[i].detach(), 1 - decay);
 }
 
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
-  for (std::size_t i = 0; i < averages_.size(); ++i) parameters_[i].copy_(averages_[i]);
+  for (const auto i : unique_) parameters_[i].copy_(averages_[i]);
 }
 
 void ExponentialMovingAverage::exchange() {
   const at::NoGradGuard no_gradient;
-  for (std::size_t i = 0; i < averages_.size(); ++i) {
+  for (const auto i : unique_) {
     const at::Tensor kept = parameters_[i].detach().clone();
     parameters_[i].copy_(averages_[i]);
     averages_[i].copy_(kept);

@@ -1,12 +1,14 @@
 #pragma once
-/// Room card: an exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
+/// An exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
 /// Juditsky: Acceleration of stochastic approximation by averaging, 1992). Local: ranks with the same parameters keep the same averages.
+/// A parameter that is listed twice (tied weights) is averaged once.
 /// Thread: the optimizer's. Owns the averages; shares the parameters.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,7 +31,7 @@ class ExponentialMovingAverage {
   /// average = decay * average + (1 - decay) * parameter; after each optimizer step.
   void update();
   [[nodiscard]] std::int64_t updates() const { return updates_; }
-  /// In the order of the parameters.
+  /// In the order of the parameters; one that is listed twice has the same tensor in both places.
   [[nodiscard]] const std::vector<at::Tensor>& averages() const { return averages_; }
   /// Makes the parameters the averages, for good.
   void copy_to_parameters();
@@ -56,6 +58,7 @@ class ExponentialMovingAverage {
 
   ExponentialMovingAverageOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
+  std::vector<std::size_t> unique_;  ///< the places at which a parameter is listed first
   std::int64_t updates_ = 0;
 };
 

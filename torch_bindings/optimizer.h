@@ -39,6 +39,8 @@ struct DistributedOptimizerOptions {
 };
 
 class GradientReducer;
+class JoinGuard;
+struct JoinOptions;
 class OptimizerShards;
 
 namespace detail {
@@ -89,6 +91,12 @@ class DistributedOptimizer : public torch::optim::Optimizer {
     DistributedOptimizer& optimizer_;
   };
   SkipSynchronize skip_synchronize() { return SkipSynchronize(*this); }
+
+  /// For ranks with different numbers of batches (torch_bindings/join.h): around the training loop of all ranks of the set. At its end the
+  /// parameters and the optimizer's state are those of the rank that ended last. Throws InvalidArgument for a sharded optimizer, for a
+  /// compression with a memory, and while such a guard lives.
+  JoinGuard join(const JoinOptions& options);
+  JoinGuard join();
 
   /// Throws InvalidArgument for k < 1.
   void set_backward_passes_per_step(int passes);

@@ -14,6 +14,7 @@
 #include "hvd/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/device.h"
+#include "torch_bindings/join.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -257,15 +258,17 @@ void GradientReducer::unhook() {
   }
 }
 
-void GradientReducer::listen(bool on) {
-  const std::lock_guard lock(mutex_);
-  listening_ = on;
-}
-
 void GradientReducer::on_gradient(std::size_t index) {
+  const bool wanted = !wanted_ || wanted_();
   const std::lock_guard lock(mutex_);
-  if (!listening_) return;
   Slot& slot = slots_[index];
+  if (!wanted) {
+    if (!slot.ready) return;
+    throw InvalidArgument(
+        formatted("gradient of '{}': another backward pass within the one that is being reduced (a checkpointed part, say) has added to "
+                  "it after it had left; use the parameter in one of them only, or make the pass under no_sync()",
+                  slot.named.name));
+  }
   if (!slot.named.parameter.grad().defined()) return;
   if (slot.passes >= passes_per_step_)
     throw InvalidArgument(
@@ -381,7 +384,26 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   bucket.submitted = true;
 }
 
-void GradientReducer::synchronize() { reduce(true); }
+void GradientReducer::synchronize() {
+  reduce(true);
+  if (join_) end_join_round();
+}
+
+void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) { join_ = std::move(join); }
+
+void GradientReducer::end_join_round() {
+  const double factor = join_->end_round();
+  if (factor == 1 || options_.op != ReduceOp::Average) return;
+  const at::NoGradGuard no_gradient;
+  for (auto& slot : slots_)
+    if (at::Tensor& gradient = slot.named.parameter.mutable_grad(); gradient.defined()) gradient.mul_(factor);
+}
+
+std::vector<std::pair<std::string, at::Tensor>> GradientReducer::parameters() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& slot : slots_) all.emplace_back(slot.named.name, slot.named.parameter);
+  return all;
+}
 
 void GradientReducer::reduce(bool also_compressed) {
   const std::lock_guard lock(mutex_);

@@ -8,9 +8,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -19,6 +22,10 @@
 #include "torch_bindings/reduced_on.h"
 
 namespace hvd {
+
+namespace detail {
+class JoinRounds;
+}
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -46,8 +53,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
   void hook();
   void unhook();
-  /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
-  void listen(bool on);
+  /// `wanted` is asked, in autograd's threads, before each gradient is taken in as backward gives it; those that it does not want are
+  /// found by `synchronize()`. Set before `hook()`.
+  void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
+  /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it (torch_bindings/join.h).
+  void set_join(std::shared_ptr<detail::JoinRounds> join);
+  [[nodiscard]] bool is_joining() const { return join_ != nullptr; }
 
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
@@ -60,6 +71,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
   [[nodiscard]] std::uint64_t bytes_sent() const;
+  /// Whether gradients travel by a compression that needs a memory.
+  [[nodiscard]] bool has_compressor() const { return compressor_ != nullptr; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  /// Returns the parameters, each once, with their names.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
 
  private:
   struct Slot {
@@ -90,6 +107,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   void make_compressor();
   void reduce(bool also_compressed);
+  void end_join_round();
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
   void make_room(Taking taking);
@@ -123,7 +141,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   bool synchronized_ = false;
-  bool listening_ = true;
+  std::function<bool()> wanted_;  ///< null: all are
+  std::shared_ptr<detail::JoinRounds> join_;
 };
 
 }  // namespace hvd

@@ -9,6 +9,7 @@
 #include "torch_bindings/data_parallel.h"
 #include "torch_bindings/distributed_data_parallel.h"
 #include "torch_bindings/grad_scaler.h"
+#include "torch_bindings/join.h"
 #include "torch_bindings/learning_rate.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/moving_average.h"
