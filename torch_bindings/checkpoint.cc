@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/signature.h"
 #include "hvd/text.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/optimizer_state.h"
 #include "torch_bindings/parameters.h"
 
 namespace hvd {
@@ -29,8 +32,8 @@ constexpr const char* kFormat = "hvd checkpoint 1";
 struct OfRank {
   std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
   std::vector<at::Tensor> memory;  ///< of compression
-  /// Buffers that are not those of the file's model, by their place among all.
-  std::vector<std::int64_t> places;
+  /// Buffers that are not those of the file's model, by name.
+  std::vector<std::string> names;
   std::vector<at::Tensor> buffers;
 };
 
@@ -49,29 +52,47 @@ std::string pack(const OfRank& state) {
   OutputArchive archive;
   archive.write("random", c10::IValue(state.random));
   archive.write("memory", c10::IValue(state.memory));
-  archive.write("places", c10::IValue(state.places));
+  archive.write("names", c10::IValue(state.names));
   archive.write("buffers", c10::IValue(state.buffers));
   std::ostringstream out;
   archive.save_to(out);
   return out.str();
 }
 
-OfRank unpack(const std::string& text) {
+/// `known`: the module's buffers; files had their places once.
+OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known) {
   InputArchive archive;
   std::istringstream in(text);
   archive.load_from(in, at::Device(at::kCPU));
-  c10::IValue random, memory, places, buffers;
+  c10::IValue random, memory, names, places, buffers;
   archive.read("random", random);
   archive.read("memory", memory);
-  if (!archive.try_read("places", places)) return {random.toTensorVector(), memory.toTensorVector(), {}, {}};
+  OfRank state{random.toTensorVector(), memory.toTensorVector(), {}, {}};
+  if (archive.try_read("names", names)) {
+    for (const auto& name : names.toListRef()) state.names.push_back(name.toStringRef());
+  } else if (archive.try_read("places", places)) {
+    for (const auto place : places.toIntVector()) state.names.push_back(known.at(static_cast<std::size_t>(place)).first);
+  } else {
+    return state;
+  }
   archive.read("buffers", buffers);
-  return {random.toTensorVector(), memory.toTensorVector(), places.toIntVector(), buffers.toTensorVector()};
+  state.buffers = buffers.toTensorVector();
+  return state;
 }
 
-std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> copies;
-  for (const auto& tensor : tensors) copies.push_back(tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true));
-  return copies;
+at::Tensor on_host(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true); }
+
+std::vector<std::pair<std::string, at::Tensor>> named_buffers(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  for (const auto& item : module.named_buffers())
+    if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
+  return buffers;
+}
+
+/// Whether `from` can be copied into `to`, one by one.
+bool fits(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  return std::equal(to.begin(), to.end(), from.begin(), from.end(),
+                    [](const auto& a, const auto& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type(); });
 }
 
 /// A string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
@@ -83,9 +104,14 @@ std::string text_of(const at::Tensor& bytes) {
   return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
 }
 
-/// Where each tensor of the module goes, and what it becomes, as Module::save nests them. Throws for what does not fit.
-void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix,
-           std::vector<std::pair<at::Tensor, at::Tensor>>& found) {
+/// What a tensor of the module becomes.
+struct Found {
+  std::string name;
+  at::Tensor tensor, stored;
+};
+
+/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does not fit.
+void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix, std::vector<Found>& found) {
   const auto one = [&](const std::string& key, const at::Tensor& tensor, bool is_buffer) {
     if (!tensor.defined()) return;
     at::Tensor stored;
@@ -93,7 +119,7 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
     if (stored.sizes() != tensor.sizes())
       throw CheckpointError(formatted("'{}{}' has shape {}, the model's has {}", prefix, key, to_string(stored.sizes().vec()),
                                       to_string(tensor.sizes().vec())));
-    found.emplace_back(tensor, stored);
+    found.push_back({prefix + key, tensor, stored});
   };
   for (const auto& item : module.named_parameters(false)) one(item.key(), item.value(), false);
   for (const auto& item : module.named_buffers(false)) one(item.key(), item.value(), true);
@@ -105,17 +131,17 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
   }
 }
 
-void load_optimizer(torch::optim::Optimizer& optimizer, InputArchive& archive, bool with_options) {
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
-  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  auto& groups = distributed != nullptr ? distributed->param_groups() : optimizer.param_groups();
-  for (const auto& group : groups) options.push_back(group.options().clone());
-  if (distributed == nullptr || !distributed->is_sharded())  // what the file does not have must not stay
-    (distributed != nullptr ? distributed->state() : optimizer.state()).clear();
-  optimizer.load(archive);
-  if (with_options) return;
-  for (std::size_t i = 0; i < options.size(); ++i) groups[i].set_options(std::move(options[i]));
-  if (distributed != nullptr) distributed->param_groups();  // takes them over
+/// Throws if tensors that are one here (tied weights) are several in the file, with other values.
+void check_tied(const std::vector<Found>& found) {
+  std::unordered_map<const void*, const Found*> known;
+  for (const auto& item : found) {
+    const auto [first, is_new] = known.emplace(item.tensor.unsafeGetTensorImpl(), &item);
+    if (is_new || item.stored.is_same(first->second->stored) || torch::equal(item.stored, first->second->stored)) continue;
+    throw CheckpointError(
+        formatted("'{}' and '{}' are one tensor in the model and two that differ in the file; load it into a model in "
+                  "which they are not tied",
+                  first->second->name, item.name));
+  }
 }
 
 /// What is at the front of every checkpoint.
@@ -123,6 +149,23 @@ void check_format(InputArchive& archive) {
   c10::IValue format;
   if (!archive.try_read("format", format) || !format.isString() || format.toStringRef() != kFormat)
     throw CheckpointError("it is no checkpoint of this library");
+}
+
+/// The text of the exception now being handled. Errors of collectives, which all ranks have, go on.
+std::string failure_of_current_exception() {
+  try {
+    throw;
+  } catch (const CheckpointError& error) {
+    return error.what();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error&) {
+    return formatted("it is damaged or no checkpoint ({})", detail::words_of_current_exception());
+  } catch (...) {
+    return detail::words_of_current_exception();
+  }
 }
 
 Checkpoint::Extra extra_of(InputArchive& archive) {
@@ -142,31 +185,33 @@ Checkpoint::Checkpoint(std::string path, CheckpointOptions options) : path_(std:
   if (options_.keep_last < 1) throw InvalidArgument(formatted("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
 }
 
-std::string Checkpoint::failure_text(const std::exception& error) const {
-  const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
-  if (of_torch == nullptr) return error.what();
-  std::string words = of_torch->what_without_backtrace();
-  return formatted("it is damaged or no checkpoint ({})", words.substr(0, words.find('\n')));
-}
-
 /// Throws on all ranks if any has a failure to tell; empty: none.
-void Checkpoint::agree(const std::string& failure) const {
-  const auto failures = allgather_object(failure, options_.process_set);
+void Checkpoint::agree(const std::string& failure) const { tell(allgather_object(failure, options_.process_set)); }
+
+void Checkpoint::tell(const std::vector<std::string>& failures) const {
   const auto ranks = options_.process_set.ranks();
   for (std::size_t i = 0; i < failures.size(); ++i)
     if (!failures[i].empty()) throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
-/// Throws Mismatch, on all ranks, unless they have the same buffers and want the same done with them: what follows exchanges these.
-void Checkpoint::check_buffers(const torch::nn::Module& module) const {
-  std::vector<std::string> mine{options_.average_buffers ? "average_buffers" : "no average_buffers"};
+/// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the same buffers, shard alike and want
+/// the same done: what follows exchanges these.
+void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, const std::string& failure) const {
+  std::vector<std::string> mine{options_.average_buffers ? "average_buffers" : "no average_buffers",
+                                detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
   for (const auto& buffer : module.named_buffers()) {
     const at::Tensor& tensor = buffer.value();
     mine.push_back(formatted(
         "buffer '{}' is {}", buffer.key(),
         tensor.defined() ? formatted("{} {}", c10::toString(tensor.scalar_type()), to_string(tensor.sizes().vec())) : "undefined"));
   }
-  const auto all = allgather_object(mine, options_.process_set);
+  std::vector<std::string> failures;
+  std::vector<std::vector<std::string>> all;
+  for (auto& [why, what] : allgather_object(std::pair(failure, mine), options_.process_set)) {
+    failures.push_back(std::move(why));
+    all.push_back(std::move(what));
+  }
+  tell(failures);
   std::size_t same = all.front().size();
   for (const auto& theirs : all)
     same = std::min(same, static_cast<std::size_t>(
@@ -190,57 +235,69 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
 void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra) const {
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
-  check_buffers(module);
-  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   OfRank mine;
-  if (options_.random_state)
-    for (const auto& generator : generators(device_of(module))) mine.random.push_back(generator.get_state());
-  mine.memory = memory_of_rank(optimizer);
-  const auto buffers = module.buffers();
-  const auto own = on_host(buffers);
+  std::string failure;
+  try {
+    if (options_.random_state)
+      for (const auto& generator : generators(device_of(module))) mine.random.push_back(generator.get_state());
+    mine.memory = memory_of_rank(optimizer);
+  } catch (...) {
+    failure = detail::words_of_current_exception();
+  }
+  check_alike(module, optimizer, failure);
+  const auto named = named_buffers(module);
   std::optional<AveragedBuffers> means;
+  std::vector<at::Tensor> own;
+  for (const auto& [name, buffer] : named) own.push_back(on_host(buffer));
   if (options_.average_buffers) means.emplace(module, set);
-  if (set.size() > 1 && !buffers.empty()) {
-    const auto written = broadcast_object(on_host(buffers), set.ranks().front(), set);
+  if (set.size() > 1 && !named.empty()) {
+    std::vector<at::Tensor> written;
+    for (const auto& [name, buffer] : named) written.push_back(on_host(buffer));
+    written = broadcast_object(written, set.ranks().front(), set);
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (torch::equal(own[i], written[i])) continue;
-      mine.places.push_back(static_cast<std::int64_t>(i));
+      mine.names.push_back(named[i].first);
       mine.buffers.push_back(own[i]);
     }
   }
-  const auto of_ranks = detail::allgather_text(pack(mine), set);
+  const auto of_ranks = detail::gather_text(pack(mine), set);  // to the one that writes: all have as much as the model
 
-  std::string failure;
-  OutputArchive archive;
+  std::string file;
   try {
-    detail::drop_scratch(distributed != nullptr ? distributed->wrapped() : optimizer);
-    OutputArchive of_optimizer(archive.compilation_unit());
-    optimizer.save(of_optimizer);  // of a sharded one: collective
+    OutputArchive archive;
+    OutputArchive of_optimizer(archive.compilation_unit()), parts(archive.compilation_unit());
+    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, parts);  // of a sharded one: collective
+    if (!unsaved.own && !unsaved.states.empty())
+      throw CheckpointError(
+          formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(unsaved.states, ", ")));
     if (set.rank() == 0) {
       OutputArchive of_model(archive.compilation_unit());
       module.save(of_model);
       c10::Dict<std::string, at::Tensor> strings, tensors;
       for (const auto& [name, text] : extra.strings) strings.insert(name, bytes_of(text));
       for (const auto& [name, tensor] : extra.tensors) tensors.insert(name, tensor);
-      std::vector<at::Tensor> states;
-      for (const auto& text : of_ranks) states.push_back(bytes_of(text));
       archive.write("format", c10::IValue(kFormat));
       archive.write("step", c10::IValue(step));
       archive.write("model", of_model);
       archive.write("optimizer", of_optimizer);
-      archive.write("ranks", c10::IValue(states));
+      archive.write("optimizer_parts", parts);
+      archive.write("ranks", c10::IValue(of_ranks));
       archive.write("extra_strings", c10::IValue(strings));
       archive.write("extra_tensors", c10::IValue(tensors));
       std::ostringstream out;
       archive.save_to(out);
-      detail::replace_file(path_, out.str(), options_.keep_last);
+      file = out.str();
     }
-  } catch (const CheckpointError& error) {
-    failure = error.what();
-  } catch (const InvalidArgument& error) {
-    failure = error.what();
   } catch (const c10::Error& error) {
     failure = formatted("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
+  } catch (...) {
+    failure = failure_of_current_exception();
+  }
+  agree(failure);  // before the old file goes
+  try {
+    if (set.rank() == 0) detail::replace_file(path_, file, options_.keep_last);
+  } catch (...) {
+    failure = failure_of_current_exception();
   }
   agree(failure);
 }
@@ -267,53 +324,67 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
 
 std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
   const at::NoGradGuard no_gradient;
+  const ProcessSet& set = options_.process_set;
   const at::Device device = device_of(module);
-  InputArchive archive;
-  std::vector<std::pair<at::Tensor, at::Tensor>> tensors;
   std::istringstream in(read_file());
   std::string failure;
+  InputArchive archive;
+  std::vector<Found> found;
+  std::vector<at::Tensor> memory;
+  std::map<std::string, at::Tensor> buffers;
+  OfRank mine;
+  Extra its_extra;
   std::int64_t step = 0;
-  try {
+  try {  // what can fail on one rank alone comes before anything changes
     archive.load_from(in, device);
     check_format(archive);
     InputArchive of_model;
     archive.read("model", of_model);
-    match(module, of_model, "", tensors);
+    match(module, of_model, "", found);
+    check_tied(found);
     c10::IValue value;
     archive.read("step", value);
     step = value.toInt();
-    extra = extra_of(archive);
-  } catch (const std::exception& error) {
-    failure = failure_text(error);
+    its_extra = extra_of(archive);
+    const auto named = named_buffers(module);
+    buffers.insert(named.begin(), named.end());
+    archive.read("ranks", value);
+    const auto states = value.toTensorVector();
+    if (states.size() == static_cast<std::size_t>(set.size())) mine = unpack(text_of(states[static_cast<std::size_t>(set.rank())]), named);
+    for (const auto& name : mine.names)
+      if (!buffers.contains(name)) throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
+    memory = memory_of_rank(optimizer);
+  } catch (...) {
+    failure = failure_of_current_exception();
   }
   agree(failure);
+  detail::OptimizerLoad of_optimizer(optimizer);
   try {
-    InputArchive of_optimizer;
-    archive.read("optimizer", of_optimizer);
-    load_optimizer(optimizer, of_optimizer, options_.load_options);
-    for (auto& [to, from] : tensors) to.copy_(from);
-    c10::IValue ranks;
-    archive.read("ranks", ranks);
-    const auto states = ranks.toTensorVector();
-    const bool as_many = states.size() == static_cast<std::size_t>(options_.process_set.size());
-    const OfRank mine = as_many ? unpack(text_of(states[static_cast<std::size_t>(options_.process_set.rank())])) : OfRank();
+    InputArchive own, parts;
+    archive.read("optimizer", own);
+    const bool in_parts = archive.try_read("optimizer_parts", parts) && !parts.keys().empty();
+    of_optimizer.load(own, in_parts ? &parts : nullptr, options_.load_options);
+  } catch (...) {
+    failure = formatted("the state of its optimizer does not fit the one here: {}", detail::words_of_current_exception());
+  }
+  try {
+    agree(failure);
+  } catch (...) {
+    of_optimizer.undo();
+    throw;
+  }
+  try {
+    for (auto& item : found) item.tensor.copy_(item.stored);
     auto all = generators(device);
     for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
-    auto memory = memory_of_rank(optimizer);
-    const auto fits = [&] {
-      if (memory.size() != mine.memory.size()) return false;
-      for (std::size_t i = 0; i < memory.size(); ++i)
-        if (memory[i].sizes() != mine.memory[i].sizes() || memory[i].scalar_type() != mine.memory[i].scalar_type()) return false;
-      return true;
-    };
-    const bool known = fits();
-    for (std::size_t i = 0; i < memory.size() && known; ++i) memory[i].copy_(mine.memory[i]);
-    auto buffers = module.buffers();
-    for (std::size_t i = 0; i < mine.places.size(); ++i) buffers.at(static_cast<std::size_t>(mine.places[i])).copy_(mine.buffers[i]);
-  } catch (const std::exception& error) {
-    failure = failure_text(error);
+    if (fits(memory, mine.memory))
+      for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
+    for (std::size_t i = 0; i < mine.names.size(); ++i) buffers.at(mine.names[i]).copy_(mine.buffers[i]);
+  } catch (...) {
+    failure = failure_of_current_exception();
   }
   agree(failure);
+  extra = std::move(its_extra);
   return step;
 }
 
@@ -328,8 +399,8 @@ Checkpoint::Extra Checkpoint::read_extra() const {
       check_format(archive);
       extra = extra_of(archive);
     }
-  } catch (const std::exception& error) {
-    failure = failure_text(error);
+  } catch (...) {
+    failure = failure_of_current_exception();
   }
   agree(failure);
   const int root = options_.process_set.ranks().front();

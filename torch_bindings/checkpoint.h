@@ -1,12 +1,16 @@
 #pragma once
-/// Room card: the state of a training run in a file, written by one rank, whole or not at all: into a new file beside the old one, fsync,
-/// rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
+/// The state of a training run in a file, written by one rank, whole or not at all: into a new file beside the old one, fsync, rename,
+/// fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
 /// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of
 /// ranks that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the
 /// same bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks
-/// begins anew.
-/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails;
-/// Mismatch on all ranks if what they save differs.
+/// begins anew. The rank that writes needs memory for what belongs to single ranks.
+/// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
+/// has as many parameters, and a file of an untied model into a tied one if the values are equal.
+/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails, with
+/// that rank's reason, the old file and the program's state as they were; Mismatch on all ranks if what they save differs.
+/// Refused by `save`: ranks of which only some shard their optimizer, or have other buffers; an optimizer of the user's own with a state
+/// that nothing can write. By `load`: a file that does not fit.
 /// Owns nothing that stays open.
 
 #include <torch/nn/module.h>
@@ -29,7 +33,8 @@ struct CheckpointError : Error {
 };
 
 struct CheckpointOptions {
-  /// Files that stay: `path` is the newest, `path`.1 the one before, and so on. At least 1.
+  /// Files that stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two Checkpoints
+  /// in a folder do not meet unless one's path is another's `path`.N.
   int keep_last = 1;
   /// Whether `load` sets the optimizer's options (learning rate, betas...) to those in the file, or leaves the program's.
   bool load_options = true;
@@ -40,6 +45,7 @@ struct CheckpointOptions {
   bool average_buffers = false;
   /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
   /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).
+  /// If it throws on any rank, `save` and `load` throw CheckpointError on all, with its words.
   std::function<std::vector<at::Tensor>()> of_rank;
   ProcessSet process_set;
 };
@@ -56,9 +62,13 @@ class Checkpoint {
   explicit Checkpoint(std::string path, CheckpointOptions options = {});
 
   /// Parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's are
-  /// written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does.
+  /// written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if only
+  /// some ranks shard the optimizer. An optimizer of the user's own is saved by its `save`, and by the `serialize` of its options and
+  /// states, its learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
-  /// Fills both, in place, on all ranks, and returns the step. Nothing is changed unless the whole module fits the file.
+  /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so that those of the others, on disks of
+  /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all. The state of an optimizer
+  /// that overrides neither `save` nor `load` can be read only where it has a state already, of which LibTorch can make copies.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const;
   template <class Module>
@@ -84,9 +94,9 @@ class Checkpoint {
  private:
   [[nodiscard]] std::string read_file() const;
   void agree(const std::string& failure) const;
-  void check_buffers(const torch::nn::Module& module) const;
+  void tell(const std::vector<std::string>& failures) const;
+  void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, const std::string& failure) const;
   [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer) const;
-  [[nodiscard]] std::string failure_text(const std::exception& error) const;
 
   std::string path_;
   CheckpointOptions options_;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/log.h"
 #include "hvd/text.h"
 #include "torch_bindings/sync_batch_norm.h"
 
@@ -197,12 +198,53 @@ void detail::convert_sync_batchnorm(Module& module, const ProcessSet& process_se
   }
   conversion.plan_children(module, "");
   conversion.run();
+  const auto report = sync_batchnorm_report(module);
+  if (!report.local.empty() && process_set.rank() <= 0)
+    log(LogLevel::Warning, "convert_sync_batchnorm: {} of {} layers are no BatchNorm of LibTorch and stay local to each rank: {}",
+        report.local.size(), report.local.size() + report.synchronized.size(), joined(report.local, ", "));
 }
 
 bool is_sync_batchnorm(const Module& layer) {
   if (dynamic_cast<const SyncBatchNormImpl*>(&layer) != nullptr) return true;
   const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
   return found && found->mark.defined() && Converted::all().contains(found->mark);
+}
+
+namespace {
+
+/// Keeps running statistics, as TorchScript's batch norm and a user's own do, and LibTorch's instance norm too.
+bool is_like_batch_norm(const Module& layer) {
+  if (dynamic_cast<const torch::nn::InstanceNorm1dImpl*>(&layer) != nullptr ||
+      dynamic_cast<const torch::nn::InstanceNorm2dImpl*>(&layer) != nullptr ||
+      dynamic_cast<const torch::nn::InstanceNorm3dImpl*>(&layer) != nullptr)
+    return false;
+  const auto buffers = layer.named_buffers(/*recurse=*/false);
+  return buffers.contains("running_mean") && buffers.contains("running_var");
+}
+
+void report_on(const Module& layer, const std::string& name, SyncBatchNormReport& report) {
+  const auto alias = std::shared_ptr<Module>(std::shared_ptr<Module>(), const_cast<Module*>(&layer));
+  if (is_sync_batchnorm(layer)) {
+    report.synchronized.push_back(name);
+  } else if (as_batch_norm(alias) || is_like_batch_norm(layer)) {
+    report.local.push_back(name);
+  }
+}
+
+}  // namespace
+
+SyncBatchNormReport sync_batchnorm_report(const Module& module) {
+  SyncBatchNormReport report;
+  report_on(module, module.name(), report);
+  const auto visit = [&report](const auto& self, const Module& parent, const std::string& path) -> void {
+    for (const auto& child : parent.named_children()) {
+      const std::string name = path.empty() ? child.key() : path + "." + child.key();
+      report_on(*child.value(), name, report);
+      self(self, *child.value(), name);
+    }
+  };
+  visit(visit, module, "");
+  return report;
 }
 
 }  // namespace hvd

@@ -2,92 +2,231 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
+#include "hvd/log.h"
+#include "hvd/text.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
-#include "torch_bindings/optimizer.h"
+#include "torch_bindings/optimizer_state.h"
+#include "torch_bindings/tensors.h"
 
 namespace hvd {
 
+namespace {
+
+/// A tensor with all the names that it has (tied weights have several), and where it is among the devices of this rank.
+struct Item {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+  std::string device;
+  [[nodiscard]] std::string name() const { return joined(names, ", "); }
+};
+
+/// In the order of their names, each tensor once. Throws InvalidArgument for a name that is there twice.
+std::vector<Item> in_order(const NamedTensors& tensors) {
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& [name, tensor] : tensors)
+    if (!by_name.emplace(name, tensor).second)
+      throw InvalidArgument(formatted("broadcast_parameters: the name '{}' is given twice; the ranks' tensors go by their names", name));
+  std::vector<Item> items;
+  std::unordered_map<const void*, std::size_t> known;
+  std::vector<std::string> devices;  // "cpu", "cuda:0"
+  for (const auto& [name, tensor] : by_name) {
+    if (tensor.defined()) {
+      const auto [place, first] = known.emplace(tensor.unsafeGetTensorImpl(), items.size());
+      if (!first) {
+        items[place->second].names.push_back(name);
+        continue;
+      }
+      if (tensor.layout() != at::kStrided || tensor.is_quantized())
+        throw InvalidArgument(formatted("broadcast_parameters: '{}' is {}; only dense tensors can be broadcast", name,
+                                        tensor.is_quantized() ? "quantized" : "sparse"));
+    }
+    items.push_back({{name}, tensor, {}});
+    if (!tensor.defined()) continue;
+    const std::string device = tensor.device().str(), kind = device.substr(0, device.find(':'));
+    auto found = std::find(devices.begin(), devices.end(), device);
+    if (found == devices.end()) found = devices.insert(devices.end(), device);
+    const auto before = std::count_if(devices.begin(), found, [&](const auto& other) { return other.starts_with(kind); });
+    items.back().device = before == 0 ? kind : formatted("{}.{}", kind, before);
+  }
+  return items;
+}
+
+/// What travels for a tensor, and shares its memory: of an expanded one the elements that there are, and bits as integers for a type that
+/// no collective has (unsigned 16 to 64 bits, float8...).
+at::Tensor carried(const at::Tensor& tensor) {
+  at::Tensor part = tensor.detach();
+  for (std::int64_t dim = 0; dim < part.dim(); ++dim)
+    if (part.stride(dim) == 0 && part.size(dim) > 1) part = part.narrow(dim, 0, 1);
+  try {
+    detail::data_type_of(part, "");
+    return part;
+  } catch (const InvalidArgument&) {
+    switch (part.element_size()) {
+      case 1:
+        return part.view(at::kByte);
+      case 2:
+        return part.view(at::kShort);
+      case 4:
+        return part.view(at::kInt);
+      case 8:
+        return part.view(at::kLong);
+      default:
+        throw;
+    }
+  }
+}
+
+}  // namespace
+
 void broadcast_parameters(const NamedTensors& tensors, int root_rank, const ProcessSet& process_set) {
-  // One group per device: all or nothing, and one message of what differs if the models do.
+  detail::check_root("broadcast_parameters", root_rank, process_set);
+  const auto items = in_order(tensors);
+  detail::Statements statements{{"the root", formatted("rank {}", root_rank)}};
+  for (const auto& item : items) {
+    const bool plain = item.device.empty() || item.device.find('.') == std::string::npos;
+    statements.emplace_back(formatted("tensor '{}'", item.name()),
+                            detail::describe(item.tensor) + (plain ? "" : formatted(" ({})", item.device)));
+  }
+  detail::agree_on("broadcast_parameters", statements, process_set);
+  // One group per device: all or nothing.
   struct Group {
     std::vector<at::Tensor> tensors;
     std::vector<std::string> names;
   };
   std::map<std::string, Group> by_device;
-  for (const auto& [name, tensor] : tensors) {
-    if (!tensor.defined()) continue;
-    Group& group = by_device[tensor.device().str()];
-    group.tensors.push_back(tensor);
-    group.names.push_back(name);
+  for (const auto& item : items) {
+    if (!item.tensor.defined()) continue;
+    Group& group = by_device[item.device];
+    group.tensors.push_back(carried(item.tensor));
+    group.names.push_back(item.name());
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [device, group] : by_device)
-    handles.push_back(detail::grouped_broadcast_async_(
-        std::move(group.tensors), std::move(group.names),
-        {.name = "broadcast_parameters." + device.substr(0, device.find(':')), .root_rank = root_rank, .process_set = process_set}));
+    handles.push_back(
+        detail::grouped_broadcast_async_(std::move(group.tensors), std::move(group.names),
+                                         {.name = "broadcast_parameters." + device, .root_rank = root_rank, .process_set = process_set}));
   for (const auto& handle : handles) handle.wait();
 }
 
 void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {
   NamedTensors tensors;
-  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  const auto parameters = module.named_parameters();
+  for (const auto& item : parameters) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers())
+    tensors.emplace_back(parameters.contains(item.key()) ? "buffer " + item.key() : item.key(), item.value());
   broadcast_parameters(tensors, root_rank, process_set);
 }
 
+namespace {
+
+constexpr const char* kOfState = "broadcast_optimizer_state";
+
+/// The root's optimizer as an archive, or why there is none.
+std::pair<std::string, std::string> state_text(torch::optim::Optimizer& optimizer, bool root, bool alone) {
+  using torch::serialize::OutputArchive;
+  try {
+    OutputArchive archive, own(archive.compilation_unit()), parts(archive.compilation_unit());
+    const auto unsaved = detail::save_optimizer(optimizer, own, parts);
+    auto missing = unsaved.states;
+    missing.insert(missing.end(), unsaved.options.begin(), unsaved.options.end());
+    if (!unsaved.own && !missing.empty() && !alone)
+      return {"", formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(missing, ", "))};
+    if (root && !alone && !unsaved.own && !unsaved.rates.empty())
+      log(LogLevel::Warning, "{}: of the options {} nothing but the learning rate is sent, as they do not override serialize", kOfState,
+          joined(unsaved.rates, ", "));
+    archive.write("own", own);
+    archive.write("parts", parts);
+    std::ostringstream out;
+    archive.save_to(out);
+    return {out.str(), ""};
+  } catch (const InvalidArgument& error) {
+    return {"", error.what()};
+  } catch (const Error&) {
+    throw;  // of a collective: on all ranks
+  } catch (...) {
+    return {"", detail::words_of_current_exception()};
+  }
+}
+
+}  // namespace
+
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set) {
-  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  const bool sharded = distributed != nullptr && distributed->is_sharded();
-  torch::optim::Optimizer& target = distributed != nullptr && !sharded ? distributed->wrapped() : optimizer;
-  std::pair<std::string, std::string> sent;  // the state, or why there is none
-  if (rank() == root_rank || sharded) {      // the state of a sharded optimizer is on all ranks, which put it together
+  using torch::serialize::InputArchive;
+  const at::NoGradGuard no_gradient;
+  detail::check_root(kOfState, root_rank, process_set);
+  auto outline = detail::outline_of(optimizer);
+  outline.emplace_back("the root", formatted("rank {}", root_rank));
+  detail::agree_on(kOfState, outline, process_set);
+  const bool root = rank() == root_rank;
+  std::pair<std::string, std::string> sent;
+  // The state of a sharded optimizer is on all ranks, which put it together.
+  if (root || detail::is_sharded(optimizer)) sent = state_text(optimizer, root, process_set.size() == 1);
+  const auto [state, failure] = broadcast_object(sent, root_rank, process_set);
+  if (!failure.empty()) throw InvalidArgument(formatted("{}: the root's optimizer cannot be saved: {}", kOfState, failure));
+  detail::OptimizerLoad load(optimizer);
+  std::string refusal;
+  if (!root) {
     try {
-      detail::drop_scratch(target);
-      std::ostringstream out;
-      torch::save(target, out);
-      sent.first = out.str();
-    } catch (const c10::Error& error) {
-      sent.second = error.what_without_backtrace();
-    } catch (const InvalidArgument& error) {
-      sent.second = error.what();
+      const auto& groups = optimizer.param_groups();
+      const bool empty = groups.empty() || groups.front().params().empty();
+      std::istringstream in(state);
+      InputArchive archive, own, parts;
+      archive.load_from(in, empty ? at::Device(at::kCPU) : groups.front().params().front().device());
+      archive.read("own", own);
+      archive.read("parts", parts);
+      load.load(own, parts.keys().empty() ? nullptr : &parts, /*with_options=*/true);
+    } catch (const std::exception&) {
+      refusal = detail::words_of_current_exception();
     }
   }
-  const auto [state, failure] = broadcast_object(sent, root_rank, process_set);
-  if (!failure.empty()) throw InvalidArgument("broadcast_optimizer_state: the root's optimizer cannot be saved: " + failure);
-  if (rank() == root_rank) return;
-  std::istringstream in(state);
-  if (!sharded) target.state().clear();
-  torch::load(target, in);
+  const auto refusals = detail::allgather_text(refusal, process_set);
+  const auto refused = std::find_if(refusals.begin(), refusals.end(), [](const auto& words) { return !words.empty(); });
+  if (refused == refusals.end()) return;
+  load.undo();
+  throw InvalidArgument(formatted("{}: rank {} cannot load the state of rank {}: {}", kOfState,
+                                  process_set.ranks()[static_cast<std::size_t>(refused - refusals.begin())], root_rank, *refused));
 }
 
 namespace detail {
 
-std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set) {
-  at::Tensor size = torch::full({1}, static_cast<std::int64_t>(text.size()), torch::kInt64);
+std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set, const std::string& failure) {
+  if (!failure.empty()) text = failure;
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  at::Tensor size = torch::full({1}, failure.empty() ? bytes : -bytes, torch::kInt64);
   broadcast_(size, {.root_rank = root_rank, .process_set = process_set});
-  text.resize(static_cast<std::size_t>(size.item<std::int64_t>()));
+  const auto told = size.item<std::int64_t>();
+  text.resize(static_cast<std::size_t>(std::abs(told)));
   if (!text.empty())
     broadcast_(torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, torch::kUInt8),
                {.root_rank = root_rank, .process_set = process_set});
+  if (told < 0) throw InvalidArgument(formatted("broadcast_object: rank {} cannot write its object: {}", root_rank, text));
   return text;
 }
 
-std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set) {
-  const auto bytes = static_cast<std::int64_t>(text.size());
-  const at::Tensor sizes = allgather(torch::full({1}, bytes, torch::kInt64), {.process_set = process_set});
+std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set, const std::string& failure) {
+  const std::string& sent = failure.empty() ? text : failure;
+  const auto bytes = static_cast<std::int64_t>(sent.size());
+  const at::Tensor sizes = allgather(torch::full({1}, failure.empty() ? bytes : -bytes, torch::kInt64), {.process_set = process_set});
   at::Tensor mine = torch::empty({bytes}, torch::kUInt8);
-  if (bytes > 0) std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
+  if (bytes > 0) std::memcpy(mine.mutable_data_ptr(), sent.data(), sent.size());
   const at::Tensor all = allgather(mine, {.process_set = process_set});
   const auto* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::int64_t i = 0; i < sizes.size(0); ++i) {
-    const auto size = static_cast<std::size_t>(sizes[i].item<std::int64_t>());
-    texts.emplace_back(from, size);
-    from += size;
+    const auto told = sizes[i].item<std::int64_t>();
+    texts.emplace_back(from, static_cast<std::size_t>(std::abs(told)));
+    if (told < 0)
+      throw InvalidArgument(formatted("allgather_object: rank {} cannot write its object: {}",
+                                      process_set.ranks()[static_cast<std::size_t>(i)], texts.back()));
+    from += told;
   }
   return texts;
 }

@@ -1,6 +1,8 @@
 #pragma once
-/// Room card: the same start on all ranks: parameters, optimizer state, any object. All functions are collective over the process
-/// set. Errors: Mismatch where the ranks' models differ, naming what each sent; InvalidArgument for a bad root.
+/// The same start on all ranks: parameters, optimizer state, any object. All functions are collective over the process set.
+/// Refused: tensors whose names, shapes or types differ between ranks, and optimizers whose groups do (Mismatch, on all ranks, naming what
+/// each has); a name given twice, a bad root (InvalidArgument, at the call, on that rank); an optimizer whose state cannot travel
+/// (InvalidArgument, on all ranks, before any has changed).
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -17,14 +19,19 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/agreement.h"
 
 namespace hvd {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Parameters and buffers of the root's module, on every rank, in place.
+/// Makes parameters and buffers those of the root's module, on every rank, in place. They go by their names, as those of a list do.
 void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set = {});
-/// In place; undefined tensors are passed over and must be so on all ranks.
+/// Makes the tensors the root's, in place. They go by their names: ranks may list them in another order. A tensor that is there under
+/// several names (tied weights) is sent once, and must have the same names on all ranks. Undefined tensors are passed over and must be so
+/// on all ranks. Throws Mismatch on all ranks, before anything is changed, if names, shapes, types or kinds of device differ, also where a
+/// rank's list is empty; InvalidArgument, on that rank, for a name that is there twice. Beside one broadcast it costs an allgather of 16
+/// bytes.
 void broadcast_parameters(const NamedTensors& tensors, int root_rank, const ProcessSet& process_set = {});
 /// What `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
 template <class Name>
@@ -36,14 +43,19 @@ void broadcast_parameters(const torch::nn::ModuleHolder<Module>& module, int roo
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 
-/// State (momenta, step counters...) and param-group options (learning rate, betas...) of the root's optimizer, bit for bit, on every
-/// rank. The parameters are not touched, and `step()` is not called. The optimizer must support torch::save and torch::load.
+/// Makes state (momenta, step counters...) and param-group options (learning rate, betas...) those of the root's optimizer, bit for bit, on
+/// every rank. The parameters are not touched, and `step()` is not called. An optimizer of the user's own travels by its `save` and `load`;
+/// what these do not bring, also if it overrides neither, by the `serialize` of its options and states, and the learning rate by get_lr
+/// and set_lr (options that override no more than these: a warning says that the rest of them is not sent). Throws Mismatch on all ranks
+/// if groups or parameters differ, or if only some shard; InvalidArgument on all ranks, with the state as it was, where LibTorch gives no
+/// way: neither of these is overridden, or a rank whose optimizer has no state has none to copy.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set = {});
 
 namespace detail {
 
-std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set);
-std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set);
+/// Return the root's text, all ranks' texts. With a `failure` instead of a text, all ranks throw InvalidArgument that has its words.
+std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set, const std::string& failure = {});
+std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set, const std::string& failure = {});
 
 /// vector, deque, list, set, map and their kin.
 template <class T>
@@ -92,6 +104,19 @@ void write_object(std::ostream& out, const T& object) {
     std::ostringstream inner;
     torch::save(object, inner);
     write_object(out, inner.str());
+  }
+}
+
+/// Returns what write_object writes; if it throws, nothing, and why.
+template <class T>
+std::string written(const T& object, std::string& failure) {
+  try {
+    std::ostringstream out;
+    write_object(out, object);
+    return out.str();
+  } catch (...) {
+    failure = words_of_current_exception();
+    return {};
   }
 }
 
@@ -145,24 +170,25 @@ T receiver(const T& object) {
 }  // namespace detail
 
 /// The root's object on every rank. `T`: what torch::save and torch::load can carry (a module is filled in place), trivially copyable
-/// types, and std::string, containers, pair, tuple, array and optional of these.
+/// types, and std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all ranks if the root cannot
+/// write its object, with the reason.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
-  std::ostringstream out;
-  if (rank() == root_rank) detail::write_object(out, object);
-  std::istringstream in(detail::broadcast_text(out.str(), root_rank, process_set));
+  std::string text, failure;
+  if (rank() == root_rank) text = detail::written(object, failure);
+  std::istringstream in(detail::broadcast_text(std::move(text), root_rank, process_set, failure));
   T received = detail::receiver(object);
   detail::read_object(in, received);
   return received;
 }
 
-/// The objects of all ranks of the set, in rank order, on every rank.
+/// The objects of all ranks of the set, in rank order, on every rank. Throws InvalidArgument on all ranks if any cannot write its object.
 template <class T>
 std::vector<T> allgather_object(const T& object, const ProcessSet& process_set = {}) {
-  std::ostringstream out;
-  detail::write_object(out, object);
+  std::string failure;
+  const std::string mine = detail::written(object, failure);
   std::vector<T> objects;
-  for (const auto& text : detail::allgather_text(out.str(), process_set)) {
+  for (const auto& text : detail::allgather_text(mine, process_set, failure)) {
     std::istringstream in(text);
     T received = detail::receiver(object);
     if constexpr (detail::kHoldsModule<T>) received = T(std::dynamic_pointer_cast<typename T::ContainedType>(object->clone()));

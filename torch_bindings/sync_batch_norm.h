@@ -12,7 +12,9 @@
 
 #include <memory>
 #include <ostream>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "hvd/hvd.h"
 
@@ -77,6 +79,8 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process
 ///   still refuses, on that rank, a batch with one value per channel.
 /// Throws InvalidArgument, naming the layer and changing nothing, for one of the second kind that has neither parameters nor running
 /// statistics, as it could not be told from others, and for a module that no shared_ptr owns.
+/// Warns of what has running statistics and is no BatchNorm of LibTorch, TorchScript's layers among it: it stays as it is. To be asked with
+/// sync_batchnorm_report().
 template <class Module>
 requires std::is_base_of_v<torch::nn::Module, Module> std::shared_ptr<Module> convert_sync_batchnorm(std::shared_ptr<Module> module,
                                                                                                      const ProcessSet& process_set = {}) {
@@ -97,5 +101,19 @@ requires std::is_base_of_v<torch::nn::Module, Module> Module& convert_sync_batch
 
 /// Whether `layer` is a SyncBatchNorm or a converted layer.
 bool is_sync_batchnorm(const torch::nn::Module& layer);
+
+/// The batch norms of a module, by their names in it.
+struct SyncBatchNormReport {
+  std::vector<std::string> synchronized;  ///< SyncBatchNorm, and layers that are converted in place
+  /// BatchNorm that is not converted, and what keeps running statistics without being a BatchNorm or InstanceNorm of LibTorch: a layer of a
+  /// TorchScript module, or of the user's own, that convert_sync_batchnorm() cannot convert.
+  std::vector<std::string> local;
+};
+/// Returns what normalises over all ranks and what over this rank's batch alone; the module itself, if it is one, is called by its type.
+SyncBatchNormReport sync_batchnorm_report(const torch::nn::Module& module);
+template <class Module>
+SyncBatchNormReport sync_batchnorm_report(const torch::nn::ModuleHolder<Module>& module) {
+  return sync_batchnorm_report(static_cast<const torch::nn::Module&>(*module));
+}
 
 }  // namespace hvd

@@ -55,6 +55,16 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, 
   return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions(rate).weight_decay(options.weight_decay));
 }
 
+std::size_t synchronize_batch_norm(Classifier& model) {
+  hvd::convert_sync_batchnorm(model);
+  const auto report = hvd::sync_batchnorm_report(model);
+  if (!report.local.empty()) {
+    throw std::runtime_error("--sync-bn: '" + report.local.front() + "' and, with it, " + std::to_string(report.local.size()) +
+                             " layers with running statistics cannot be converted, as those of TorchScript never can; leave out --sync-bn");
+  }
+  return report.synchronized.size();
+}
+
 Identity identity_of(const Options& options, const Dataset& data) {
   return {{"--model", options.model},
           {"--stem", options.stem == "auto" ? "imagenet" : options.stem},

@@ -22,6 +22,10 @@ std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& da
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, const torch::nn::Module& model);
 
+/// For --sync-bn: batch norm over the batches of all ranks. Returns how many layers there are; refuses a model with layers that cannot be
+/// converted, naming the first.
+std::size_t synchronize_batch_norm(Classifier& model);
+
 /// What a checkpoint of this run can be taken up by.
 Identity identity_of(const Options& options, const Dataset& data);
 

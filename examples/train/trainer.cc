@@ -16,7 +16,7 @@ Trainer::Trainer(const Options& options)
   hvd::broadcast_parameters(*model_, 0);
   hvd::broadcast_optimizer_state(*optimizer_, 0);
   alike([&] {
-    if (options_.sync_bn) hvd::convert_sync_batchnorm(*model_);
+    if (options_.sync_bn && synchronize_batch_norm(*model_) == 0) display_.line("--sync-bn: the model has no batch norm");
     strategy_.emplace(options_, model_, *optimizer_, device_);
   });
   restore();

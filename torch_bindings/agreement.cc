@@ -1,0 +1,135 @@
+#include "torch_bindings/agreement.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "hvd/signature.h"
+#include "hvd/text.h"
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/parameters.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd::detail {
+
+namespace {
+
+/// FNV-1a, and a second one that starts elsewhere and goes another way.
+struct Digest {
+  std::uint64_t a = 0xcbf29ce484222325, b = 0x9e3779b97f4a7c15;
+  void add(std::string_view text) {
+    for (const char letter : text) add(static_cast<unsigned char>(letter));
+    add(256);  // between two texts
+  }
+  void add(std::uint64_t value) {
+    a = (a ^ value) * 0x100000001b3;
+    b = ((b << 7 | b >> 57) + value) * 0xff51afd7ed558ccd;
+  }
+};
+
+/// Throws. `all`: of each rank, in rank order.
+[[noreturn]] void tell_differences(std::string_view what, const std::vector<Statements>& all, const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 3;
+  std::vector<std::map<std::string, std::string>> by_name;
+  for (const auto& statements : all) by_name.emplace_back(statements.begin(), statements.end());
+  std::vector<std::string> said(all.size());
+  std::set<std::string> seen;
+  std::size_t differences = 0;
+  for (const auto& statements : all) {  // in the order of the first rank that has the name
+    for (const auto& [name, unused] : statements) {
+      if (!seen.insert(name).second) continue;
+      std::vector<std::string> of_this;
+      for (const auto& known : by_name) {
+        const auto found = known.find(name);
+        of_this.push_back(found == known.end() ? formatted("no {}", name) : formatted("{} is {}", name, found->second));
+      }
+      if (std::all_of(of_this.begin(), of_this.end(), [&](const auto& words) { return words == of_this.front(); })) continue;
+      if (++differences > kShown) continue;
+      for (std::size_t i = 0; i < said.size(); ++i) said[i] += (said[i].empty() ? "" : ", ") + of_this[i];
+    }
+  }
+  const std::string more = differences > kShown ? formatted(" (and {} more differ)", differences - kShown) : "";
+  throw Mismatch(formatted("{}: the ranks differ: {}{}", what, grouped_by_rank(ranks, said), more));
+}
+
+}  // namespace
+
+void check_root(std::string_view what, int root_rank, const ProcessSet& process_set) {
+  const auto ranks = process_set.ranks();
+  if (std::find(ranks.begin(), ranks.end(), root_rank) == ranks.end())
+    throw InvalidArgument(
+        formatted("{}: root rank {} is not in process set {} (ranks {})", what, root_rank, process_set.id(), rank_list(ranks)));
+}
+
+void agree_on(std::string_view what, const Statements& statements, const ProcessSet& process_set) {
+  if (process_set.size() == 1 && process_set.included()) return;
+  Statements sorted = statements;
+  std::sort(sorted.begin(), sorted.end());
+  Digest digest;
+  for (const auto& [name, value] : sorted) {
+    digest.add(name);
+    digest.add(value);
+  }
+  const at::Tensor mine = torch::tensor({static_cast<std::int64_t>(digest.a), static_cast<std::int64_t>(digest.b)}, torch::kInt64);
+  const at::Tensor all = allgather(mine.reshape({1, 2}), {.name = formatted("{}.agreement", what), .process_set = process_set});
+  if (all.eq(all[0]).all().item<bool>()) return;
+  tell_differences(what, allgather_object(statements, process_set), process_set.ranks());
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  std::string text;
+  try {
+    text = name_of(data_type_of(tensor, ""));
+  } catch (const InvalidArgument&) {
+    text = at::toString(tensor.scalar_type());
+  }
+  text += " " + to_string(tensor.sizes().vec());
+  if (tensor.layout() != at::kStrided) text += formatted(" ({})", tensor.is_sparse() ? "sparse" : "not strided");
+  if (!tensor.is_cpu()) text += " on " + c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
+  return text;
+}
+
+std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& process_set) {
+  // In rows, as numbers of rows travel as int32. The first 8 bytes are the length.
+  constexpr std::int64_t kRow = 64;
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  const std::int64_t rows = (bytes + 8 + kRow - 1) / kRow;
+  const at::Tensor mine = torch::zeros({rows, kRow}, torch::kUInt8);
+  auto* const to = static_cast<char*>(mine.mutable_data_ptr());
+  std::memcpy(to, &bytes, sizeof bytes);
+  std::memcpy(to + 8, text.data(), text.size());
+  const at::Tensor splits = torch::zeros({process_set.size()}, torch::kInt64);
+  splits[0] = rows;
+  const auto [all, received] = alltoall(mine, {.splits = splits, .process_set = process_set});
+  std::vector<at::Tensor> texts;
+  if (process_set.rank() != 0) return texts;
+  std::int64_t first = 0;
+  for (std::int64_t i = 0; i < received.size(0); ++i) {
+    const auto count = received[i].item<std::int64_t>();
+    const at::Tensor part = all.narrow(0, first, count).view({-1});
+    std::int64_t length = 0;
+    std::memcpy(&length, part.const_data_ptr(), sizeof length);
+    texts.push_back(part.narrow(0, 8, length));
+    first += count;
+  }
+  return texts;
+}
+
+std::string words_of_current_exception() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    const std::string words = error.what_without_backtrace();
+    return words.substr(0, words.find('\n'));
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace hvd::detail

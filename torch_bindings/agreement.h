@@ -1,0 +1,36 @@
+#pragma once
+/// What has to be the same on all ranks before they exchange it: found out by one small allgather, and said in words, on all ranks, where
+/// it is not. One thread at a time; all functions but check_root are collective over the process set. Errors: Mismatch on all ranks;
+/// InvalidArgument at the call for a bad root.
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd::detail {
+
+/// Throws InvalidArgument unless `root_rank` is a rank of the set. Sends nothing.
+void check_root(std::string_view what, int root_rank, const ProcessSet& process_set);
+
+/// Things by name, and what a rank says of them: {"tensor 'weight'", "float32 [3, 2]"}. No name twice.
+using Statements = std::vector<std::pair<std::string, std::string>>;
+
+/// Returns if all ranks say the same of the same names, in whatever order: 16 bytes per rank travel, however many names there are. Throws
+/// Mismatch otherwise, on all ranks, saying which ranks say what of the first names that differ, or lack them.
+void agree_on(std::string_view what, const Statements& statements, const ProcessSet& process_set);
+
+/// What is said of a tensor: "float32 [3, 2]", and where it is unless that is the CPU.
+std::string describe(const at::Tensor& tensor);
+
+/// Returns the texts of all ranks, in rank order, as tensors of bytes on the set's first rank, and nothing on the others.
+std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& process_set);
+
+/// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call inside a `catch`.
+std::string words_of_current_exception();
+
+}  // namespace hvd::detail

@@ -1,0 +1,392 @@
+#include "torch_bindings/optimizer_state.h"
+
+#include <c10/util/Type.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <typeinfo>
+#include <utility>
+
+#include "hvd/text.h"
+#include "torch_bindings/optimizer.h"
+
+namespace hvd::detail {
+
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamGroup;
+using torch::optim::OptimizerParamState;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+template <class T>
+std::string type_of(const T& object) {
+  return c10::demangle(typeid(object).name());
+}
+
+/// LibTorch's own, whose `save` and `load` are known to carry everything; not what a user derives from them.
+bool is_of_libtorch(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  const auto& type = typeid(optimizer);
+  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) || type == typeid(RMSprop) || type == typeid(Adagrad) ||
+         type == typeid(LBFGS);
+}
+
+/// While it lives, the optimizer's groups have each parameter once. LibTorch's `load` gives a parameter that stands twice a null state.
+class EachOnce {
+ public:
+  explicit EachOnce(Optimizer& optimizer) : optimizer_(optimizer) {
+    std::set<const void*> seen;
+    for (auto& group : optimizer.param_groups()) {
+      all_.push_back(group.params());
+      std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
+    }
+  }
+  ~EachOnce() {
+    for (std::size_t i = 0; i < all_.size(); ++i) optimizer_.param_groups()[i].params() = std::move(all_[i]);
+  }
+  EachOnce(const EachOnce&) = delete;
+  EachOnce& operator=(const EachOnce&) = delete;
+
+ private:
+  Optimizer& optimizer_;
+  std::vector<std::vector<at::Tensor>> all_;
+};
+
+std::string state_key(std::size_t group, std::size_t place) { return formatted("state/{}/{}", group, place); }
+std::string opaque_key(std::size_t group, std::size_t place) { return formatted("opaque/{}/{}", group, place); }
+std::string group_key(std::size_t group) { return formatted("group/{}", group); }
+
+/// Calls `visit(key, group, place)` for every parameter, once.
+void for_each_parameter(Optimizer& optimizer, const std::function<void(void*, std::size_t, std::size_t)>& visit) {
+  const EachOnce each_once(optimizer);
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
+    for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
+      visit(optimizer.param_groups()[g].params()[p].unsafeGetTensorImpl(), g, p);
+}
+
+std::optional<double> rate_of(const OptimizerOptions& options) {
+  try {
+    return options.get_lr();
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
+void add_once(std::vector<std::string>& texts, std::string text) {
+  if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
+}
+
+void write_options(const OptimizerParamGroup& group, OutputArchive& archive, UnsavedParts& unsaved) {
+  const OptimizerOptions& options = group.options();
+  const auto rate = rate_of(options);
+  if (rate) archive.write("lr", c10::IValue(*rate));
+  try {
+    OutputArchive whole(archive.compilation_unit());
+    options.serialize(whole);
+    archive.write("options", whole);
+  } catch (const c10::Error&) {
+    if (rate) {
+      add_once(unsaved.rates, type_of(options));
+    } else {
+      add_once(unsaved.options, formatted("its options {} override neither serialize nor get_lr and set_lr", type_of(options)));
+    }
+  }
+}
+
+UnsavedParts write_parts(Optimizer& optimizer, OutputArchive& archive) {
+  UnsavedParts unsaved;
+  unsaved.type = type_of(optimizer);
+  archive.write("groups", c10::IValue(static_cast<std::int64_t>(optimizer.param_groups().size())));
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    OutputArchive group(archive.compilation_unit());
+    write_options(optimizer.param_groups()[g], group, unsaved);
+    archive.write(group_key(g), group);
+  }
+  std::size_t found = 0;
+  for_each_parameter(optimizer, [&](void* key, std::size_t g, std::size_t p) {
+    const auto state = optimizer.state().find(key);
+    if (state == optimizer.state().end()) return;
+    ++found;
+    if (!state->second) return;
+    try {
+      OutputArchive whole(archive.compilation_unit());
+      std::as_const(*state->second).serialize(whole);
+      archive.write(state_key(g, p), whole);
+    } catch (const c10::Error&) {
+      archive.write(opaque_key(g, p), c10::IValue(true));
+      add_once(unsaved.states, formatted("its state {} cannot be serialized ({})", type_of(*state->second), words_of_current_exception()));
+    }
+  });
+  if (found != optimizer.state().size()) add_once(unsaved.states, "it has a state that belongs to none of its parameters");
+  return unsaved;
+}
+
+InputArchive as_input(OutputArchive& archive) {
+  std::stringstream text;
+  archive.save_to(text);
+  InputArchive input;
+  input.load_from(text, at::Device(at::kCPU));
+  return input;
+}
+
+bool writes_something(Optimizer& optimizer) {
+  OutputArchive archive;
+  const EachOnce each_once(optimizer);
+  optimizer.save(archive);
+  return !as_input(archive).keys().empty();
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided) return a.layout() == b.layout() && torch::equal(a.to_dense(), b.to_dense());
+  const at::Tensor left = a.detach().cpu().contiguous(), right = b.detach().cpu().contiguous();
+  return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
+}
+
+bool same_value(const c10::IValue& a, const c10::IValue& b) {
+  std::vector<at::Tensor> left, right;
+  if (torch::jit::pickle(a, &left) != torch::jit::pickle(b, &right) || left.size() != right.size()) return false;
+  return std::equal(left.begin(), left.end(), right.begin(), same_bits);
+}
+
+/// Whether both hold the same keys with the same bits.
+bool same_archive(InputArchive& a, InputArchive& b) {
+  auto names = a.keys(), others = b.keys();
+  std::sort(names.begin(), names.end());
+  std::sort(others.begin(), others.end());
+  if (names != others) return false;
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    InputArchive left, right;
+    const bool nested = a.try_read(name, left);
+    if (nested != b.try_read(name, right)) return false;
+    if (nested) return same_archive(left, right);
+    c10::IValue one, other;
+    a.read(name, one);
+    b.read(name, other);
+    return same_value(one, other);
+  });
+}
+
+/// Whether `key` is in neither, or holds the same in both.
+bool same_at(const std::string& key, InputArchive& a, InputArchive& b) {
+  InputArchive left, right;
+  const bool here = a.try_read(key, left), there = b.try_read(key, right);
+  return here == there && (!here || same_archive(left, right));
+}
+
+InputArchive parts_of(Optimizer& optimizer) {
+  OutputArchive archive;
+  write_parts(optimizer, archive);
+  return as_input(archive);
+}
+
+template <class Options>
+bool typed_assign(OptimizerOptions& to, const OptimizerOptions& from) {
+  auto* target = dynamic_cast<Options*>(&to);
+  const auto* source = dynamic_cast<const Options*>(&from);
+  if (target == nullptr || source == nullptr || typeid(to) != typeid(Options)) return false;
+  *target = *source;
+  return true;
+}
+
+/// In place where that can be.
+void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
+  using namespace torch::optim;
+  OptimizerOptions& to = group.options();
+  if (typed_assign<SGDOptions>(to, from) || typed_assign<AdamOptions>(to, from) || typed_assign<AdamWOptions>(to, from) ||
+      typed_assign<RMSpropOptions>(to, from) || typed_assign<AdagradOptions>(to, from) || typed_assign<LBFGSOptions>(to, from))
+    return;
+  try {
+    OutputArchive archive;
+    from.serialize(archive);
+    InputArchive input = as_input(archive);
+    to.serialize(input);
+    if (const auto rate = rate_of(from)) to.set_lr(*rate);
+  } catch (const c10::Error&) {
+    group.set_options(from.clone());
+  }
+}
+
+}  // namespace
+
+bool is_sharded(const Optimizer& optimizer) {
+  const auto* const distributed = dynamic_cast<const DistributedOptimizer*>(&optimizer);
+  return distributed != nullptr && distributed->is_sharded();
+}
+
+Optimizer& holder_of(Optimizer& optimizer) {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  return distributed != nullptr && !distributed->is_sharded() ? distributed->wrapped() : optimizer;
+}
+
+Statements outline_of(Optimizer& optimizer) {
+  Statements outline{{"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
+                     {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
+  const EachOnce each_once(optimizer);
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
+    for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
+      outline.emplace_back(formatted("parameter {} of group {}", p, g), describe(optimizer.param_groups()[g].params()[p]));
+  return outline;
+}
+
+UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts) {
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->param_groups();  // shares changed options
+  if (is_sharded(optimizer)) {
+    optimizer.save(own);
+    return {};
+  }
+  Optimizer& holder = holder_of(optimizer);
+  drop_scratch(holder);
+  {
+    const EachOnce each_once(holder);
+    holder.save(own);
+  }
+  if (is_of_libtorch(holder)) return {};
+  UnsavedParts unsaved = write_parts(holder, parts);
+  if (!unsaved.states.empty() || !unsaved.options.empty() || !unsaved.rates.empty()) unsaved.own = writes_something(holder);
+  return unsaved;
+}
+
+OptimizerLoad::OptimizerLoad(Optimizer& optimizer) : optimizer_(optimizer), holder_(holder_of(optimizer)) {
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->param_groups();  // shares changed options
+  for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
+}
+
+void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options) {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
+  const bool sharded = is_sharded(optimizer_);
+  begun_ = true;
+  before_ = std::exchange(sharded ? distributed->state() : holder_.state(), {});  // what the archive does not have must not stay
+  const bool by_itself = !own.keys().empty();
+  if (!by_itself && (parts == nullptr || sharded))
+    throw InvalidArgument(formatted("there is nothing of the optimizer in it; {} has to override save and load", type_of(holder_)));
+  if (sharded) {
+    optimizer_.load(own);
+  } else if (by_itself) {
+    const EachOnce each_once(holder_);
+    holder_.load(own);
+  }
+  if (parts != nullptr && !sharded) load_parts(*parts, with_options, by_itself);
+  if (!with_options) restore_options();
+  show_options();
+}
+
+void OptimizerLoad::load_parts(InputArchive& parts, bool with_options, bool by_itself) {
+  c10::IValue groups;
+  parts.read("groups", groups);
+  if (groups.toInt() != static_cast<std::int64_t>(holder_.param_groups().size()))
+    throw InvalidArgument(
+        formatted("it is of an optimizer with {} parameter groups, and here are {}", groups.toInt(), holder_.param_groups().size()));
+  InputArchive mine = parts_of(holder_);
+  if (with_options) load_options(parts, mine, by_itself);
+  load_states(parts, mine);
+  mine = parts_of(holder_);
+  for (std::size_t g = 0; g < holder_.param_groups().size() && with_options; ++g)
+    if (!same_at(group_key(g), parts, mine))
+      throw InvalidArgument(
+          formatted("the options {} of group {} do not read what they write", type_of(holder_.param_groups()[g].options()), g));
+  for_each_parameter(holder_, [&](void*, std::size_t g, std::size_t p) {
+    c10::IValue opaque;
+    if (!parts.try_read(opaque_key(g, p), opaque) && !same_at(state_key(g, p), parts, mine))
+      throw InvalidArgument(
+          formatted("the state of parameter {} of group {} is not what was written: the serialize of {}'s state does not read what it "
+                    "writes, or reads it into tensors that several states share; override save and load of the optimizer",
+                    p, g, type_of(holder_)));
+  });
+}
+
+void OptimizerLoad::load_options(InputArchive& parts, InputArchive& mine, bool by_itself) {
+  for (std::size_t g = 0; g < holder_.param_groups().size(); ++g) {
+    InputArchive group, whole;
+    parts.read(group_key(g), group);
+    OptimizerOptions& options = holder_.param_groups()[g].options();
+    if (!by_itself && group.keys().empty())
+      throw InvalidArgument(
+          formatted("there is nothing of the options of group {} in it, as {} overrides neither serialize nor get_lr and set_lr; keep the "
+                    "program's own (load_options = false), or override them",
+                    g, type_of(options)));
+    if (same_at(group_key(g), parts, mine)) continue;
+    c10::IValue rate;
+    if (group.try_read("options", whole)) options.serialize(whole);
+    if (group.try_read("lr", rate)) options.set_lr(rate.toDouble());
+  }
+}
+
+void OptimizerLoad::load_states(InputArchive& parts, InputArchive& mine) {
+  for_each_parameter(holder_, [&](void* key, std::size_t g, std::size_t p) {
+    InputArchive whole;
+    c10::IValue opaque;
+    if (parts.try_read(opaque_key(g, p), opaque)) {  // only its own load can bring it
+      if (holder_.state().find(key) == holder_.state().end())
+        throw InvalidArgument(
+            formatted("the load of {} does not bring back the state of parameter {} of group {}; override it", type_of(holder_), p, g));
+    } else if (!parts.try_read(state_key(g, p), whole)) {
+      holder_.state().erase(key);
+    } else if (!same_at(state_key(g, p), parts, mine)) {
+      auto state = blank_state(key);
+      if (!state)
+        throw InvalidArgument(
+            formatted("{} does not override load, and LibTorch cannot make a state for parameter {} of group {} where the optimizer has no "
+                      "state to copy; override save and load, or let it take a step on every rank before",
+                      type_of(holder_), p, g));
+      state->serialize(whole);
+      holder_.state()[key] = std::move(state);
+    }
+  });
+}
+
+/// A state to read into: a copy of the parameter's own, or of any that there is; null if there is none.
+std::unique_ptr<OptimizerParamState> OptimizerLoad::blank_state(void* key) {
+  for (States* const states : {&holder_.state(), &before_}) {
+    const auto own = states->find(key);
+    if (own == states->end() || !own->second) continue;
+    try {
+      return own->second->clone();
+    } catch (const c10::Error&) {  // it does not override clone
+      return std::move(own->second);
+    }
+  }
+  for (States* const states : {&before_, &holder_.state()}) {
+    for (const auto& [unused, model] : *states) {
+      try {
+        if (model) return model->clone();
+      } catch (const c10::Error&) {
+        continue;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void OptimizerLoad::restore_options() {
+  for (std::size_t i = 0; i < options_.size(); ++i) assign(holder_.param_groups()[i], *options_[i]);
+}
+
+/// The wrapper has copies of the wrapped optimizer's options.
+void OptimizerLoad::show_options() {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
+  if (distributed == nullptr) return;
+  auto& groups = distributed->param_groups();
+  if (&holder_ == &optimizer_ || is_of_libtorch(holder_)) return;
+  for (std::size_t i = 0; i < groups.size(); ++i) assign(groups[i], holder_.param_groups()[i].options());
+}
+
+void OptimizerLoad::undo() {
+  if (!std::exchange(begun_, false)) return;
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
+  (is_sharded(optimizer_) ? distributed->state() : holder_.state()) = std::move(before_);
+  restore_options();
+  show_options();
+}
+
+}  // namespace hvd::detail
