@@ -112,7 +112,7 @@ void load_optimizer(torch::optim::Optimizer& optimizer, InputArchive& archive, b
   for (const auto& group : groups) options.push_back(group.options().clone());
   if (distributed == nullptr || !distributed->is_sharded())  // what the file does not have must not stay
     (distributed != nullptr ? distributed->state() : optimizer.state()).clear();
-  optimizer.load(archive);
+  detail::load_state(optimizer, archive);
   if (with_options) return;
   for (std::size_t i = 0; i < options.size(); ++i) groups[i].set_options(std::move(options[i]));
   if (distributed != nullptr) distributed->param_groups();  // takes them over

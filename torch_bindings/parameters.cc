@@ -61,7 +61,9 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   if (rank() == root_rank) return;
   std::istringstream in(state);
   if (!sharded) target.state().clear();
-  torch::load(target, in);
+  torch::serialize::InputArchive archive;
+  archive.load_from(in);
+  detail::load_state(optimizer, archive);
 }
 
 namespace detail {
