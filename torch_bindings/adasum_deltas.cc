@@ -56,12 +56,10 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
   for (std::size_t i = first; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    if (!at::isFloatingType(parameter.scalar_type()))
-      throw InvalidArgument(formatted("ReduceOp::Adasum combines real floating-point numbers; parameter '{}' is {}", name,
-                                      c10::toString(parameter.scalar_type())));
-    const DataType wire = terms_.compression.wire_type(detail::data_type_of(parameter, name));
+    Slot slot{name, parameter, {}, {}};
+    make_room(slot);
     const std::size_t place = slots_.size();
-    slots_.push_back({name, parameter, parameter.detach().clone(), wire_for(parameter, detail::scalar_type_of(wire))});
+    slots_.push_back(std::move(slot));
     {
       const std::lock_guard lock(passes_->mutex);
       passes_->counts.push_back(0);
@@ -83,14 +81,23 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
 void AdasumDeltas::remember() {
   const at::NoGradGuard no_gradient;
   for (auto& slot : slots_) {
-    if (slot.start.scalar_type() != slot.parameter.scalar_type() || slot.start.device() != slot.parameter.device() ||
-        slot.start.sizes() != slot.parameter.sizes())
-      throw InvalidArgument(
-          formatted("ReduceOp::Adasum: parameter '{}' has another shape, type or device than when its optimizer was wrapped; "
-                    "change the model first and wrap the optimizer then",
-                    slot.name));
-    slot.start.copy_(slot.parameter);
+    const at::Tensor& parameter = slot.parameter;
+    if (slot.start.options().type_equal(parameter.options()) && slot.start.device() == parameter.device() &&
+        slot.start.sizes() == parameter.sizes()) {
+      slot.start.copy_(parameter);
+    } else {  // the model has been moved since
+      make_room(slot);
+    }
   }
+}
+
+void AdasumDeltas::make_room(Slot& slot) const {
+  if (!at::isFloatingType(slot.parameter.scalar_type()))
+    throw InvalidArgument(formatted("ReduceOp::Adasum combines real floating-point numbers; parameter '{}' is {}", slot.name,
+                                    c10::toString(slot.parameter.scalar_type())));
+  const DataType wire = terms_.compression.wire_type(detail::data_type_of(slot.parameter, slot.name));
+  slot.start = slot.parameter.detach().clone();
+  slot.wire = wire_for(slot.parameter, detail::scalar_type_of(wire));
 }
 
 void AdasumDeltas::put_back() {

@@ -52,6 +52,7 @@ class AdasumDeltas {
     at::Tensor start;  ///< the parameter before the step
     at::Tensor wire;   ///< its change
   };
+  void make_room(Slot& slot) const;
   [[nodiscard]] std::shared_ptr<Pending> submit(const std::vector<std::size_t>& slots, std::size_t number);
 
   const Terms terms_;

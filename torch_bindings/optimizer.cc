@@ -171,6 +171,7 @@ void DistributedOptimizer::reconcile() {
       shards_->add(groups_->parameters(), known);
     }
     if (!reducers_.empty()) reducers_.front()->announce(groups_->layout());
+    changed_ = true;
   }
   if (shards_) shards_->check_untouched();
 }
@@ -187,11 +188,16 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     }
     try {
       reducers_[i]->synchronize();
+    } catch (const Mismatch& error) {
+      const std::string hint =
+          changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
+      if (!failure) failure = std::make_exception_ptr(Mismatch(error.what() + hint));
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
   }
   if (failure) std::rethrow_exception(failure);
+  changed_ = false;
 }
 
 void DistributedOptimizer::synchronize() {
@@ -217,7 +223,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
   if (closure) {
     loss = step_with_closure(closure);
   } else {
-    synchronize_once();
+    if (skips_ == 0) reduce(false);
     const Lent lent(shards_.get());
     loss = wrapped_.step();
   }

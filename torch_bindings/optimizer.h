@@ -146,6 +146,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::size_t agreed_ = 0;                   ///< reducers that all ranks are known to have
   std::unique_ptr<AdasumDeltas> deltas_;     ///< null unless Adasum
   std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
+  bool changed_ = false;                     ///< there are other parameters than at the last reduction
   int skips_ = 0;
 };
 

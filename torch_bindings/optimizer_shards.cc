@@ -168,14 +168,15 @@ void OptimizerShards::add(const Named& parameters, std::size_t first) {
   arrange();
 }
 
-void OptimizerShards::check_untouched() const {
-  if (!is_known_) return;
+void OptimizerShards::check_untouched() {
+  if (!is_known_ || states_checked_ == wrapped_.state().size()) return;
   for (const auto& piece : pieces_)
     if (wrapped_.state().count(piece.parameter.unsafeGetTensorImpl()) > 0)
       throw InvalidArgument(formatted(
           "the optimizer was stepped by itself while its state is in shares (it now has a state of its own for parameter '{}'): step "
           "the DistributedOptimizer around it, or call unshard() on all ranks first",
           piece.name));
+  states_checked_ = wrapped_.state().size();
 }
 
 void OptimizerShards::move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const {

@@ -39,7 +39,7 @@ class OptimizerShards {
   /// After the wrapped optimizer's groups have changed: shares out the parameters from place `first` on of all that there are now. Local.
   void add(const Named& parameters, std::size_t first);
   /// Throws InvalidArgument if the wrapped optimizer has been stepped by itself, as its state shows.
-  void check_untouched() const;
+  void check_untouched();
 
   /// While the wrapped optimizer steps, its groups hold this rank's pieces, with their parts of the parameters' gradients, from `lend()` to
   /// `take_back()`; each does nothing where it is so already.
@@ -90,6 +90,7 @@ class OptimizerShards {
   const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
+  std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
   bool lent_ = false;
   bool stepped_ = false;  ///< there has been a step, or a state from before
   bool given_back_ = false;

@@ -167,6 +167,11 @@ TEST_CASE("what happens with Adasum if I clip, add parameters, use a closure, a 
       return loss;
     });
     CHECK(equal_on_all_ranks(net));
+    net.to(kFloat);
+    optimizer.state().clear();  // LibTorch's momentum is of the old type
+    adasum_step(net, optimizer, 4);
+    CHECK((net.hidden->weight.scalar_type() == kFloat));
+    CHECK(equal_on_all_ranks(net));
   }
   const auto all_but_first = [] {
     std::vector<int> ranks;

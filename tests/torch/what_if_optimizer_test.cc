@@ -221,6 +221,55 @@ TEST_CASE("what happens if I add parameters between backward() and step(): that 
   }
 }
 
+TEST_CASE("what happens if I add parameters and compress, or take a group out again: the rest trains as in one process") {
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::topk(1)}) {
+    for (const bool shard : {false, true}) {
+      CAPTURE(shard);
+      Grown net, alone;
+      Adam wrapped(net.first->parameters(), AdamOptions(0.01)), plain(alone.first->parameters(), AdamOptions(0.01));
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression, .shard_optimizer_state = shard});
+      const auto both = [&](int from, int to) {
+        for (int step = from; step < to; ++step) {
+          net.zero_grad();
+          step_together(net, optimizer, step);
+          step_alone(alone, plain, step);
+          CHECK(furthest(net, alone) <= 1e-9);
+          CHECK(equal_on_all_ranks(net));
+        }
+      };
+      optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+      both(0, 3);
+      wrapped.param_groups().pop_back();
+      plain.param_groups().pop_back();
+      both(3, 5);
+      CHECK(optimizer.param_groups().size() == 1);
+      optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      plain.state().erase(alone.second->weight.unsafeGetTensorImpl());  // LibTorch refuses parameters that have a state
+      plain.state().erase(alone.second->bias.unsafeGetTensorImpl());
+      if (shard || compression != hvd::Compression::none()) continue;
+      for (const auto& parameter : net.second->parameters()) wrapped.state().erase(parameter.unsafeGetTensorImpl());
+      plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+      both(5, 7);
+    }
+  }
+}
+
+TEST_CASE("what happens if I scale the loss of tied weights: their gradient is unscaled once") {
+  TiedNet net, alone;
+  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  hvd::GradScaler scaler({.init_scale = 8});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(net.loss(hvd::rank(), step)).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
+}
+
 TEST_CASE("what happens if I add parameters on one rank alone: Mismatch on all, and no parameter has changed") {
   if (hvd::size() == 1) return;
   Grown net;
@@ -234,6 +283,7 @@ TEST_CASE("what happens if I add parameters on one rank alone: Mismatch on all, 
   const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
   INFO(text);
   CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
+  CHECK((contains(text, "do so on all ranks") == last()));
   CHECK(same(net.first->weight.detach(), before));
 }
 

@@ -161,6 +161,19 @@ TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an
   run.optimizer.reset();  // whole parameters have the same owners again
   run.wrap(true);
   run.step();
+  at::Tensor more = torch::ones({5}, kDouble).requires_grad_(), more_alone = torch::ones({5}, kDouble).requires_grad_();
+  run.optimizer->add_param_group(torch::optim::OptimizerParamGroup({more}));
+  run.plain->add_param_group(torch::optim::OptimizerParamGroup({more_alone}));
+  for (int step = 0; step < 2; ++step) {
+    run.optimizer->zero_grad();
+    more.mutable_grad() = data({5}, kDouble, hvd::rank(), step);
+    more_alone.mutable_grad() = reduced(all_data({5}, kDouble, everyone(), step), hvd::ReduceOp::Average);
+    run.net.loss(hvd::rank(), run.number).backward();
+    run.optimizer->step();
+    step_alone(run.alone, *run.plain, run.number++);
+    CHECK(same(more.detach(), more_alone.detach()));
+    CHECK(furthest(run.net, run.alone) <= 1e-12);
+  }
 }
 
 TEST_CASE("what happens if I move the parameters or the learning rate while it is sharded: followed") {
