@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "hvd/log.h"
@@ -62,10 +63,11 @@ void GradScaler::check_scaled(const char* what) const {
 at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   const at::NoGradGuard no_gradient;
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_kind;
+  std::set<const void*> seen;  // a group may list a parameter twice (tied weights)
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       if (gradient.scalar_type() == at::kHalf)
         throw InvalidArgument("GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32");
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;

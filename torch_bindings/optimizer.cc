@@ -3,21 +3,22 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "hvd/text.h"
+#include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
+#include "torch_bindings/shared_groups.h"
 
 namespace hvd {
 
 namespace {
 
-using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
 /// The optimizers made so far, by the ranks they are on: those ranks all count alike, whatever the others do.
@@ -26,88 +27,49 @@ int& optimizers_made(const ProcessSet& process_set) {
   return made[process_set.ranks()];
 }
 
+void check_adasum(const DistributedOptimizerOptions& options) {
+  const auto refuse = [](const char* what) {
+    throw InvalidArgument(formatted("ReduceOp::Adasum combines what each rank's own step changes, so it does not go with {}", what));
+  };
+  if (options.shard_optimizer_state) refuse("shard_optimizer_state: no rank steps all parameters then");
+  if (options.gradient_predivide_factor != 1) refuse("gradient_predivide_factor: gradients are not reduced");
+  if (options.compression.needs_memory()) refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
+}
+
 void check(const DistributedOptimizerOptions& options) {
   if (options.backward_passes_per_step < 1)
     throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
-  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
-    throw InvalidArgument(formatted("gradients cannot be reduced by {}: use average or sum", name_of(options.op)));
+  if (options.op == ReduceOp::Adasum) check_adasum(options);
+  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum && options.op != ReduceOp::Adasum)
+    throw InvalidArgument(formatted("gradients cannot be reduced by {}: use average, sum or adasum", name_of(options.op)));
   if (options.gradient_predivide_factor != 1 && options.op != ReduceOp::Average)
     throw InvalidArgument("gradient_predivide_factor goes with ReduceOp::Average only");
   if (!(options.gradient_predivide_factor > 0))
     throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
 }
 
-std::vector<GradientReducer::Named> name_parameters(torch::optim::Optimizer& wrapped,
-                                                    const std::vector<std::pair<std::string, at::Tensor>>& named_parameters) {
-  std::unordered_map<const void*, std::string> names;
-  std::set<std::string> used;
-  for (const auto& [name, parameter] : named_parameters) {
-    if (!used.insert(name).second) throw InvalidArgument(formatted("named_parameters: the name '{}' is given twice", name));
-    names[parameter.unsafeGetTensorImpl()] = name;
+/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded.
+class Lent {
+ public:
+  explicit Lent(OptimizerShards* shards) : shards_(shards) { lend(); }
+  ~Lent() { take_back(); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  void lend() {
+    if (shards_ != nullptr) shards_->lend();
   }
-  std::vector<GradientReducer::Named> parameters;
-  std::set<const void*> seen;
-  for (std::size_t g = 0; g < wrapped.param_groups().size(); ++g) {
-    const auto& group = wrapped.param_groups()[g].params();
-    for (std::size_t p = 0; p < group.size(); ++p) {
-      const void* key = group[p].unsafeGetTensorImpl();
-      const auto name = names.find(key);
-      if (!named_parameters.empty() && name == names.end())
-        throw InvalidArgument(
-            formatted("named_parameters: parameter {} of group {} (shape {}) has no name", p, g, to_string(Shape(group[p].sizes().vec()))));
-      if (!seen.insert(key).second) throw InvalidArgument(formatted("parameter {} of group {} is in the optimizer twice", p, g));
-      parameters.push_back({name == names.end() ? formatted("parameter.{}.{}", g, p) : name->second, group[p]});
-    }
+  void take_back() {
+    if (shards_ != nullptr) shards_->take_back();
   }
-  return parameters;
-}
 
-template <class Options>
-bool typed_equal(const OptimizerOptions& a, const OptimizerOptions& b, bool& known) {
-  const auto* left = dynamic_cast<const Options*>(&a);
-  const auto* right = dynamic_cast<const Options*>(&b);
-  if (left == nullptr || right == nullptr) return false;
-  known = true;
-  return *left == *right;
-}
+ private:
+  OptimizerShards* shards_;
+};
 
-template <class... Options>
-bool any_equal(const OptimizerOptions& a, const OptimizerOptions& b, bool& known) {
-  return (typed_equal<Options>(a, b, known) || ...);
-}
-
-/// LibTorch's own options are compared whole, those of a user's optimizer by their learning rate.
-bool equal(const OptimizerOptions& a, const OptimizerOptions& b) {
-  bool known = false;
-  const bool same = any_equal<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::RMSpropOptions,
-                              torch::optim::AdagradOptions, torch::optim::LBFGSOptions>(a, b, known);
-  if (known) return same;
-  try {
-    return a.get_lr() == b.get_lr();
-  } catch (const c10::Error&) {
-    return true;  // it has none
-  }
-}
-
-template <class Options>
-bool typed_assign(OptimizerOptions& to, const OptimizerOptions& from) {
-  auto* target = dynamic_cast<Options*>(&to);
-  const auto* source = dynamic_cast<const Options*>(&from);
-  if (target == nullptr || source == nullptr) return false;
-  *target = *source;
-  return true;
-}
-
-template <class... Options>
-bool any_assign(OptimizerOptions& to, const OptimizerOptions& from) {
-  return (typed_assign<Options>(to, from) || ...);
-}
-
-/// In place: users hold references to options.
-void assign(OptimizerOptions& to, const OptimizerOptions& from) {
-  if (!any_assign<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::RMSpropOptions,
-                  torch::optim::AdagradOptions, torch::optim::LBFGSOptions>(to, from))
-    to.set_lr(from.get_lr());
+std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::size_t first) {
+  std::vector<GradientReducer::Named> named;
+  for (std::size_t i = first; i < parameters.size(); ++i) named.push_back({parameters[i].first, parameters[i].second});
+  return named;
 }
 
 }  // namespace
@@ -117,112 +79,253 @@ void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
     if (auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get())) lbfgs->al(std::nullopt);
 }
 
+/// LibTorch moves the state that it has read to the first of the places, and then the empty rest to the others: those get it elsewhere.
+void detail::load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
+  if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr) return optimizer.load(archive);  // which does it
+  struct Repeated {
+    std::vector<at::Tensor>& group;
+    std::size_t place;
+    at::Tensor parameter, instead;
+  };
+  std::vector<Repeated> repeated;
+  for (auto& group : optimizer.param_groups()) {
+    std::set<const void*> seen;
+    for (std::size_t p = 0; p < group.params().size(); ++p)
+      if (!seen.insert(group.params()[p].unsafeGetTensorImpl()).second)
+        repeated.push_back({group.params(), p, group.params()[p], at::empty({0})});
+  }
+  const auto exchange = [&](at::Tensor Repeated::*with) {
+    for (auto& each : repeated) each.group[each.place] = each.*with;
+  };
+  const auto put_back = [&] {
+    exchange(&Repeated::parameter);
+    for (const auto& each : repeated) optimizer.state().erase(each.instead.unsafeGetTensorImpl());
+  };
+  exchange(&Repeated::instead);
+  try {
+    optimizer.load(archive);
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+}
+
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
-    : Optimizer(wrapped.param_groups(), wrapped.defaults().clone()), wrapped_(wrapped) {
-  check(options);
-  for (const auto& group : wrapped_.param_groups()) shared_options_.push_back(group.options().clone());
+    : Optimizer(wrapped.param_groups(), wrapped.defaults().clone()), wrapped_(wrapped), options_(std::move(options)) {
+  check(options_);
+  OptimizerShards::refuse_shares(wrapped_);
+  groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
+  if (!options_.process_set.included()) return;
+  GradientReducer::refuse_twice(from(groups_->parameters(), 0), "optimizer");
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
-  auto parameters = name_parameters(wrapped_, named_parameters);
-  GradientReducer::refuse_twice(parameters, "optimizer");
-  int& number = optimizers_made(options.process_set);
-  reducer_ = std::make_shared<GradientReducer>(std::move(parameters), options, number);
-  if (options.shard_optimizer_state)
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options.process_set, formatted("optimizer.{}", number));
+  int& number = optimizers_made(options_.process_set);
+  number_ = number;
+  take_in(0);
   ++number;  // not before: one that is refused on some ranks only must not put their numbers out of step
-  reducer_->hook();
+  agreed_ = reducers_.size();
+  options_.groups = {};  // they are of the parameters from the start
 }
 
-DistributedOptimizer::~DistributedOptimizer() { reducer_->unhook(); }
+DistributedOptimizer::~DistributedOptimizer() {
+  for (const auto& reducer : reducers_) reducer->unhook();
+}
 
-void DistributedOptimizer::share_options() {
-  for (std::size_t i = 0; i < shared_options_.size(); ++i) {
-    OptimizerOptions& mine = param_groups_[i].options();
-    OptimizerOptions& theirs = wrapped_.param_groups()[i].options();
-    if (!equal(mine, *shared_options_[i])) {
-      assign(theirs, mine);
-    } else if (!equal(theirs, *shared_options_[i])) {
-      assign(mine, theirs);
-    } else {
-      continue;
-    }
-    shared_options_[i] = mine.clone();
+/// The parameters from place `first` on.
+void DistributedOptimizer::take_in(std::size_t first) {
+  const auto& parameters = groups_->parameters();
+  const std::string name = formatted("optimizer.{}", number_);
+  if (options_.op == ReduceOp::Adasum) {
+    if (!deltas_)
+      deltas_ = std::make_unique<AdasumDeltas>(AdasumDeltas::Terms{.compression = options_.compression,
+                                                                   .process_set = options_.process_set,
+                                                                   .name = name,
+                                                                   .passes = options_.backward_passes_per_step});
+    return deltas_->add(parameters, first);
   }
+  const std::string part = first == 0 ? "" : formatted("/added.{}", reducers_.size());
+  auto reducer =
+      std::make_shared<GradientReducer>(from(parameters, first), options_, number_, "optimizer", GradientReducer::Taking::ByDevice, part);
+  if (shards_) {
+    shards_->add(parameters, first);
+  } else if (options_.shard_optimizer_state) {
+    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters);
+  }
+  reducer->hook();
+  reducers_.push_back(std::move(reducer));
+}
+
+/// Takes over what has been changed through the other optimizer.
+void DistributedOptimizer::reconcile() {
+  const std::size_t known = groups_->parameters().size();
+  const bool changed = groups_->reconcile();
+  if (changed && !is_local()) {
+    if (known < groups_->parameters().size()) {
+      GradientReducer::refuse_twice(from(groups_->parameters(), known), "optimizer");
+      take_in(known);
+      if (agreed_ < reducers_.size()) reducers_.back()->listen(false);
+    } else if (shards_) {
+      shards_->add(groups_->parameters(), known);
+    }
+    if (!reducers_.empty()) reducers_.front()->announce(groups_->layout());
+    changed_ = true;
+  }
+  if (shards_) shards_->check_untouched();
+}
+
+/// All reducers, also after one that has failed, but for those that other ranks may not have.
+void DistributedOptimizer::reduce(bool also_synchronized) {
+  std::exception_ptr failure;
+  for (std::size_t i = 0; i < reducers_.size(); ++i) {
+    if (failure && i >= agreed_) break;
+    if (!also_synchronized && reducers_[i]->is_synchronized()) continue;
+    if (i >= agreed_) {
+      reducers_[i]->listen(true);
+      agreed_ = i + 1;
+    }
+    try {
+      reducers_[i]->synchronize();
+    } catch (const Mismatch& error) {
+      const std::string hint =
+          changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
+      if (!failure) failure = std::make_exception_ptr(Mismatch(error.what() + hint));
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  changed_ = false;
 }
 
 void DistributedOptimizer::synchronize() {
-  share_options();
-  reducer_->synchronize();
+  reconcile();
+  reduce(true);
 }
 
 void DistributedOptimizer::synchronize_once() {
-  if (skips_ == 0 && !reducer_->is_synchronized()) synchronize();
+  reconcile();
+  if (skips_ == 0) reduce(false);
 }
 
-void DistributedOptimizer::leave_out_step() { reducer_->begin_step(); }
+void DistributedOptimizer::leave_out_step() {
+  for (const auto& reducer : reducers_) reducer->begin_step();
+  if (deltas_) deltas_->begin_step();
+}
 
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
-  share_options();
+  reconcile();
+  if (is_local()) return wrapped_.step(std::move(closure));
+  if (deltas_) return step_by_deltas(closure);
   at::Tensor loss;
   if (closure) {
-    // An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so that all decide alike. The user gets this rank's own.
-    std::vector<std::pair<at::Tensor, at::Tensor>> losses;
-    loss = wrapped_.step([&] {
-      const at::Tensor own = closure();
-      if (skips_ == 0) reducer_->synchronize();
-      if (shards_) shards_->lend_gradients();
-      if (skips_ > 0) return own;
-      if (!own.defined()) return own;
-      losses.emplace_back(reducer_->reduce_loss(own), own);
-      return losses.back().first;
-    });
-    const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
-    if (mine != losses.end()) loss = mine->second;
+    loss = step_with_closure(closure);
   } else {
-    synchronize_once();
-    if (shards_) shards_->lend_gradients();
+    if (skips_ == 0) reduce(false);
+    const Lent lent(shards_.get());
     loss = wrapped_.step();
   }
   if (shards_) shards_->share_parameters();
-  reducer_->begin_step();
+  leave_out_step();  // what comes next is new
+  return loss;
+}
+
+/// An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so that all decide alike. The user gets this rank's own.
+at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> losses;
+  Lent lent(shards_.get());
+  const at::Tensor loss = wrapped_.step([&] {
+    lent.take_back();
+    const at::Tensor own = closure();
+    if (skips_ == 0) synchronize();
+    lent.lend();
+    if (skips_ > 0 || !own.defined()) return own;
+    losses.emplace_back(reducers_.front()->reduce_loss(own), own);
+    return losses.back().first;
+  });
+  const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
+  return mine != losses.end() ? mine->second : loss;
+}
+
+at::Tensor DistributedOptimizer::step_by_deltas(const LossClosure& closure) {
+  if (options_.process_set.size() == 1) {
+    deltas_->begin_step();
+    return wrapped_.step(closure);
+  }
+  deltas_->remember();
+  at::Tensor loss;
+  const auto counted = [&] {
+    const at::Tensor own = closure();
+    deltas_->begin_step();  // an optimizer may evaluate it often
+    return own;
+  };
+  try {
+    loss = wrapped_.step(closure ? LossClosure(counted) : nullptr);
+  } catch (...) {
+    deltas_->put_back();
+    throw;
+  }
+  deltas_->combine();
+  deltas_->begin_step();
   return loss;
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
-  reducer_->settle();
-  shards_ ? Optimizer::zero_grad(set_to_none) : wrapped_.zero_grad(set_to_none);
+  reconcile();
+  for (const auto& reducer : reducers_) reducer->settle();
+  if (deltas_) deltas_->begin_step();
+  wrapped_.zero_grad(set_to_none);
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
   if (passes < 1) throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", passes));
-  reducer_->set_passes(passes);
+  options_.backward_passes_per_step = passes;
+  for (const auto& reducer : reducers_) reducer->set_passes(passes);
+  if (deltas_) deltas_->set_passes(passes);
+}
+
+void DistributedOptimizer::unshard() {
+  reconcile();
+  if (!shards_) return;
+  shards_->give_back();
+  shards_.reset();
+  options_.shard_optimizer_state = false;
 }
 
 std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
-  share_options();
+  reconcile();
   return param_groups_;
 }
 
 ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() { return wrapped_.state(); }
 
-std::vector<at::Tensor> DistributedOptimizer::compression_memory() const { return reducer_->compression_memory(); }
+std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
+  std::vector<at::Tensor> memory;
+  for (const auto& reducer : reducers_) {
+    const auto more = reducer->compression_memory();
+    memory.insert(memory.end(), more.begin(), more.end());
+  }
+  return memory;
+}
 
-std::uint64_t DistributedOptimizer::bytes_sent() const { return reducer_->bytes_sent(); }
+std::uint64_t DistributedOptimizer::bytes_sent() const {
+  std::uint64_t bytes = 0;
+  for (const auto& reducer : reducers_) bytes += reducer->bytes_sent();
+  return bytes;
+}
 
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  const_cast<DistributedOptimizer*>(this)->share_options();
+  const_cast<DistributedOptimizer*>(this)->reconcile();
   detail::drop_scratch(wrapped_);
   shards_ ? shards_->save(archive) : wrapped_.save(archive);
 }
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
-  shards_ ? shards_->load(archive) : wrapped_.load(archive);
-  for (std::size_t i = 0; i < shared_options_.size(); ++i) {
-    assign(param_groups_[i].options(), wrapped_.param_groups()[i].options());
-    shared_options_[i] = wrapped_.param_groups()[i].options().clone();
-  }
+  reconcile();
+  shards_ ? shards_->load(archive) : detail::load_state(wrapped_, archive);
+  groups_->take_options();
 }
 
 }  // namespace hvd

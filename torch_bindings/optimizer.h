@@ -1,7 +1,13 @@
 #pragma once
-/// Room card: the optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for the
-/// reductions and lets the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that
-/// they are reduced where they are: `.grad` is a view of it.
+/// The optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for the reductions and lets
+/// the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that they are reduced where they
+/// are: `.grad` is a view of it.
+/// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names joined in messages, and stepped as often
+/// as the wrapped optimizer would. Groups and parameters added later, to the wrapper or to the wrapped optimizer, are taken in by the next
+/// call of this, on all ranks; a rank outside the process set trains by itself.
+/// Refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
+/// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
+/// ways, or to an Adagrad. Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory.
 /// Threads: hooks run in autograd's threads; everything else is called by one thread at a time.
 /// Owns the gradients' memory; refers to the wrapped optimizer, which must outlive it.
 
@@ -21,7 +27,9 @@ namespace hvd {
 struct DistributedOptimizerOptions {
   /// int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while backward runs.
   Compression compression;
-  /// Average or Sum (Min, Max and Product are refused: absent gradients count as zeros).
+  /// Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped optimizer steps on this
+  /// rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h); there is nothing to
+  /// synchronize then, and each rank's state is its own.
   ReduceOp op = ReduceOp::Average;
   /// Backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
   int backward_passes_per_step = 1;
@@ -38,6 +46,7 @@ struct DistributedOptimizerOptions {
   bool shard_optimizer_state = false;
 };
 
+class AdasumDeltas;
 class GradientReducer;
 class JoinGuard;
 struct JoinOptions;
@@ -46,11 +55,14 @@ class OptimizerShards;
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
 void drop_scratch(torch::optim::Optimizer& optimizer);
+/// Loads what torch::save wrote, as `optimizer.load()` does, also where a group lists a parameter twice: LibTorch would lose its state.
+void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
+class SharedGroups;
 }  // namespace detail
 
 class DistributedOptimizer : public torch::optim::Optimizer {
  public:
-  /// `named_parameters` must name every parameter of `wrapped`, once; empty: names are made up from their places. Wrapping is local:
+  /// `named_parameters` must name every parameter of `wrapped`; empty: names are made up from their places. Wrapping is local:
   /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them, and for a parameter whose gradient a
   /// DistributedDataParallel has reduced at present. Of several optimizers around the same parameters the last one reduces during backward.
   explicit DistributedOptimizer(torch::optim::Optimizer& wrapped, std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
@@ -76,7 +88,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Instead of `step()` when the step is not made (GradScaler): what backward gives next is reduced anew.
   void leave_out_step();
 
-  /// Drops (or zeroes) all gradients; reductions in flight are waited for first.
+  /// Drops (or zeroes) all gradients; reductions in flight are waited for first. The wrapped optimizer's own does the same to gradients.
   void zero_grad(bool set_to_none = true);
 
   /// While the guard lives, `step()` does not wait for reductions: for gradients that the user has synchronized already.
@@ -101,12 +113,17 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Throws InvalidArgument for k < 1.
   void set_backward_passes_per_step(int passes);
 
-  /// The wrapped optimizer's groups (all parameters, also of a sharded one) and state (sharded: of this rank's share). Options changed
-  /// through either optimizer hold for both from the next `step()`, `synchronize()`, `save` or call of this on; if both changed, the
-  /// wrapper's.
+  /// Collective. Gives the wrapped optimizer the whole state, on every rank, and ends the sharding: this goes on as a wrapper that is not
+  /// sharded. Without it, the state of a sharded wrapper ends with the wrapper, and wrapping or stepping the optimizer after that is an
+  /// error (its own `step()` throws c10::Error). Does nothing where nothing is sharded. Throws InvalidArgument, on all ranks, for an
+  /// optimizer that LibTorch does not know and that has a state.
+  void unshard();
+
+  /// The wrapped optimizer's groups and state (sharded: of this rank's share). Groups, parameters and options of all types that are
+  /// changed through either optimizer hold for both from the next call of this on; if an option of both has changed, the wrapper's.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
-  /// Sharded, its groups hold pieces of parameters while this lives.
+  /// Sharded, it must not be stepped by itself: what it then makes of its state is noticed by the next call of this, with InvalidArgument.
   torch::optim::Optimizer& wrapped() { return wrapped_; }
   /// What this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
@@ -121,12 +138,23 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  void share_options();
+  void reconcile();
+  void take_in(std::size_t first);
+  void reduce(bool also_synchronized);
+  at::Tensor step_by_deltas(const LossClosure& closure);
+  at::Tensor step_with_closure(const LossClosure& closure);
+  [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
 
   torch::optim::Optimizer& wrapped_;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> shared_options_;  ///< as both had them last
-  std::shared_ptr<GradientReducer> reducer_;
+  DistributedOptimizerOptions options_;
+  std::unique_ptr<detail::SharedGroups> groups_;
+  int number_ = 0;  ///< among the optimizers on these ranks
+  /// One for the parameters from the start, and one for each time that others came; none with Adasum or outside the process set.
+  std::vector<std::shared_ptr<GradientReducer>> reducers_;
+  std::size_t agreed_ = 0;                   ///< reducers that all ranks are known to have
+  std::unique_ptr<AdasumDeltas> deltas_;     ///< null unless Adasum
   std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
+  bool changed_ = false;                     ///< there are other parameters than at the last reduction
   int skips_ = 0;
 };
 

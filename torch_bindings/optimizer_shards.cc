@@ -4,11 +4,16 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "hvd/text.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/optimizer.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -67,109 +72,182 @@ bool may_move(const at::Tensor& parameter) {
          parameter.storage().nbytes() == bytes_of(parameter);
 }
 
+/// Those whose groups a wrapper shares out at present.
+struct SharedOut {
+  std::mutex mutex;
+  std::set<const Optimizer*> optimizers;
+};
+std::shared_ptr<SharedOut> shared_out() {
+  static const auto all = std::make_shared<SharedOut>();
+  return all;
+}
+
+/// A state that no optimizer of LibTorch makes, and none can step with.
+bool is_left_over(OptimizerParamState& state) {
+  const StateParts parts = parts_of(state);
+  return !parts.tensors.empty() && !parts.tensors.front()->defined();
+}
+
 }  // namespace
 
-OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name)
+void OptimizerShards::refuse_shares(const Optimizer& optimizer) {
+  const auto all = shared_out();
+  const std::lock_guard lock(all->mutex);
+  if (all->optimizers.contains(&optimizer))
+    throw InvalidArgument(
+        "the state of this optimizer is in shares: another DistributedOptimizer with shard_optimizer_state is around it; call its "
+        "unshard() "
+        "on all ranks, or end it, first");
+  for (const auto& [key, state] : optimizer.state())
+    if (state && is_left_over(*state))
+      throw InvalidArgument(
+          "the state of this optimizer was in shares when the DistributedOptimizer around it ended, and is not whole; call unshard() on "
+          "all "
+          "ranks before that, or make the optimizer anew (or clear its state()) to start without a state");
+}
+
+OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters)
     : wrapped_(wrapped),
       process_set_(process_set),
       ranks_(process_set.ranks()),
       self_(static_cast<std::size_t>(process_set.rank())),
-      name_(std::move(name)) {
+      name_(std::move(name)),
+      is_known_(fresh_state(wrapped) != nullptr),
+      stepped_(!wrapped.state().empty()) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
     throw InvalidArgument("shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be shared out");
-  if (!process_set.included()) throw InvalidArgument("shard_optimizer_state: this rank is not in the process set");
-  const at::NoGradGuard no_gradient;
-  for (const auto& group : wrapped.param_groups()) whole_.push_back(group.params());
-  move_into_shared_memory();
-  cut(fresh_state(wrapped) != nullptr);
-  make_views();
-  install();
-  keep_share(std::exchange(wrapped_.state(), {}));
+  add(parameters, 0);
+  const auto all = shared_out();
+  const std::lock_guard lock(all->mutex);
+  all->optimizers.insert(&wrapped_);
 }
 
 OptimizerShards::~OptimizerShards() {
-  for (const auto& piece : pieces_)
-    if (is_mine(piece) && !is_whole(piece)) wrapped_.state().erase(piece.tensor.unsafeGetTensorImpl());
-  for (std::size_t g = 0; g < whole_.size(); ++g) wrapped_.param_groups()[g].params() = whole_[g];
+  take_back();
+  {
+    const auto all = shared_out();
+    const std::lock_guard lock(all->mutex);
+    all->optimizers.erase(&wrapped_);
+  }
+  if (given_back_ || !is_known_) return;
+  const bool had_state = has_state();
+  for (const auto& piece : pieces_) wrapped_.state().erase(piece.tensor.unsafeGetTensorImpl());
+  if (!had_state) return;
+  for (const auto& piece : pieces_) wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = fresh_state(wrapped_);
 }
 
-void OptimizerShards::move_into_shared_memory() {
+/// Whether any rank has a state, as far as all of them can tell alike.
+bool OptimizerShards::has_state() const {
+  if (dynamic_cast<const torch::optim::SGD*>(&wrapped_) == nullptr) return stepped_;
+  const auto& groups = std::as_const(wrapped_).param_groups();
+  return stepped_ && std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+           return static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() != 0;
+         });
+}
+
+void OptimizerShards::add(const Named& parameters, std::size_t first) {
+  const at::NoGradGuard no_gradient;
+  const std::span added = std::span(parameters).subspan(first);
+  move_into_shared_memory(added);
+  States states;  // of the new ones, whole
+  for (const auto& [name, parameter] : added) {
+    const auto found = wrapped_.state().find(parameter.unsafeGetTensorImpl());
+    if (found == wrapped_.state().end()) continue;
+    states[found->first] = std::move(found->second);
+    wrapped_.state().erase(found);
+  }
+  auto pieces = cut(added);
+  for (auto& piece : pieces) {
+    piece.travels = view_of(piece);
+    piece.strides = piece.parameter.strides().vec();
+    piece.tensor = is_known_ ? piece.travels.detach() : piece.parameter;
+    if (is_known_ && piece.is_whole()) piece.tensor = piece.parameter.detach();
+  }
+  pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
+  keep_share(std::move(states));
+  arrange();
+}
+
+void OptimizerShards::check_untouched() {
+  if (!is_known_ || states_checked_ == wrapped_.state().size()) return;
+  for (const auto& piece : pieces_)
+    if (wrapped_.state().count(piece.parameter.unsafeGetTensorImpl()) > 0)
+      throw InvalidArgument(formatted(
+          "the optimizer was stepped by itself while its state is in shares (it now has a state of its own for parameter '{}'): step "
+          "the DistributedOptimizer around it, or call unshard() on all ranks first",
+          piece.name));
+  states_checked_ = wrapped_.state().size();
+}
+
+void OptimizerShards::move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
   std::size_t bytes = 0;
-  for (const auto& group : whole_)
-    for (const auto& parameter : group)
-      if (may_move(parameter)) bytes += aligned_to_member(bytes_of(parameter));
+  for (const auto& [name, parameter] : parameters)
+    if (may_move(parameter)) bytes += aligned_to_member(bytes_of(parameter));
   if (bytes == 0 || ranks_.size() == 1) return;
   const auto memory = allocate_shared(bytes);
   if (!memory) return;
   std::size_t offset = 0;
-  for (auto& group : whole_) {
-    for (auto& parameter : group) {
-      if (!may_move(parameter)) continue;
-      const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
-      offset += aligned_to_member(bytes_of(parameter));
-      moved.copy_(parameter);
-      parameter.set_data(moved);
-    }
+  for (const auto& [name, parameter] : parameters) {
+    if (!may_move(parameter)) continue;
+    const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
+    offset += aligned_to_member(bytes_of(parameter));
+    moved.copy_(parameter);
+    at::Tensor(parameter).set_data(moved);
   }
 }
 
-void OptimizerShards::cut(bool within_parameters) {
+/// Whole parameters, the largest first, each to who has least.
+void OptimizerShards::deal(std::vector<Piece>& whole) const {
+  std::vector<std::size_t> order(whole.size()), loads(ranks_.size(), 0);
+  for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.parameter);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return bytes_of(whole[a].parameter) > bytes_of(whole[b].parameter); });
+  for (const auto index : order) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    whole[index].owner = static_cast<std::size_t>(least - loads.begin());
+    *least += bytes_of(whole[index].parameter);
+  }
+}
+
+std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
   const std::size_t ranks = ranks_.size();
   std::size_t total = 0;
-  for (std::size_t g = 0; g < whole_.size(); ++g) {
-    for (std::size_t p = 0; p < whole_[g].size(); ++p) {
-      total += bytes_of(whole_[g][p]);
-      pieces_.push_back({g, p, 0, whole_[g][p].numel(), 0, {}, {}, {}});
-    }
+  std::vector<Piece> whole, pieces;
+  for (const auto& [name, parameter] : parameters) {
+    total += bytes_of(parameter);
+    whole.push_back({name, parameter, 0, parameter.numel(), 0, {}, {}, {}});
   }
-  if (!within_parameters) {  // the largest first, each to who has least
-    std::vector<std::size_t> order(pieces_.size()), loads(ranks, 0);
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
-      return bytes_of(parameter_of(pieces_[a])) > bytes_of(parameter_of(pieces_[b]));
-    });
-    for (const auto index : order) {
-      const auto least = std::min_element(loads.begin(), loads.end());
-      pieces_[index].owner = static_cast<std::size_t>(least - loads.begin());
-      *least += bytes_of(parameter_of(pieces_[index]));
-    }
-    return;
+  if (!is_known_) {
+    deal(whole);
+    return whole;
   }
-  const auto end_of = [&](std::size_t owner) { return total / ranks * (owner + 1) + total % ranks * (owner + 1) / ranks; };
-  std::size_t owner = 0, dealt = 0;
-  for (auto piece : std::exchange(pieces_, {})) {
-    const at::Tensor& parameter = parameter_of(piece);
-    const auto size = static_cast<std::int64_t>(parameter.element_size());
+  std::vector<std::size_t> loads(ranks, 0);  // of what was cut before: who has least comes first
+  for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.travels);
+  const auto first = static_cast<std::size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
+  const auto end_of = [&](std::size_t turn) { return total / ranks * (turn + 1) + total % ranks * (turn + 1) / ranks; };
+  std::size_t turn = 0, dealt = 0;
+  for (auto piece : whole) {
+    const auto size = static_cast<std::int64_t>(piece.parameter.element_size());
     const std::int64_t elements = piece.end;
     do {
-      while (owner + 1 < ranks && dealt >= end_of(owner)) ++owner;
-      const auto room = static_cast<std::int64_t>(end_of(owner) - std::min(dealt, end_of(owner)));
+      while (turn + 1 < ranks && dealt >= end_of(turn)) ++turn;
+      const auto room = static_cast<std::int64_t>(end_of(turn) - std::min(dealt, end_of(turn)));
       const std::int64_t wanted = (room / size + kGrain - 1) / kGrain * kGrain;
-      const bool all = owner + 1 == ranks || !parameter.is_non_overlapping_and_dense() || wanted + kGrain >= elements - piece.begin;
+      const bool all = turn + 1 == ranks || !piece.parameter.is_non_overlapping_and_dense() || wanted + kGrain >= elements - piece.begin;
       piece.end = all ? elements : piece.begin + std::max(wanted, kGrain);
-      piece.owner = owner;
-      pieces_.push_back(piece);
+      piece.owner = (first + turn) % ranks;
+      pieces.push_back(piece);
       dealt += static_cast<std::size_t>((piece.end - piece.begin) * size);
       piece.begin = piece.end;
     } while (piece.begin < elements);
   }
-}
-
-bool OptimizerShards::is_whole(const Piece& piece) const { return piece.begin == 0 && piece.end == parameter_of(piece).numel(); }
-
-void OptimizerShards::make_views() {
-  for (auto& piece : pieces_) {
-    const at::Tensor& parameter = parameter_of(piece);
-    piece.travels = view_of(piece);
-    piece.strides = parameter.strides().vec();
-    piece.tensor = is_whole(piece) ? parameter : piece.travels.detach();
-  }
+  return pieces;
 }
 
 at::Tensor OptimizerShards::view_of(const Piece& piece) const {
-  const at::Tensor& parameter = parameter_of(piece);
-  if (!parameter.is_non_overlapping_and_dense()) return parameter.detach();
-  return flat(parameter).slice(0, piece.begin, piece.end);
+  if (!piece.parameter.is_non_overlapping_and_dense()) return piece.parameter.detach();
+  return flat(piece.parameter).slice(0, piece.begin, piece.end);
 }
 
 /// A parameter may have got other memory since, as torch::load gives it.
@@ -177,42 +255,56 @@ void OptimizerShards::follow_memory() {
   for (auto& piece : pieces_) {
     const at::Tensor now = view_of(piece);
     if (now.const_data_ptr() == piece.travels.const_data_ptr()) continue;
-    const at::Tensor& parameter = parameter_of(piece);
-    if (parameter.strides() != at::IntArrayRef(piece.strides) || !parameter.options().type_equal(piece.travels.options()))
+    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) || !piece.parameter.options().type_equal(piece.travels.options()))
       throw InvalidArgument(
-          formatted("shard_optimizer_state: parameter {} of group {} has another layout, type or device than when its "
-                    "optimizer was wrapped; change the model first and wrap the optimizer then",
-                    piece.place, piece.group));
+          formatted("shard_optimizer_state: parameter '{}' has another layout, type or device than when its optimizer was wrapped; change "
+                    "the model first and wrap the optimizer then",
+                    piece.name));
     piece.travels = now;
-    if (!is_whole(piece)) piece.tensor.set_data(now.detach());
+    if (is_known_) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
   }
 }
 
-/// The wrapped optimizer's groups hold the pieces of this rank.
-void OptimizerShards::install() {
-  for (auto& group : wrapped_.param_groups()) group.params().clear();
+/// This rank's pieces stand where their parameters do.
+void OptimizerShards::arrange() {
+  std::unordered_map<const void*, std::vector<at::Tensor>> mine;
   for (const auto& piece : pieces_)
-    if (is_mine(piece)) wrapped_.param_groups()[piece.group].params().push_back(piece.tensor);
+    if (is_mine(piece)) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
+  shares_.clear();
+  for (const auto& group : wrapped_.param_groups()) {
+    auto& share = shares_.emplace_back();
+    for (const auto& parameter : group.params()) {
+      const auto found = mine.find(parameter.unsafeGetTensorImpl());
+      if (found != mine.end()) share.insert(share.end(), found->second.begin(), found->second.end());
+    }
+  }
 }
 
-void OptimizerShards::lend_gradients() {
+void OptimizerShards::lend() {
+  if (std::exchange(lent_, true)) return;
   const at::NoGradGuard no_gradient;
+  for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
+  stepped_ = true;
   follow_memory();
   for (auto& piece : pieces_) {
-    if (!is_mine(piece) || is_whole(piece)) continue;
-    const at::Tensor& parameter = parameter_of(piece);
+    if (!is_mine(piece) || piece.tensor.is_same(piece.parameter)) continue;
+    const at::Tensor& gradient = piece.parameter.grad();
     piece.tensor.mutable_grad() =
-        parameter.grad().defined() ? flat_like(parameter.grad(), parameter).slice(0, piece.begin, piece.end) : at::Tensor();
+        !gradient.defined() || piece.is_whole() ? gradient : flat_like(gradient, piece.parameter).slice(0, piece.begin, piece.end);
   }
+}
+
+void OptimizerShards::take_back() {
+  if (!std::exchange(lent_, false)) return;
+  for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
+  for (auto& piece : pieces_)
+    if (is_mine(piece) && !piece.tensor.is_same(piece.parameter)) piece.tensor.mutable_grad().reset();
 }
 
 void OptimizerShards::share_parameters() {
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> tensors;
-  for (auto& piece : pieces_) {
-    if (is_mine(piece) && !is_whole(piece)) piece.tensor.mutable_grad().reset();
-    tensors.push_back(piece.travels);
-  }
+  for (auto& piece : pieces_) tensors.push_back(piece.travels);
   broadcast_pieces(tensors, "parameters");
 }
 
@@ -226,7 +318,7 @@ void OptimizerShards::broadcast_pieces(const std::vector<at::Tensor>& tensors, c
     const std::string device = tensors[i].device().str();
     auto& [members, names] = groups[{piece.owner, device.substr(0, device.find(':'))}];
     members.push_back(tensors[i]);
-    names.push_back(formatted("parameter {} of group {}", piece.place, piece.group));
+    names.push_back(piece.name);
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [key, group] : groups)
@@ -263,7 +355,7 @@ OptimizerShards::States OptimizerShards::gather_state() {
       const Piece& piece = pieces_[i];
       const auto row = static_cast<std::int64_t>(i);
       if (word[row][0] == 0) continue;
-      const at::Tensor& parameter = parameter_of(piece);
+      const at::Tensor& parameter = piece.parameter;
       auto& state = whole[parameter.unsafeGetTensorImpl()];
       if (!state) state = fresh_state(wrapped_);
       const StateParts parts = parts_of(*state);
@@ -271,7 +363,7 @@ OptimizerShards::States OptimizerShards::gather_state() {
       if ((word[row][1] >> t & 1) == 0) continue;
       at::Tensor& all = *parts.tensors[t];
       if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false));
-      const bool cut = !is_whole(piece);
+      const bool cut = !piece.is_whole();
       tensors[i] = cut ? flat(all).slice(0, piece.begin, piece.end) : all;
       if (!is_mine(piece)) continue;
       const at::Tensor& own = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
@@ -282,14 +374,13 @@ OptimizerShards::States OptimizerShards::gather_state() {
   return whole;
 }
 
-/// The wrapped optimizer's state becomes this rank's share of `whole`, which is by parameter.
+/// The wrapped optimizer's state gets this rank's share of `whole`, which is by parameter.
 void OptimizerShards::keep_share(States whole) {
   auto& states = wrapped_.state();
-  states.clear();
   for (const auto& piece : pieces_) {
-    const auto found = whole.find(parameter_of(piece).unsafeGetTensorImpl());
+    const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
     if (!is_mine(piece) || found == whole.end()) continue;
-    if (is_whole(piece)) {
+    if (piece.is_whole()) {
       states[piece.tensor.unsafeGetTensorImpl()] = std::move(found->second);
       continue;
     }
@@ -299,9 +390,22 @@ void OptimizerShards::keep_share(States whole) {
     if (to.step != nullptr) *to.step = *from.step;
     for (std::size_t t = 0; t < to.tensors.size(); ++t)
       if (from.tensors[t]->defined())
-        *to.tensors[t] = flat_like(*from.tensors[t], parameter_of(piece)).slice(0, piece.begin, piece.end).clone();
+        *to.tensors[t] = flat_like(*from.tensors[t], piece.parameter).slice(0, piece.begin, piece.end).clone();
     states[piece.tensor.unsafeGetTensorImpl()] = std::move(state);
   }
+}
+
+void OptimizerShards::give_back() {
+  const at::NoGradGuard no_gradient;
+  if (is_known_) {
+    wrapped_.state() = gather_state();
+  } else {
+    at::Tensor states = at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
+    allreduce_(states, {.name = name_ + "/states", .op = ReduceOp::Max, .process_set = process_set_});
+    if (states.item<std::int64_t>() > 0)
+      throw InvalidArgument("unshard(): LibTorch does not know this optimizer, so its state, which is in shares, cannot be put together");
+  }
+  given_back_ = true;
 }
 
 void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
@@ -309,29 +413,23 @@ void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
   struct Undone {  // whatever happens, the share comes back
     OptimizerShards& self;
     States share;
-    ~Undone() {
-      self.install();
-      self.wrapped_.state() = std::move(share);
-    }
+    ~Undone() { self.wrapped_.state() = std::move(share); }
   };
   States whole = gather_state();
   const Undone undone{*this, std::exchange(wrapped_.state(), std::move(whole))};
-  for (std::size_t g = 0; g < whole_.size(); ++g) wrapped_.param_groups()[g].params() = whole_[g];
   wrapped_.save(archive);
 }
 
 void OptimizerShards::load(torch::serialize::InputArchive& archive) {
   const at::NoGradGuard no_gradient;
   States before = std::exchange(wrapped_.state(), {});
-  for (std::size_t g = 0; g < whole_.size(); ++g) wrapped_.param_groups()[g].params() = whole_[g];
   try {
-    wrapped_.load(archive);
+    detail::load_state(wrapped_, archive);
   } catch (...) {
-    install();
     wrapped_.state() = std::move(before);
     throw;
   }
-  install();
+  stepped_ = true;
   keep_share(std::exchange(wrapped_.state(), {}));
 }
 

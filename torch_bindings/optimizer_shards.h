@@ -1,15 +1,19 @@
 #pragma once
-/// Room card: one optimizer's work, shared out over the ranks: ZeRO stage 1 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward
-/// Training Trillion Parameter Models", SC 2020). Each rank updates its share of the parameters, keeps the state of that share alone,
-/// and gets the other shares from their owners. The share: one run of all parameters laid end to end, cut where 1/size of the bytes
-/// ends, also within a parameter; whole parameters for optimizers that LibTorch does not know, which may look at all of one.
-/// Parameters on the host move into memory that the ranks share, unless something else refers to their storage.
-/// Thread: the optimizer's. Errors: InvalidArgument; what a broadcast throws.
-/// Owns the pieces; while it lives, the wrapped optimizer's groups hold the pieces of this rank in place of the parameters.
+/// One optimizer's work, shared out over the ranks: ZeRO stage 1 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+/// Parameter Models", SC 2020). Each rank updates its share of the parameters, keeps the state of that share alone, and gets the other
+/// shares from their owners. The share: one run of all parameters laid end to end, cut where 1/size of the bytes ends, also within a
+/// parameter; whole parameters for optimizers that LibTorch does not know, which may look at all of one. A parameter that a group lists
+/// several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory that the ranks share, unless
+/// something else refers to their storage.
+/// Thread: the optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by
+/// itself); what a broadcast throws.
+/// Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is that of this rank's pieces.
 
 #include <torch/optim/optimizer.h>
 
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -18,17 +22,35 @@ namespace hvd {
 
 class OptimizerShards {
  public:
-  /// Local. `name` tells the optimizers of a process apart, equally on all ranks. State that the optimizer has already is cut too.
-  OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name);
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Local. `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
+  /// that the optimizer has already is cut too.
+  OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters);
+  /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
+  /// stepping the optimizer or wrapping it again is an error.
   ~OptimizerShards();
   OptimizerShards(const OptimizerShards&) = delete;
   OptimizerShards& operator=(const OptimizerShards&) = delete;
 
-  /// Before the wrapped optimizer steps: the pieces get their parts of the parameters' gradients.
-  void lend_gradients();
+  /// Throws InvalidArgument, naming unshard(), if the optimizer's state is in shares: of a wrapper that lives, or of one that has ended.
+  static void refuse_shares(const torch::optim::Optimizer& optimizer);
+
+  /// After the wrapped optimizer's groups have changed: shares out the parameters from place `first` on of all that there are now. Local.
+  void add(const Named& parameters, std::size_t first);
+  /// Throws InvalidArgument if the wrapped optimizer has been stepped by itself, as its state shows.
+  void check_untouched();
+
+  /// While the wrapped optimizer steps, its groups hold this rank's pieces, with their parts of the parameters' gradients, from `lend()` to
+  /// `take_back()`; each does nothing where it is so already.
+  void lend();
+  void take_back();
   /// After it: collective, every parameter becomes what its owners made of it.
   void share_parameters();
 
+  /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
+  /// LibTorch does not know the optimizer and it has a state.
+  void give_back();
   /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time.
   void save(torch::serialize::OutputArchive& archive);
   /// Local: keeps this rank's share of a whole state. The old state stays if the archive cannot be read.
@@ -38,22 +60,23 @@ class OptimizerShards {
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
   /// Elements [begin, end) of a parameter, in the order of its memory.
   struct Piece {
-    std::size_t group = 0, place = 0;  ///< of the parameter, in `whole_`
+    std::string name;  ///< of the parameter
+    at::Tensor parameter;
     std::int64_t begin = 0, end = 0;
     std::size_t owner = 0;              ///< rank in the process set
-    at::Tensor tensor;                  ///< the parameter itself if the piece is all of it
+    at::Tensor tensor;                  ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
     at::Tensor travels;                 ///< the same elements, dense
     std::vector<std::int64_t> strides;  ///< of the parameter
+    [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   };
 
-  void move_into_shared_memory();
-  void cut(bool within_parameters);
-  void make_views();
+  void move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
+  void deal(std::vector<Piece>& whole) const;
+  [[nodiscard]] std::vector<Piece> cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
   [[nodiscard]] at::Tensor view_of(const Piece& piece) const;
   void follow_memory();
-  void install();
-  [[nodiscard]] const at::Tensor& parameter_of(const Piece& piece) const { return whole_[piece.group][piece.place]; }
-  [[nodiscard]] bool is_whole(const Piece& piece) const;
+  void arrange();
+  [[nodiscard]] bool has_state() const;
   [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   [[nodiscard]] States gather_state();
@@ -64,8 +87,13 @@ class OptimizerShards {
   const std::vector<int> ranks_;
   const std::size_t self_;
   const std::string name_;
-  std::vector<std::vector<at::Tensor>> whole_;  ///< the parameters, as the wrapped optimizer's groups had them
+  const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
+  std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
+  std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
+  bool lent_ = false;
+  bool stepped_ = false;  ///< there has been a step, or a state from before
+  bool given_back_ = false;
 };
 
 }  // namespace hvd

@@ -49,10 +49,10 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 }  // namespace
 
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
-                                 Taking taking)
+                                 Taking taking, const std::string& part)
     : options_(std::move(options)),
       kind_(kind),
-      name_(formatted("{}.{}", kind, number)),
+      name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot slot;
@@ -100,12 +100,22 @@ bool GradientReducer::travels_compressed(const Slot& slot) const {
 void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
   std::erase_if(slots, [this](std::size_t slot) { return slots_[slot].compressed; });
   if (slots.empty()) return;
+  // A bucket is of one type and on one device; a group of the user's may be neither.
+  const auto kind = [this](std::size_t slot) {
+    const at::Tensor& parameter = slots_[slot].named.parameter;
+    return std::pair(parameter.scalar_type(), parameter.device());
+  };
+  const auto others =
+      std::stable_partition(slots.begin(), slots.end(), [&, first = kind(slots.front())](std::size_t slot) { return kind(slot) == first; });
+  std::vector<std::size_t> rest(others, slots.end());
+  slots.erase(others, slots.end());
   for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
   Bucket bucket;
   bucket.name = formatted("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
                           slots.size() > 1 ? formatted(" and {} more", slots.size() - 1) : "");
   bucket.slots = std::move(slots);
   buckets_.push_back(std::move(bucket));
+  add_bucket(std::move(rest));
 }
 
 void GradientReducer::deal(const DistributedOptimizerOptions& options) {
@@ -118,6 +128,7 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
       for (const auto& parameter : list) {
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
+        if (std::find(group.begin(), group.end(), place->second) != group.end()) continue;  // tied: the module lists it twice
         if (dealt[place->second])
           throw InvalidArgument(formatted("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
         dealt[place->second] = true;
@@ -375,6 +386,17 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slot.wire));
   }
+  if (&bucket == &buckets_.front() && !announced_.empty()) {
+    const Slot& first = slots_[bucket.slots.front()];
+    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, first.wire.options()));
+    TensorArgument argument = detail::argument(*nothing, *nothing, "");
+    argument.shape = announced_;
+    argument.shape.push_back(0);
+    argument.name = formatted("how many parameters each group of {} has", name_);
+    submission.tensors.push_back(std::move(argument));
+    kept.push_back(nothing);
+    announcing_ = true;
+  }
   if (auto event = detail::ready_event(slots_[bucket.slots.front()].wire)) {
     for (auto& argument : submission.tensors) argument.ready_event = event.get();
     kept.push_back(std::move(event));
@@ -463,6 +485,12 @@ void GradientReducer::wait_for(Bucket& bucket) {
     submit(bucket, true);
     running->wait(*bucket.pending);
   }
+  if (&bucket == &buckets_.front() && std::exchange(announcing_, false)) announced_.clear();
+}
+
+void GradientReducer::announce(Shape layout) {
+  const std::lock_guard lock(mutex_);
+  announced_ = std::move(layout);
 }
 
 /// Whether that brought anything new to any rank. All ranks of the set must call it.

@@ -38,9 +38,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     ByDevice,  ///< as is best there
     Together,  ///< when their bucket is complete
   };
-  /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has gradients reduced.
+  /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has gradients reduced; `part` what one of
+  /// them has several of.
   GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
-                  Taking taking = Taking::ByDevice);
+                  Taking taking = Taking::ByDevice, const std::string& part = "");
 
   ~GradientReducer() { give_up_claims(); }
   GradientReducer(const GradientReducer&) = delete;
@@ -77,6 +78,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// Returns the parameters, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
+  /// The next reduction that starts also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor.
+  void announce(Shape layout);
 
  private:
   struct Slot {
@@ -140,6 +143,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<Bucket> buckets_;
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
+  Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
+  bool announcing_ = false;                         ///< the first bucket under way compares it
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;

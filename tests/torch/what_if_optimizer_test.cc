@@ -1,2 +1,426 @@
-// What happens if I ... : the wrapped optimizer, its groups, state and process set.
-#include "tests/torch/support.h"
+// What happens if I ... : the wrapped optimizer, its groups, options and process set. (Sharded: what_if_sharded_test.cc.)
+#include <sstream>
+
+#include "tests/torch/tied_net.h"
+
+namespace {
+
+using namespace hvd::test;
+using at::kDouble, at::kFloat;
+using hvd::DistributedOptimizer;
+using hvd::DistributedOptimizerOptions;
+using torch::optim::Adam, torch::optim::AdamOptions, torch::optim::SGD, torch::optim::SGDOptions;
+using torch::optim::Optimizer, torch::optim::OptimizerParamGroup;
+
+constexpr double kEqual = 1e-12;
+
+template <class Net>
+void step_together(Net& net, DistributedOptimizer& optimizer, int step, int passes = 1) {
+  optimizer.zero_grad();
+  for (int pass = 0; pass < passes; ++pass) net.loss(hvd::rank(), step * passes + pass).backward();
+  optimizer.step();
+}
+
+TEST_CASE("what happens if I tie two weights: they are reduced once and stepped as in one process, by every optimizer, sharded too") {
+  for (const auto& kind : torch_optimizers()) {
+    for (const bool shard : {false, true}) {
+      for (const bool named : {true, false}) {
+        CAPTURE(kind.name);
+        CAPTURE(shard);
+        CAPTURE(named);
+        TiedNet net, alone;
+        const auto wrapped = kind.make(net.parameters()), plain = kind.make(alone.parameters());
+        REQUIRE(wrapped->param_groups()[0].params().size() == 4);  // LibTorch lists the weight twice
+        const auto names = named ? net.named_parameters() : torch::OrderedDict<std::string, at::Tensor>();
+        DistributedOptimizer optimizer(*wrapped, names, {.shard_optimizer_state = shard});
+        for (int step = 0; step < 3; ++step) {
+          const auto before = hvd::stats().tensors_submitted;
+          optimizer.zero_grad();
+          net.loss(hvd::rank(), step).backward();
+          optimizer.synchronize();
+          CHECK(hvd::stats().tensors_submitted - before == 3);
+          optimizer.step();
+          step_alone(alone, *plain, step);
+          CHECK(furthest(net, alone) <= kEqual);
+          CHECK(equal_on_all_ranks(net));
+        }
+        CHECK(net.embedding->weight.is_same(net.decoder->weight));
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes on as if it had not stopped, sharded or not") {
+  for (const auto& kind : torch_optimizers()) {
+    for (const bool shard : {false, true}) {
+      CAPTURE(kind.name);
+      CAPTURE(shard);
+      TiedNet net;
+      const auto wrapped = kind.make(net.parameters());
+      DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.shard_optimizer_state = shard});
+      for (int step = 0; step < 2; ++step) step_together(net, optimizer, step);
+      std::stringstream state;
+      torch::save(optimizer, state);
+      TiedNet resumed;
+      {
+        const torch::NoGradGuard no_gradient;
+        Parameters to = resumed.parameters(), from = net.parameters();
+        for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+      }
+      const auto fresh = kind.make(resumed.parameters());
+      DistributedOptimizer loaded(*fresh, resumed.named_parameters(), {.shard_optimizer_state = !shard});
+      torch::load(loaded, state);
+      hvd::broadcast_optimizer_state(loaded, hvd::size() - 1);
+      for (int step = 2; step < 4; ++step) {
+        step_together(net, optimizer, step);
+        step_together(resumed, loaded, step);
+        CHECK(furthest(net, resumed) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if a message names a tied weight: it has all its names, the same on all ranks") {
+  if (hvd::size() > 1) {
+    TiedNet net(last() ? 41 : 40);
+    SGD wrapped(net.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(wrapped, net.named_parameters());
+    net.loss(hvd::rank(), 0).backward();
+    const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+    INFO(text);
+    CHECK(contains(text, "decoder.weight = embedding.weight"));
+  }
+  TiedNet net;
+  std::vector<OptimizerParamGroup> groups{OptimizerParamGroup({net.embedding->weight, net.hidden->weight}),
+                                          OptimizerParamGroup({net.decoder->weight})};
+  SGD twice(groups, SGDOptions(0.1));
+  const std::string text = error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(twice, net.named_parameters()); });
+  INFO(text);
+  CHECK(contains(text, "decoder.weight = embedding.weight"));
+  CHECK(contains(text, "two groups"));
+}
+
+TEST_CASE("what happens if I list a tied weight twice in a group of gradients, or types together: it counts once, types travel apart") {
+  TiedNet net, alone;
+  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.groups = std::vector<Parameters>{net.parameters()}});
+  for (int step = 0; step < 2; ++step) {
+    step_together(net, optimizer, step);
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::bf16()}) {
+    for (const bool list : {true, false}) {
+      Parameters mixed;
+      int variant = 0;
+      for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kFloat, at::kDouble})
+        mixed.push_back(data({3, 5}, type, 0, variant++).requires_grad_());
+      SGD sgd(mixed, SGDOptions(0.5));
+      DistributedOptimizerOptions options{.compression = compression};
+      if (list)
+        options.groups = std::vector<Parameters>{{mixed[4], mixed[0], mixed[2], mixed[1]}};
+      else
+        options.groups = 2;
+      DistributedOptimizer together(sgd, {}, options);
+      together.zero_grad();
+      for (auto& parameter : mixed) (parameter.to(kDouble) * data({3, 5}, kDouble, hvd::rank())).sum().backward();
+      together.synchronize();
+      for (const auto& parameter : mixed) {
+        const at::Tensor mean = reduced(all_data({3, 5}, kDouble, everyone()), hvd::ReduceOp::Average);
+        CHECK(torch::allclose(parameter.grad().to(kDouble), mean, 1e-2, 1e-2));
+        CHECK(same_on_all_ranks(parameter.grad()));
+      }
+      together.step();
+    }
+  }
+}
+
+/// Two layers, of which the optimizer has the first alone to begin with.
+struct Grown : torch::nn::Module {
+  Grown() {
+    first = register_module("first", torch::nn::Linear(6, 9));
+    second = register_module("second", torch::nn::Linear(9, 50));
+    to(kDouble);
+    const torch::NoGradGuard no_gradient;
+    int variant = 0;
+    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+  }
+  at::Tensor loss(int rank, int step) {
+    return second->forward(torch::tanh(first->forward(data({4, 6}, kDouble, rank, step))))
+        .sub(data({4, 50}, kDouble, rank, step + 1))
+        .square()
+        .mean();
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+TEST_CASE("what happens if I add parameters after wrapping, to the wrapper or to the wrapped optimizer: they train as in one process") {
+  enum class To { Wrapper, Wrapped, Both, Group, InTwoGoes };
+  for (const auto& kind : torch_optimizers()) {
+    if (kind.name == "Adagrad") continue;  // below
+    for (const bool shard : {false, true}) {
+      for (const auto to : {To::Wrapper, To::Wrapped, To::Both, To::Group, To::InTwoGoes}) {
+        CAPTURE(kind.name);
+        CAPTURE(shard);
+        CAPTURE(static_cast<int>(to));
+        const int passes = to == To::Both ? 2 : 1;
+        Grown net, alone;
+        const auto wrapped = kind.make(net.first->parameters()), plain = kind.make(alone.first->parameters());
+        DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                       {.backward_passes_per_step = passes, .groups = 1, .shard_optimizer_state = shard});
+        for (int step = 0; step < 2; ++step) {
+          step_together(net, optimizer, step, passes);
+          net.second->zero_grad();
+          step_alone(alone, *plain, step, everyone(), passes);
+        }
+        const Parameters more = net.second->parameters(), more_alone = alone.second->parameters();
+        if (to == To::Group) {
+          for (const auto& parameter : more) optimizer.param_groups()[0].params().push_back(parameter);
+          for (const auto& parameter : more_alone) plain->param_groups()[0].params().push_back(parameter);
+        } else if (to == To::InTwoGoes) {
+          for (std::size_t i = 0; i < 2; ++i) {
+            wrapped->add_param_group(OptimizerParamGroup({more[i]}));
+            optimizer.zero_grad();
+            plain->add_param_group(OptimizerParamGroup({more_alone[i]}));
+          }
+        } else {
+          if (to != To::Wrapped) optimizer.add_param_group(OptimizerParamGroup(more));
+          if (to != To::Wrapper) wrapped->add_param_group(OptimizerParamGroup(more));
+          plain->add_param_group(OptimizerParamGroup(more_alone));
+        }
+        for (int step = 2; step < 5; ++step) {
+          step_together(net, optimizer, step, passes);
+          step_alone(alone, *plain, step, everyone(), passes);
+          CHECK(furthest(net, alone) <= kEqual);
+          CHECK(equal_on_all_ranks(net));
+        }
+        CHECK(wrapped->param_groups().size() == plain->param_groups().size());
+        CHECK(optimizer.param_groups().back().params().back().is_same(more.back()));
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if I add parameters between backward() and step(): that step has them already") {
+  for (const bool synchronized : {false, true}) {
+    for (const bool shard : {false, true}) {
+      Grown net, alone;
+      SGD wrapped(net.first->parameters(), SGDOptions(0.1).momentum(0.5)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.5));
+      DistributedOptimizer optimizer(wrapped, {}, {.op = hvd::ReduceOp::Average, .shard_optimizer_state = shard});
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        net.loss(hvd::rank(), step).backward();
+        if (synchronized) optimizer.synchronize();
+        if (step == 0) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+        optimizer.step();
+        step_alone(alone, plain, step);
+        CHECK(furthest(net, alone) <= kEqual);
+        CHECK(equal_on_all_ranks(net));
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if I add parameters and compress, or take a group out again: the rest trains as in one process") {
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::topk(1)}) {
+    for (const bool shard : {false, true}) {
+      CAPTURE(shard);
+      Grown net, alone;
+      Adam wrapped(net.first->parameters(), AdamOptions(0.01)), plain(alone.first->parameters(), AdamOptions(0.01));
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression, .shard_optimizer_state = shard});
+      const auto both = [&](int from, int to) {
+        for (int step = from; step < to; ++step) {
+          net.zero_grad();
+          step_together(net, optimizer, step);
+          step_alone(alone, plain, step);
+          CHECK(furthest(net, alone) <= 1e-9);
+          CHECK(equal_on_all_ranks(net));
+        }
+      };
+      optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+      both(0, 3);
+      wrapped.param_groups().pop_back();
+      plain.param_groups().pop_back();
+      both(3, 5);
+      CHECK(optimizer.param_groups().size() == 1);
+      optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      plain.state().erase(alone.second->weight.unsafeGetTensorImpl());  // LibTorch refuses parameters that have a state
+      plain.state().erase(alone.second->bias.unsafeGetTensorImpl());
+      if (shard || compression != hvd::Compression::none()) continue;
+      for (const auto& parameter : net.second->parameters()) wrapped.state().erase(parameter.unsafeGetTensorImpl());
+      plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+      both(5, 7);
+    }
+  }
+}
+
+TEST_CASE("what happens if I scale the loss of tied weights: their gradient is unscaled once") {
+  TiedNet net, alone;
+  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  hvd::GradScaler scaler({.init_scale = 8});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(net.loss(hvd::rank(), step)).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
+}
+
+TEST_CASE("what happens if I add parameters on one rank alone: Mismatch on all, and no parameter has changed") {
+  if (hvd::size() == 1) return;
+  Grown net;
+  SGD wrapped(net.first->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  step_together(net, optimizer, 0);
+  const at::Tensor before = net.first->weight.detach().clone();
+  if (last()) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+  optimizer.zero_grad();
+  net.loss(hvd::rank(), 1).backward();
+  const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+  INFO(text);
+  CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
+  CHECK((contains(text, "do so on all ranks") == last()));
+  CHECK(same(net.first->weight.detach(), before));
+}
+
+TEST_CASE("what happens if I add what cannot be added: an error that names it, on all ranks") {
+  Grown net;
+  torch::optim::Adagrad adagrad(net.first->parameters(), torch::optim::AdagradOptions(0.1));
+  DistributedOptimizer of_adagrad(adagrad, net.named_parameters());
+  of_adagrad.add_param_group(OptimizerParamGroup(net.second->parameters()));
+  net.loss(hvd::rank(), 0).backward();
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { of_adagrad.step(); }), "second.weight"));
+  Grown other;
+  SGD sgd(other.first->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, other.named_parameters());
+  optimizer.add_param_group(OptimizerParamGroup({other.first->bias}));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.step(); }), "first.bias"));
+  optimizer.Optimizer::param_groups().pop_back();
+  optimizer.add_param_group(OptimizerParamGroup({other.second->bias}));
+  sgd.add_param_group(OptimizerParamGroup({other.second->weight}));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.step(); }), "different ways"));
+  sgd.param_groups().pop_back();
+  step_together(other, optimizer, 0);
+  CHECK(equal_on_all_ranks(other));
+}
+
+/// User code: options with more than a learning rate, which can be written, or not.
+template <bool serializable>
+struct PushOptions : torch::optim::OptimizerCloneableOptions<PushOptions<serializable>> {
+  double rate = 0.1, push = 0;
+  double get_lr() const override { return rate; }
+  void set_lr(const double lr) override { rate = lr; }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    if (!serializable) return torch::optim::OptimizerOptions::serialize(archive);
+    c10::IValue value;
+    archive.read("rate", value);
+    rate = value.toDouble();
+    archive.read("push", value);
+    push = value.toDouble();
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    if (!serializable) return torch::optim::OptimizerOptions::serialize(archive);
+    archive.write("rate", c10::IValue(rate));
+    archive.write("push", c10::IValue(push));
+  }
+};
+template <bool serializable>
+struct Pusher : Optimizer {
+  explicit Pusher(Parameters parameters) : Optimizer(std::move(parameters), std::make_unique<PushOptions<serializable>>()) {}
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const torch::NoGradGuard no_gradient;
+    for (auto& group : param_groups()) {
+      const auto& options = static_cast<const PushOptions<serializable>&>(group.options());
+      for (auto& parameter : group.params()) parameter.sub_(parameter.grad() * options.rate + options.push);
+    }
+    return {};
+  }
+};
+
+template <class Options, class Wrapped, class Change>
+void check_options_travel(Wrapped make, Change change) {
+  Grown net, alone;
+  const auto wrapped = make(net.parameters()), plain = make(alone.parameters());
+  DistributedOptimizer optimizer(*wrapped, net.named_parameters());
+  const auto options = [](Optimizer& of) -> Options& { return static_cast<Options&>(of.param_groups()[0].options()); };
+  Options& held = options(*wrapped);
+  for (int step = 0; step < 6; ++step) {
+    if (step % 3 == 1) change(options(optimizer), step);
+    if (step % 3 == 2) change(step == 2 ? held : options(*wrapped), step);
+    if (step % 3 > 0) change(options(*plain), step);
+    step_together(net, optimizer, step);
+    step_alone(alone, *plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
+}
+
+TEST_CASE("what happens if I change any option through the wrapper or the wrapped optimizer: it holds for both, of my own types too") {
+  check_options_travel<SGDOptions>([](const Parameters& p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.5)); },
+                                   [](SGDOptions& options, int step) { options.weight_decay(0.1 * step); });
+  check_options_travel<AdamOptions>([](const Parameters& p) { return std::make_unique<Adam>(p, AdamOptions(0.01)); },
+                                    [](AdamOptions& options, int step) {
+                                      options.betas({0.5 + 0.05 * step, 0.9});
+                                    });
+  check_options_travel<PushOptions<true>>([](const Parameters& p) { return std::make_unique<Pusher<true>>(p); },
+                                          [](PushOptions<true>& options, int step) { options.push = 0.01 * step; });
+  // Without serialize() a copy takes the place of the other's options when more than the learning rate has changed.
+  check_options_travel<PushOptions<false>>([](const Parameters& p) { return std::make_unique<Pusher<false>>(p); },
+                                           [](PushOptions<false>& options, int step) { options.rate = 0.02 * step; });
+  Grown net;
+  Pusher<false> wrapped(net.parameters());
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  const auto push = [](Optimizer& of) -> double& { return static_cast<PushOptions<false>&>(of.param_groups()[0].options()).push; };
+  push(optimizer) = 0.5;
+  optimizer.param_groups();
+  CHECK(push(wrapped) == 0.5);
+  push(wrapped) = 0.25;
+  optimizer.param_groups();
+  CHECK(push(optimizer) == 0.25);
+  optimizer.param_groups()[0].options().set_lr(0.5);
+  optimizer.param_groups();
+  CHECK(static_cast<PushOptions<false>&>(wrapped.param_groups()[0].options()).rate == 0.5);
+  CHECK(push(wrapped) == 0.25);
+}
+
+TEST_CASE("what happens if a rank is outside the optimizer's process set: it trains by itself, as with the plain optimizer") {
+  const auto some = hvd::add_process_set({0});
+  for (const bool shard : {false, true}) {
+    for (const auto op : {hvd::ReduceOp::Average, hvd::ReduceOp::Adasum}) {
+      if (shard && op == hvd::ReduceOp::Adasum) continue;
+      Grown net, alone;
+      Adam wrapped(net.first->parameters(), AdamOptions(0.01)), plain(alone.first->parameters(), AdamOptions(0.01));
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.op = op, .process_set = some, .shard_optimizer_state = shard});
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+        if (step == 2) plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+        if (step == 3) optimizer.param_groups()[0].options().set_lr(0.02);
+        if (step == 3) plain.param_groups()[0].options().set_lr(0.02);
+        optimizer.zero_grad();
+        net.loss(hvd::rank(), step).backward();
+        optimizer.synchronize();
+        torch::nn::utils::clip_grad_norm_(once(net.parameters()), 10);
+        optimizer.step();
+        net.second->zero_grad();
+        alone.zero_grad();
+        alone.loss(hvd::rank(), step).backward();
+        torch::nn::utils::clip_grad_norm_(once(alone.parameters()), 10);
+        plain.step();
+        alone.second->zero_grad();
+        CHECK(furthest(net, alone) == 0);
+      }
+      std::stringstream state;
+      if (!some.included()) torch::save(optimizer, state);
+      if (!some.included()) torch::load(optimizer, state);
+      CHECK(optimizer.is_sharded() == (shard && some.included()));
+      optimizer.unshard();
+      optimizer.step([&] { return net.loss(hvd::rank(), 7); });
+    }
+  }
+  hvd::remove_process_set(some);
+}
+
+}  // namespace

@@ -1,0 +1,50 @@
+#pragma once
+/// The groups of a wrapper and of the optimizer that it wraps, kept alike: LibTorch lets either be changed at any time (add_param_group(),
+/// param_groups()), and tells nobody. Here that is noticed, named and taken over. Local: all ranks must make the same changes.
+/// Thread: the optimizer's. Errors: InvalidArgument, naming the parameter: one without a name, in two groups, or added later to an Adagrad.
+/// Refers to both optimizers' groups; holds the parameters.
+
+#include <torch/optim/optimizer.h>
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "torch_bindings/shared_options.h"
+
+namespace hvd::detail {
+
+class SharedGroups {
+ public:
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// `mine` are the wrapper's, as copied from `wrapped`. `names` must name every parameter, unless it is empty: then names are made up.
+  SharedGroups(std::vector<torch::optim::OptimizerParamGroup>& mine, torch::optim::Optimizer& wrapped, const Named& names);
+
+  /// Returns every parameter once, with its names joined, in the order in which they have come.
+  [[nodiscard]] const Named& parameters() const { return parameters_; }
+  /// Returns how many tensors each group has.
+  [[nodiscard]] std::vector<std::int64_t> layout() const;
+
+  /// Makes groups and options of both alike again; where both have changed, the wrapper's options hold. Returns whether there are other
+  /// parameters in the groups than before; new ones are then at the end of `parameters()`.
+  bool reconcile();
+  /// Gives the wrapper the wrapped optimizer's options, whatever the wrapper's are.
+  void take_options();
+
+ private:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  [[nodiscard]] bool differs(const Groups& groups) const;
+  [[nodiscard]] Named newcomers(const Groups& groups) const;
+  void copy(const Groups& from, Groups& to);
+
+  Groups& mine_;
+  torch::optim::Optimizer& wrapped_;
+  std::unordered_map<const void*, std::pair<std::string, at::Tensor>> names_;  ///< by TensorImpl
+  std::vector<std::vector<at::Tensor>> groups_;                                ///< as both had them last
+  std::vector<SharedOptions> options_;
+  Named parameters_;
+};
+
+}  // namespace hvd::detail

@@ -1,0 +1,165 @@
+#include "torch_bindings/shared_options.h"
+
+#include <malloc.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <typeindex>
+#include <utility>
+
+namespace hvd::detail {
+
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamGroup;
+
+template <class Options>
+bool typed_equal(const OptimizerOptions& a, const OptimizerOptions& b, std::optional<bool>& equal) {
+  const auto* left = dynamic_cast<const Options*>(&a);
+  const auto* right = dynamic_cast<const Options*>(&b);
+  if (left == nullptr || right == nullptr) return false;
+  equal = *left == *right;
+  return true;
+}
+template <class Options>
+bool typed_assign(OptimizerOptions& to, const OptimizerOptions& from) {
+  auto* target = dynamic_cast<Options*>(&to);
+  const auto* source = dynamic_cast<const Options*>(&from);
+  if (target == nullptr || source == nullptr) return false;
+  *target = *source;
+  return true;
+}
+
+template <class... Options>
+struct Types {
+  /// Nothing: both are not of one of these types.
+  static std::optional<bool> equal(const OptimizerOptions& a, const OptimizerOptions& b) {
+    std::optional<bool> result;
+    static_cast<void>((typed_equal<Options>(a, b, result) || ...));
+    return result;
+  }
+  static bool assign(OptimizerOptions& to, const OptimizerOptions& from) { return (typed_assign<Options>(to, from) || ...); }
+};
+using Known = Types<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::RMSpropOptions,
+                    torch::optim::AdagradOptions, torch::optim::LBFGSOptions>;
+
+bool is_known(const OptimizerOptions& options) { return Known::equal(options, options).has_value(); }
+
+std::string written(const OptimizerOptions& options) {
+  torch::serialize::OutputArchive archive;
+  options.serialize(archive);
+  std::ostringstream out;
+  archive.save_to(out);
+  return out.str();
+}
+
+/// Whether the type overrides both forms of serialize(): tried once for each type, on a copy.
+bool is_serializable(const OptimizerOptions& options) {
+  static std::mutex mutex;
+  static std::map<std::type_index, bool> tried;
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = tried.emplace(typeid(options), false);
+  if (!is_new) return entry->second;
+  try {
+    std::istringstream in(written(options));
+    torch::serialize::InputArchive archive;
+    archive.load_from(in);
+    options.clone()->serialize(archive);
+    entry->second = true;
+  } catch (const c10::Error&) {  // the base class's, which says so
+  }
+  return entry->second;
+}
+
+/// All that was allocated for the object: its size is known to its allocation alone.
+std::vector<std::byte> bytes_of(const OptimizerOptions& options, const void*& place) {
+  place = dynamic_cast<const void*>(&options);
+  std::vector<std::byte> bytes(::malloc_usable_size(const_cast<void*>(place)));
+  std::memcpy(bytes.data(), place, bytes.size());
+  return bytes;
+}
+
+std::optional<double> rate_of(const OptimizerOptions& options) {
+  try {
+    return options.get_lr();
+  } catch (const c10::Error&) {
+    return std::nullopt;  // it has none
+  }
+}
+
+}  // namespace
+
+SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerParamGroup& theirs)
+    : mine_(look(mine.options())), theirs_(look(theirs.options())) {}
+
+SharedOptions::Seen SharedOptions::look(const OptimizerOptions& options) {
+  Seen seen;
+  seen.options = options.clone();
+  if (is_known(options)) return seen;
+  if (is_serializable(options)) {
+    seen.text = written(options);
+  } else {
+    seen.bytes = bytes_of(options, seen.place);
+  }
+  return seen;
+}
+
+bool SharedOptions::has_changed(const Seen& before, const OptimizerOptions& now) {
+  if (const auto equal = Known::equal(*before.options, now)) return !*equal;
+  if (typeid(*before.options) != typeid(now)) return true;
+  if (!before.text.empty()) return written(now) != before.text;
+  const void* place = nullptr;
+  const auto bytes = bytes_of(now, place);
+  return place != before.place || bytes != before.bytes;
+}
+
+void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from, OptimizerParamGroup& to) {
+  OptimizerOptions& source = from.options();
+  OptimizerOptions& target = to.options();
+  if (Known::assign(target, source)) return;
+  if (typeid(source) == typeid(target) && is_serializable(source)) {
+    std::istringstream in(written(source));
+    torch::serialize::InputArchive archive;
+    archive.load_from(in);
+    target.serialize(archive);
+    return;
+  }
+  if (const auto rate = rate_of(source); rate && typeid(source) == typeid(target)) {
+    if (const auto old = rate_of(*before.options)) {  // is it the rate alone?
+      source.set_lr(*old);
+      const bool alone = !has_changed(before, source);
+      source.set_lr(*rate);
+      if (alone) return target.set_lr(*rate);
+    }
+  }
+  struct Group : OptimizerParamGroup {
+    static std::unique_ptr<OptimizerOptions> take_options(OptimizerParamGroup& group) { return std::move(group.*(&Group::options_)); }
+  };
+  retired_[retired_.front() ? 1 : 0] = Group::take_options(to);
+  to.set_options(source.clone());
+}
+
+void SharedOptions::reconcile(OptimizerParamGroup& mine, OptimizerParamGroup& theirs) {
+  if (has_changed(mine_, mine.options())) {
+    hand_over(mine_, mine, theirs);
+  } else if (has_changed(theirs_, theirs.options())) {
+    hand_over(theirs_, theirs, mine);
+  } else {
+    return;
+  }
+  mine_ = look(mine.options());
+  theirs_ = look(theirs.options());
+}
+
+void SharedOptions::take(OptimizerParamGroup& mine, OptimizerParamGroup& theirs) {
+  hand_over(theirs_, theirs, mine);
+  mine_ = look(mine.options());
+  theirs_ = look(theirs.options());
+}
+
+}  // namespace hvd::detail

@@ -1,0 +1,45 @@
+#pragma once
+/// The options of one group (learning rate, momentum...), which a wrapper and the optimizer that it wraps each have a copy of, kept alike.
+/// LibTorch's own types are compared field by field. A type of the user's is compared by what its `serialize()` writes, at about a tenth
+/// of a millisecond; one that does not override that, by its bytes, so that what it keeps elsewhere (the elements of a std::vector) does
+/// not count. Local. Thread: the optimizer's. Owns copies; throws what the user's `clone()` and `serialize()` throw.
+
+#include <torch/optim/optimizer.h>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace hvd::detail {
+
+class SharedOptions {
+ public:
+  /// Requires that both groups have the same options now.
+  SharedOptions(const torch::optim::OptimizerParamGroup& mine, const torch::optim::OptimizerParamGroup& theirs);
+
+  /// Gives both groups what one of them has been given since the last call; if both have, what `mine` has. In place, since users hold
+  /// references to options, but for a user's type without `serialize()` in which more than the learning rate has changed: that is cloned.
+  void reconcile(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs);
+  /// Gives `mine` what `theirs` has, whatever it has been given itself.
+  void take(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs);
+
+ private:
+  /// One of the two copies, as it was last.
+  struct Seen {
+    std::unique_ptr<torch::optim::OptimizerOptions> options;
+    std::string text;              ///< what serialize() writes, of a type of the user's that overrides it
+    std::vector<std::byte> bytes;  ///< of one that does not
+    const void* place = nullptr;   ///< where these bytes were
+  };
+  static Seen look(const torch::optim::OptimizerOptions& options);
+  static bool has_changed(const Seen& before, const torch::optim::OptimizerOptions& now);
+  void hand_over(const Seen& before, torch::optim::OptimizerParamGroup& from, torch::optim::OptimizerParamGroup& to);
+
+  Seen mine_, theirs_;
+  /// What has been replaced, first and last: somebody may still refer to it.
+  std::array<std::unique_ptr<torch::optim::OptimizerOptions>, 2> retired_;
+};
+
+}  // namespace hvd::detail
