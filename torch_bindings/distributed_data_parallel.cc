@@ -49,6 +49,7 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, Distribu
   reduction.gradient_predivide_factor = options_.gradient_predivide_factor;
   reduction.sparse_as_dense = options_.sparse_as_dense;
   reduction.process_set = options_.process_set;
+  reduction.gradients_are_views = options_.gradients_are_views;
   reducer_ = std::make_shared<GradientReducer>(std::move(parameters), std::move(reduction), number, "ddp");
   reducer_->listen(false);
   reducer_->hook();
@@ -98,7 +99,7 @@ void ModuleReducer::begin_backward() {
 void ModuleReducer::end_backward() {
   in_backward_ = false;
   reducer_->listen(false);
-  reducer_->synchronize();
+  reducer_->finish_pass();
 }
 
 }  // namespace hvd::detail

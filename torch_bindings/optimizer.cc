@@ -170,6 +170,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
     // An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so that all decide alike. The user gets this rank's own.
     std::vector<std::pair<at::Tensor, at::Tensor>> losses;
     loss = wrapped_.step([&] {
+      if (skips_ == 0) reducer_->begin_evaluation();
       const at::Tensor own = closure();
       if (skips_ == 0) reducer_->synchronize();
       if (shards_) shards_->lend_gradients();
