@@ -71,6 +71,7 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   reduction.gradient_predivide_factor = options_.gradient_predivide_factor;
   reduction.sparse_as_dense = options_.sparse_as_dense;
   reduction.process_set = options_.process_set;
+  reduction.gradients_are_views = options_.gradients_are_views;
   std::vector<GradientReducer::Named> named;
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
   auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
@@ -215,7 +216,7 @@ void ModuleReducer::end_backward() {
   const bool shares = std::exchange(are_buffers_own_, false);
   SharedBuffers::Sharing sharing;
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(nullptr); });
-  for (const auto& reducer : reducers_) attempt([&] { reducer->synchronize(); });
+  for (const auto& reducer : reducers_) attempt([&] { reducer->finish_pass(); });
   if (sharing) attempt([&] { static_cast<void>(sharing->wait()); });
   if (shares && rounds_ && !first) attempt([&] { sharing = buffers_.start(rounds_.get()); });  // now all of these ranks are known to train
   if (first) std::rethrow_exception(first);

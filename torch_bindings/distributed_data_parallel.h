@@ -46,6 +46,8 @@ struct DistributedDataParallelOptions {
   /// Make sparse gradients dense before they are reduced.
   bool sparse_as_dense = false;
   ProcessSet process_set;
+  /// See DistributedOptimizerOptions::gradients_are_views.
+  bool gradients_are_views = true;
 };
 
 class GradientReducer;

@@ -238,6 +238,8 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
   Lent lent(shards_.get());
   const at::Tensor loss = wrapped_.step([&] {
     lent.take_back();
+    for (const auto& reducer : reducers_)
+      if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
     if (skips_ == 0) synchronize();
     lent.lend();

@@ -4,10 +4,14 @@
 /// are: `.grad` is a view of it.
 /// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names joined in messages, and stepped as often
 /// as the wrapped optimizer would. Groups and parameters added later, to the wrapper or to the wrapped optimizer, are taken in by the next
-/// call of this, on all ranks; a rank outside the process set trains by itself.
+/// call of this, on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or shape changes is followed.
 /// Refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
 /// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
-/// ways, or to an Adagrad. Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory.
+/// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
+/// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
+/// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
+/// Throws gradients away by `zero_grad()`. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
+/// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
 /// Threads: hooks run in autograd's threads; everything else is called by one thread at a time.
 /// Owns the gradients' memory; refers to the wrapped optimizer, which must outlive it.
 
@@ -44,6 +48,10 @@ struct DistributedOptimizerOptions {
   /// and gets the rest from the others; the parameters are those of the plain optimizer, bit for bit. For all optimizers of LibTorch but
   /// LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its state cannot be saved.
   bool shard_optimizer_state = false;
+  /// `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g = p.grad()`)
+  /// is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor of its own,
+  /// as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.
+  bool gradients_are_views = true;
 };
 
 class AdasumDeltas;
@@ -81,7 +89,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Collective. Reduces what is not yet reduced and waits; afterwards every `.grad` is the same on all ranks. A parameter without a
-  /// gradient here counts as zeros if another rank has one, and stays without if none has. Throws Mismatch, RankFailed, Shutdown...
+  /// gradient here counts as zeros if another rank has one, and stays without if none has. Called again, it reduces what backward has
+  /// added since, or what a user has put in the place of a gradient, and nothing if there is nothing new; the ranks must agree in that
+  /// (else Mismatch, when the next gradients meet). Throws InvalidArgument on a rank whose gradients were changed while on their way, after
+  /// it has taken part; Mismatch, RankFailed, Shutdown...
   void synchronize();
   /// What `step()` begins with: `synchronize()`, unless a finished one did that already or `skip_synchronize()` is in force.
   void synchronize_once();

@@ -274,7 +274,7 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
     optimizer_.load(own);
   } else if (by_itself) {
     const EachOnce each_once(holder_);
-    load_state(holder_, own);
+    holder_.load(own);
   }
   if (parts != nullptr && !sharded) load_parts(*parts, with_options, by_itself);
   if (!with_options) restore_options();

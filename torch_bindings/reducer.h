@@ -5,12 +5,20 @@
 /// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
 /// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient is copied there when backward gives it,
 /// from the cache; on a GPU all of a bucket by one launch, when it is complete.
+///
+/// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
+/// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
+/// Between two steps, each round's submissions say which it is: ranks that count rounds otherwise get a Mismatch, and not each other's.
+/// A gradient that is on its way is marked (torch_bindings/gradient_mark.h): if all of them have been thrown away when the next one
+/// comes, or at `synchronize()`, the round is finished for the other ranks and forgotten; if some have been changed, `synchronize()`
+/// throws InvalidArgument. Parameters that have got another type, device or shape get other memory before the next round.
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +26,7 @@
 
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/reduced_on.h"
 
@@ -51,18 +60,27 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// backward pass would reduce them twice. Local.
   static void refuse_twice(const std::vector<Named>& parameters, const std::string& kind);
 
-  /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off.
+  /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off. A user's own
+  /// hook on a parameter goes on being called.
   void hook();
   void unhook();
   /// `wanted` is asked, in autograd's threads, before each gradient is taken in as backward gives it; those that it does not want are
   /// found by `synchronize()`. Set before `hook()`.
   void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
+  /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
+  void listen(bool on);
   /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it (torch_bindings/join.h).
   void set_join(std::shared_ptr<detail::JoinRounds> join);
   [[nodiscard]] bool is_joining() const { return join_ != nullptr; }
 
+  /// Reduces what is not reduced yet: nothing if a finished call did that already and nothing has come since (a gradient that a user has
+  /// put in place of one that was reduced counts as new).
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
+  /// Reduces whatever there is, for those who call it at the end of each backward pass.
+  void finish_pass();
+  /// Before a closure is evaluated: `synchronize()` is to reduce after it, whatever came before.
+  void begin_evaluation();
   /// Before gradients are thrown away: waits for what is under way and forgets what has gathered.
   void settle();
   /// After a step: what comes next is new.
@@ -82,21 +100,45 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void announce(Shape layout);
 
  private:
+  /// What memory for a parameter's gradient is made for.
+  struct Kind {
+    at::ScalarType type = at::kFloat;
+    at::Device device{at::kCPU};
+    std::vector<std::int64_t> sizes;
+    explicit Kind(const at::Tensor& parameter)
+        : type(parameter.scalar_type()), device(parameter.device()), sizes(parameter.sizes().vec()) {}
+    [[nodiscard]] bool is_of(const at::Tensor& parameter) const {
+      return type == parameter.scalar_type() && device == parameter.device() && parameter.sizes() == at::IntArrayRef(sizes);
+    }
+  };
   struct Slot {
+    explicit Slot(Named whose) : named(std::move(whose)), kind(named.parameter) {}
     Named named;
+    Kind kind;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
     at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined if another type travels
     at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;
-    bool present = false;  ///< this rank has a gradient
-    bool sparse = false;   ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
+    bool present = false;                 ///< this rank has a gradient
+    bool sparse = false;                  ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
+    bool awaited = false;                 ///< its bucket is submitted when this and the others of its kind are ready
+    bool late = false;                    ///< its gradient came when the bucket was under way without it: it goes in a round of its own
+    bool reduced = false;                 ///< `.grad` is what a round gave, the same on all ranks
+    bool users = false;                   ///< a user has changed what was under way, in a world of one: that is what counts
+    std::int64_t zeros_at = -1;           ///< version of `wire` when it was made zeros that nothing has been written to since
+    detail::GradientMark mark;            ///< `.grad` as it was left
+    std::optional<unsigned> before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
+    at::Tensor before;                    ///< that one
   };
+  enum class Fate : std::uint8_t { Untouched, ThrownAway, Changed };
+  enum class Round : std::uint8_t { Kept, KeptButCompressed, ThrownAway };
   struct Bucket {
     std::string name;
     std::vector<std::size_t> slots;
-    std::size_t ready = 0;
+    bool counted = false;
+    std::size_t missing = 0;  ///< gradients that are awaited still, once they have been counted
     bool submitted = false;
     bool together = false;  ///< see Taking
     std::shared_ptr<Pending> pending;
@@ -109,16 +151,36 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void give_up_claims() noexcept;
 
   void make_compressor();
-  void reduce(bool also_compressed);
+  bool synchronize_gradients();
   void end_join_round();
+  void put_hook(std::size_t slot);
+  void reduce(Round round);
+  void reduce_until_none_is_late();
+  void submit_all(Round round);
+  void finish(Round round);
+  void throw_away();
+  void follow_parameters();
+  void convert_gradient(Slot& slot);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
-  void make_room(Taking taking);
+  void make_room();
   void make_room(std::span<Bucket> buckets);
   template <class Terms>
   void scale(Terms& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);
+  [[noreturn]] void refuse(const std::string& text);
+  void before_gradient(std::size_t slot);
+  void begin_pass(const Slot& first);
+  void count(Slot& slot);
+  [[nodiscard]] bool is_under_way(const Slot& slot) const;
+  [[nodiscard]] std::pair<Fate, const Slot*> fate_of_gradients(const Slot* just_given = nullptr) const;
+  void keep_changes();
+  [[nodiscard]] bool given_anew() const;
+  [[nodiscard]] bool sums() const { return options_.op == ReduceOp::Sum && options_.process_set.size() > 1; }
+  void share_out(Slot& slot);
+  void take_rest(Bucket& bucket, Round round, bool early);
+  void fill_with_zeros(Slot& slot, bool in_memory);
   void take_in(Slot& slot);
   void pack(Slot& slot);
   void take_in_together(Bucket& bucket);
@@ -126,7 +188,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void give_back(Bucket& bucket);
   void wait_for(Bucket& bucket);
   bool learn_sparse(Bucket& bucket);
-  void reduce_sparse();
+  void reduce_sparse(Round round);
   void forget();
   [[nodiscard]] DataType wire_type(const Slot& slot) const;
   [[nodiscard]] bool travels_compressed(const Slot& slot) const;
@@ -134,6 +196,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
   detail::ReducedOn reduced_on_{options_.process_set};
+  const Taking taking_;
   const std::string kind_;
   const std::string name_;                           ///< "optimizer.0"
   const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer
@@ -148,6 +211,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
+  bool listening_ = true;
+  bool round_begun_ = false;  ///< something may have been given since the last round
+  bool interrupted_ = false;  ///< a backward pass was refused since the last round
+  std::size_t rounds_ = 0;    ///< since the last step or zero_grad()
+  int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
 
 }  // namespace hvd

@@ -5,6 +5,7 @@
 #include "hvd/spawn.h"
 #include "torch_bindings/autocast.h"
 #include "torch_bindings/checkpoint.h"
+#include "torch_bindings/clip.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/data_parallel.h"
 #include "torch_bindings/distributed_data_parallel.h"
