@@ -1,8 +1,8 @@
 #pragma once
 /// The options of one group (learning rate, momentum...), which a wrapper and the optimizer that it wraps each have a copy of, kept alike.
-/// LibTorch's own types are compared field by field. A type of the user's is compared by what its `serialize()` writes, at about a tenth
-/// of a millisecond; one that does not override that, by its bytes, so that what it keeps elsewhere (the elements of a std::vector) does
-/// not count. Local. Thread: the optimizer's. Owns copies; throws what the user's `clone()` and `serialize()` throw.
+/// LibTorch's own types are compared field by field. A type of the user's is compared by what its `serialize()` writes, which takes some
+/// tens of microseconds; one that does not override that, by its bytes, so that what it keeps elsewhere (the elements of a std::vector)
+/// does not count. Local. Thread: the optimizer's. Owns copies; throws what the user's `clone()` and `serialize()` throw.
 
 #include <torch/optim/optimizer.h>
 

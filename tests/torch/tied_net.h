@@ -79,6 +79,14 @@ void step_alone(Net& net, torch::optim::Optimizer& optimizer, int step, const st
   optimizer.step();
 }
 
+/// This rank's part of it.
+template <class Net>
+void step_together(Net& net, DistributedOptimizer& optimizer, int step, int passes = 1) {
+  optimizer.zero_grad();
+  for (int pass = 0; pass < passes; ++pass) net.loss(hvd::rank(), step * passes + pass).backward();
+  optimizer.step();
+}
+
 inline double furthest(const torch::nn::Module& a, const torch::nn::Module& b) {
   const Parameters left = a.parameters(), right = b.parameters();
   double most = 0;
