@@ -127,17 +127,23 @@ void JoinGuard::finish(bool failed) {
 JoinGuard DistributedOptimizer::join() { return join(JoinOptions{}); }
 
 JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
-  const ProcessSet set = reducer_->process_set();
+  reconcile();
+  const ProcessSet set = options_.process_set;
   if (set.size() > 1 && is_sharded())
     throw InvalidArgument("join: the optimizer's state is sharded, and a rank that has ended could not update its share");
-  auto rounds = detail::begin_rounds(*reducer_, options);
+  if (deltas_) throw InvalidArgument("join: Adasum combines what every rank's own step changed; a rank that has ended makes none");
+  if (is_local()) throw InvalidArgument("join: this rank is not in the optimizer's process set, and waits for nobody");
+  auto rounds = detail::begin_rounds(*reducers_.front(), options);
+  for (const auto& reducer : reducers_) reducer->set_join(rounds);
   const auto share = [this, set](int last) {
-    broadcast_parameters(reducer_->parameters(), last, set);
+    for (const auto& reducer : reducers_) broadcast_parameters(reducer->parameters(), last, set);
     broadcast_optimizer_state(*this, last, set);
   };
-  const auto end = [reducer = reducer_](bool failed) {
-    reducer->set_join(nullptr);
-    if (failed) reducer->begin_step();
+  const auto end = [reducers = reducers_](bool failed) {
+    for (const auto& reducer : reducers) {
+      reducer->set_join(nullptr);
+      if (failed) reducer->begin_step();
+    }
   };
   return JoinGuard({std::move(rounds), share, end});
 }

@@ -4,8 +4,8 @@
 /// are: `.grad` is a view of it.
 /// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names joined in messages, and stepped as often
 /// as the wrapped optimizer would. Groups and parameters added later, to the wrapper or to the wrapped optimizer, are taken in by the next
-/// call of this, on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or shape changes is followed.
-/// Refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
+/// call of this, on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or shape changes is
+/// followed. Refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
 /// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
 /// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
 /// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
