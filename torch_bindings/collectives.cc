@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -129,21 +129,19 @@ Handle<at::Tensor> first(const Handle<Tensors>& handle) {
 
 // ------------------------------------------------------------------------------------------------------------ forms in place
 
-/// Which of the tensors share memory with another that comes before them in memory or in the group. Those are sent from a copy, so that
-/// all are read before any is changed. `dense`: without gaps.
+/// Which of the tensors share memory with another that begins before them, or is before them in the group and begins there too. Those are
+/// sent from a copy, so that all are read before any is changed. `dense`: without gaps.
 std::vector<bool> sharing_memory(const Tensors& dense) {
   std::vector<bool> shares(dense.size(), false);
   if (dense.size() < 2) return shares;
-  std::vector<std::size_t> order(dense.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto begin = [&](std::size_t i) { return static_cast<const std::byte*>(dense[i].const_data_ptr()); };
-  std::sort(order.begin(), order.end(),
-            [&](auto a, auto b) { return std::less<>()(begin(a), begin(b)) || (begin(a) == begin(b) && a < b); });
-  const std::byte* end = nullptr;
-  for (const auto i : order) {
-    if (dense[i].numel() == 0) continue;
-    shares[i] = std::less<>()(begin(i), end);
-    end = std::max(end, begin(i) + dense[i].nbytes(), std::less<>());
+  std::vector<std::pair<std::uintptr_t, std::size_t>> places;
+  for (std::size_t i = 0; i < dense.size(); ++i)
+    if (dense[i].numel() > 0) places.emplace_back(reinterpret_cast<std::uintptr_t>(dense[i].const_data_ptr()), i);
+  std::sort(places.begin(), places.end());
+  std::uintptr_t end = 0;
+  for (const auto& [begin, i] : places) {
+    shares[i] = begin < end;
+    end = std::max(end, begin + dense[i].nbytes());
   }
   return shares;
 }
@@ -390,7 +388,8 @@ class Histories {
   /// Looks at the tensors before they are changed. Throws InvalidArgument.
   Histories(const Tensors& tensors, std::string_view what, const std::string& name) : group_(tensors.size() > 1) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      if (detail::changes_history(tensors[i], what, name)) changed_.emplace_back(i, tensors[i]);
+      if (detail::changes_history(tensors[i], what, name) && is_another(tensors[i], title(what, name, tensors, i)))
+        changed_.emplace_back(i, tensors[i]);
   }
   /// Once they are changed, or about to be. Each has a rule of its own: of a group, one may be a view and another need no gradient.
   template <class Options>
@@ -403,6 +402,18 @@ class Histories {
   }
 
  private:
+  /// Whether it is none of those before it. Throws InvalidArgument if it is part of one: its gradient would be reduced twice.
+  [[nodiscard]] bool is_another(const at::Tensor& tensor, const std::string& which) const {
+    for (const auto& [number, other] : changed_) {
+      if (tensor.is_same(other)) return false;
+      if (tensor.is_alias_of(other) && at::get_overlap_status(tensor, other) != at::MemOverlapStatus::No)
+        throw InvalidArgument(
+            formatted("{}: in place together with tensor {}, whose memory it may share, where gradients are required; give "
+                      "them one after the other",
+                      which, number));
+    }
+    return true;
+  }
   std::vector<std::pair<std::size_t, at::Tensor>> changed_;
   bool group_;
 };

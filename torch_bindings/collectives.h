@@ -7,7 +7,7 @@
 /// them are changed as data are under NoGradGuard. Members of a group may share memory.
 /// Refuses at the call, on that rank (InvalidArgument, DuplicateName), naming the tensor: undefined and sparse tensors, other types and
 /// devices; in place, what has elements that share memory (expand) and, where a gradient is required, one of several views that one
-/// operation made (split). Throws Mismatch, RankFailed, Shutdown, BackendError from `wait()`.
+/// operation made (split) and members of a group that overlap. Throws Mismatch, RankFailed, Shutdown, BackendError from `wait()`.
 
 #include <ATen/core/Tensor.h>
 

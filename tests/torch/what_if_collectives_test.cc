@@ -195,6 +195,24 @@ TEST_CASE("what happens if I call collectives under NoGradGuard or in inference 
   CHECK(torch::equal(hvd::allreduce_async_(made_there).wait(), expected));
 }
 
+TEST_CASE("what happens if members of a group share a history: the same tensor is reduced once, parts that overlap are refused") {
+  const hvd::AllreduceOptions sum{.name = "tied", .op = ReduceOp::Sum};
+  const at::Tensor x = leaf({4, 4});
+  const at::Tensor y = x * 2;
+  hvd::grouped_allreduce_({y, torch::ones({2}), y}, sum);
+  y.sum().backward();
+  CHECK(torch::equal(x.grad(), torch::full({4, 4}, 2.0 * hvd::size(), kDouble)));
+  const at::Tensor z = leaf({4, 4}) * 2;
+  for (const Tensors& group : {Tensors{z, z.view({-1})}, Tensors{z.narrow(0, 0, 3), z.narrow(0, 2, 2)}}) {
+    const std::string text = error_of<hvd::InvalidArgument>([&] { hvd::grouped_allreduce_(group, sum); });
+    CHECK(contains(text, "allreduce 'tied', tensor 1 of the group (0 to 1): in place together with tensor 0"));
+  }
+  const at::Tensor first = z.narrow(0, 0, 2);
+  const at::Tensor second = z.narrow(0, 2, 2);
+  hvd::grouped_allreduce_({first, second}, sum);  // these do not
+  CHECK(torch::equal(z, reduced(all_data({4, 4}, kDouble, everyone()), ReduceOp::Sum) * 2));
+}
+
 // --------------------------------------------------------------------------------------------------------------------- memory
 
 TEST_CASE("what happens if members of a group share memory: in place, each element is reduced once") {
