@@ -19,7 +19,7 @@ using torch::nn::Sequential;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 /// One process with the average of all ranks' losses, clipped as LibTorch does. Returns the norms.
 std::vector<double> train_alone(Sequential& net, int steps, double max_norm, double norm_type) {
@@ -38,7 +38,7 @@ std::vector<double> train_alone(Sequential& net, int steps, double max_norm, dou
 
 TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradients of all ranks together are clipped, once reduced") {
   for (const auto type : {kDouble, kFloat}) {
-    for (const double norm_type : {2.0, 1.0, 3.5, kInfinity}) {
+    for (const double norm_type : {2.0, 1.0, 3.5, kUnbounded}) {
       for (const bool sharded : {false, true}) {
         const double tolerance = type == kDouble ? 1e-12 : 1e-5;
         Sequential net = small_model(type), alone = small_model(type);

@@ -211,7 +211,7 @@ TEST_CASE("what happens if I evaluate through a loader: with uneven shares each 
 
 // --------------------------------------------------------------------------------------------------------------- loss scaling
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
 hvd::ProcessSet all_but_the_last() {
   std::vector<int> ranks;
@@ -245,7 +245,7 @@ TEST_CASE("what happens if I scale the loss of an optimizer on a process set: it
         const at::Tensor x = data({5, 6}, at::kDouble, hvd::rank(), step);
         const at::Tensor y = data({5, 3}, at::kDouble, hvd::rank(), step + 1);
         at::Tensor loss = torch::mse_loss(ddp ? parallel->forward(x) : net->forward(x), y);
-        if (bad && hvd::rank() == 0) loss = loss * kInfinity;
+        if (bad && hvd::rank() == 0) loss = loss * kOverflow;
         scaler.scale(loss).backward();
         scaler.step(optimizer);
         scaler.update();
@@ -288,7 +288,7 @@ TEST_CASE("what happens if one scaler serves optimizers on different process set
       if (of_set) of_set->zero_grad();
       of_all.zero_grad();
       at::Tensor loss = small_loss(common, hvd::rank(), step);
-      if (of_set) loss = loss + small_loss(own, hvd::rank(), step) * (step == 1 && hvd::rank() == 0 ? kInfinity : 1.0);
+      if (of_set) loss = loss + small_loss(own, hvd::rank(), step) * (step == 1 && hvd::rank() == 0 ? kOverflow : 1.0);
       // An infinite sum has finite gradients where its finite part comes from.
       scaler.scale(loss).backward();
       const at::Tensor before = flat(common);
@@ -350,7 +350,7 @@ Trained train(const Compression& compression, bool ddp, bool scaled, const std::
     const at::Tensor x = data({5, 6}, at::kDouble, hvd::rank(), step);
     const at::Tensor y = data({5, 3}, at::kDouble, hvd::rank(), step + 1);
     at::Tensor loss = torch::mse_loss(ddp ? parallel->forward(x) : net->forward(x), y);
-    if (bad.contains(step) && last()) loss = loss * kInfinity;
+    if (bad.contains(step) && last()) loss = loss * kOverflow;
     scaler.scale(loss).backward();
     scaler.step(optimizer);
     scaler.update();
