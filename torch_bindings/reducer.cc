@@ -343,7 +343,7 @@ void GradientReducer::count(Slot& slot) {
     bucket.missing = 0;
     for (const auto index : bucket.slots) {
       const at::Tensor& left = slots_[index].named.parameter.grad();
-      slots_[index].awaited = slots_[index].named.parameter.requires_grad() || (left.defined() && !is_zero(left));
+      slots_[index].awaited = slots_[index].named.parameter.requires_grad() || (left.defined() && (!left.is_cpu() || !is_zero(left)));
       if (slots_[index].awaited) ++bucket.missing;
     }
   }
