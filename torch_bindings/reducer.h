@@ -218,4 +218,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
 
+/// How gradients become their average or sum: of a Submission or of AllreduceOptions.
+template <class Terms>
+void GradientReducer::scale(Terms& terms) const {
+  terms.op = options_.op;
+  if (options_.gradient_predivide_factor == 1) return;
+  terms.op = ReduceOp::Sum;
+  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
+  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+}
+
 }  // namespace hvd

@@ -1,0 +1,311 @@
+// The buckets of a GradientReducer: which parameters travel together, the memory in which they do, and how gradients get there.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "hvd/engine.h"
+#include "hvd/text.h"
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/gradient_hooks.h"
+#include "torch_bindings/reducer.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd {
+
+namespace {
+
+/// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
+constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
+
+/// Each pair of types by itself: where the first of `to` chose the kernel for all, the others were wrong (PyTorch issue 173383).
+void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  std::map<std::pair<at::ScalarType, at::ScalarType>, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_types;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    auto& [theirs, mine] = by_types[{to[i].scalar_type(), from[i].scalar_type()}];
+    theirs.push_back(to[i]);
+    mine.push_back(from[i]);
+  }
+  for (auto& [types, tensors] : by_types) at::_foreach_copy_(tensors.first, tensors.second);
+}
+
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+}
+
+}  // namespace
+
+DataType GradientReducer::wire_type(const Slot& slot) const {
+  return options_.compression.wire_type(detail::data_type_of(slot.named.parameter, slot.named.name));
+}
+
+bool GradientReducer::travels_compressed(const Slot& slot) const {
+  return wire_type(slot) != detail::data_type_of(slot.named.parameter, slot.named.name);
+}
+
+void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
+  std::erase_if(slots, [this](std::size_t slot) { return slots_[slot].compressed; });
+  if (slots.empty()) return;
+  // A bucket is of one type and on one device; a group of the user's may be neither.
+  const auto kind = [this](std::size_t slot) {
+    const at::Tensor& parameter = slots_[slot].named.parameter;
+    return std::pair(parameter.scalar_type(), parameter.device());
+  };
+  const auto others =
+      std::stable_partition(slots.begin(), slots.end(), [&, first = kind(slots.front())](std::size_t slot) { return kind(slot) == first; });
+  std::vector<std::size_t> rest(others, slots.end());
+  slots.erase(others, slots.end());
+  for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
+  Bucket bucket;
+  bucket.name = formatted("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
+                          slots.size() > 1 ? formatted(" and {} more", slots.size() - 1) : "");
+  bucket.slots = std::move(slots);
+  buckets_.push_back(std::move(bucket));
+  add_bucket(std::move(rest));
+}
+
+void GradientReducer::deal(const DistributedOptimizerOptions& options) {
+  std::vector<bool> dealt(slots_.size(), false);
+  if (const auto* lists = std::get_if<std::vector<std::vector<at::Tensor>>>(&options.groups)) {
+    std::unordered_map<const void*, std::size_t> places;
+    for (std::size_t i = 0; i < slots_.size(); ++i) places[slots_[i].named.parameter.unsafeGetTensorImpl()] = i;
+    for (const auto& list : *lists) {
+      std::vector<std::size_t> group;
+      for (const auto& parameter : list) {
+        const auto place = places.find(parameter.unsafeGetTensorImpl());
+        if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
+        if (std::find(group.begin(), group.end(), place->second) != group.end()) continue;  // tied: the module lists it twice
+        if (dealt[place->second])
+          throw InvalidArgument(formatted("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
+        dealt[place->second] = true;
+        group.push_back(place->second);
+      }
+      add_bucket(std::move(group));
+    }
+  } else if (const auto* count = std::get_if<int>(&options.groups)) {
+    if (*count < 1) throw InvalidArgument(formatted("groups: {} is not a number of groups", *count));
+    const std::size_t per_group = (slots_.size() + static_cast<std::size_t>(*count) - 1) / static_cast<std::size_t>(*count);
+    for (std::size_t begin = 0; begin < slots_.size(); begin += per_group) {
+      std::vector<std::size_t> group;
+      for (std::size_t i = begin; i < std::min(begin + per_group, slots_.size()); ++i) {
+        group.push_back(i);
+        dealt[i] = true;
+      }
+      add_bucket(std::move(group));
+    }
+  }
+  // By size, last parameters first: backward gives their gradients first.
+  const std::size_t limit = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  std::vector<std::size_t> group;
+  std::size_t bytes = 0;
+  for (std::size_t i = slots_.size(); i-- > 0;) {
+    if (dealt[i] || slots_[i].compressed) continue;
+    const at::Tensor& parameter = slots_[i].named.parameter;
+    const std::size_t more = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[i]));
+    const bool other_kind = !group.empty() && (slots_[group.back()].named.parameter.scalar_type() != parameter.scalar_type() ||
+                                               slots_[group.back()].named.parameter.device() != parameter.device());
+    if (bytes + more > limit || other_kind) {
+      add_bucket(std::exchange(group, {}));
+      bytes = 0;
+    }
+    group.push_back(i);
+    bytes += more;
+  }
+  add_bucket(std::move(group));
+}
+
+/// Buckets that follow one another on a device lie in one block, in which they are still reduced in place when they travel together.
+void GradientReducer::make_room() {
+  const auto device = [this](const Bucket& bucket) { return slots_[bucket.slots.front()].named.parameter.device(); };
+  for (std::size_t begin = 0, end = 0; begin < buckets_.size(); begin = end) {
+    const at::Device here = device(buckets_[begin]);
+    for (end = begin + 1; end < buckets_.size() && !here.is_cpu() && device(buckets_[end]) == here;) ++end;
+    make_room(std::span(buckets_).subspan(begin, end - begin));
+  }
+  for (auto& bucket : buckets_) bucket.together = bucket.memory && (taking_ == Taking::Together || !device(bucket).is_cpu());
+}
+
+void GradientReducer::make_room(std::span<Bucket> buckets) {
+  std::vector<std::pair<Slot*, std::size_t>> offsets;
+  std::size_t bytes = 0;
+  for (const auto& bucket : buckets) {
+    for (const auto index : bucket.slots) {
+      Slot& slot = slots_[index];
+      if (slot.named.parameter.device() != slots_[buckets.front().slots.front()].named.parameter.device()) return;
+      offsets.emplace_back(&slot, bytes);
+      bytes += aligned_to_member(static_cast<std::size_t>(slot.named.parameter.numel()) * element_bytes(wire_type(slot)));
+    }
+  }
+  bytes = std::max<std::size_t>(bytes, kMemberAlignment);
+  const Slot& first = *offsets.front().first;
+  std::shared_ptr<void> memory;
+  if (first.named.parameter.is_cpu()) {
+    memory = allocate_shared(bytes);
+    if (!memory) {
+      const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kMemberAlignment)}, at::kByte);
+      memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
+    }
+  } else {
+    memory = engine()->allocate(like(buckets.front()), wire_type(first), bytes);
+    if (!memory) return;
+  }
+  for (auto& bucket : buckets) bucket.memory = memory;
+  for (const auto& [slot, offset] : offsets) {
+    slot->wire = detail::watched(detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot))));
+    if (!travels_compressed(*slot) && options_.gradients_are_views) slot->home = slot->wire;
+  }
+}
+
+/// The slots for which backward has given nothing, or not as often as agreed.
+void GradientReducer::take_rest(Bucket& bucket, Round round, bool early) {
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    if (slot.ready) continue;
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    const bool only_zeros = early && !slot.awaited && gradient.defined();  // backward may add to them yet
+    slot.present = gradient.defined() && round != Round::ThrownAway && !only_zeros;
+    if (slot.present) {
+      if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this)) put_hook(index);  // a user's has taken its place
+      share_out(slot);
+      take_in(slot);
+      pack(slot);
+      slot.mark.set(gradient);
+      continue;
+    }
+    if (slot.home.defined() && gradient.defined() && gradient.is_alias_of(slot.home)) {  // it stays, and its memory travels
+      gradient = only_zeros ? at::zeros_like(gradient) : gradient.clone();
+      slot.mark.set(gradient);
+    }
+    if (slot.sparse && slot.wire.defined()) continue;
+    fill_with_zeros(slot, bucket.memory != nullptr);
+  }
+}
+
+void GradientReducer::fill_with_zeros(Slot& slot, bool in_memory) {
+  if (!in_memory) {
+    slot.wire = at::zeros_like(slot.named.parameter,
+                               slot.named.parameter.options().requires_grad(false).dtype(detail::scalar_type_of(wire_type(slot))));
+    return;
+  }
+  if (slot.zeros_at >= 0 && slot.zeros_at == version_of(slot.wire)) return;
+  slot.wire.zero_();
+  slot.zeros_at = version_of(slot.wire);
+}
+
+void GradientReducer::take_in(Slot& slot) {
+  at::Tensor& gradient = slot.named.parameter.mutable_grad();
+  if (gradient.is_sparse()) {
+    if (!options_.sparse_as_dense) {
+      slot.sparse = true;
+      return;
+    }
+    gradient = gradient.to_dense();
+  }
+  if (slot.sparse || buckets_[slot.bucket].together) return;
+  if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
+  slot.home.copy_(gradient);  // the gradient has just been written: this reads it from the cache
+  gradient = slot.home;
+}
+
+void GradientReducer::pack(Slot& slot) {
+  if (slot.home.defined() || slot.sparse) return;
+  at::Tensor& gradient = slot.named.parameter.mutable_grad();
+  gradient = detail::watched(gradient);
+  if (buckets_[slot.bucket].together) return;
+  if (slot.named.parameter.is_cpu()) {
+    slot.wire.copy_(gradient);
+    return;
+  }
+  if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
+}
+
+/// What `take_in` and `pack` do, for all of a bucket at once.
+void GradientReducer::take_in_together(Bucket& bucket) {
+  std::vector<at::Tensor> from, to;
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    if (!slot.present || slot.sparse) continue;
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    if (!gradient.defined()) {  // thrown away since backward gave it
+      slot.wire.zero_();
+      continue;
+    }
+    if (slot.home.defined() && gradient.is_alias_of(slot.home)) continue;
+    from.push_back(gradient);
+    to.push_back(slot.wire);
+    if (slot.home.defined()) gradient = slot.home;
+  }
+  copy_together(to, from);
+  for (const auto index : bucket.slots)
+    if (slots_[index].home.defined() && slots_[index].present) slots_[index].mark.set(slots_[index].named.parameter.grad());
+}
+
+/// Parameters may have been moved since memory was made for their gradients: it is made anew. Buckets stay, unless devices have changed.
+void GradientReducer::follow_parameters() {
+  bool moved = false, to_other_device = false;
+  for (auto& slot : slots_) {
+    const at::Tensor& parameter = slot.named.parameter;
+    if (slot.kind.is_of(parameter)) continue;
+    const bool other_device = slot.kind.device != parameter.device();
+    if (slot.compressed && (other_device || parameter.sizes() != at::IntArrayRef(slot.kind.sizes)))
+      throw InvalidArgument(formatted(
+          "parameter '{}' has got another device or shape since its optimizer was wrapped, and what {} remembers of its gradients "
+          "does not fit any more; change the model first and wrap the optimizer then",
+          slot.named.name, "its compression"));
+    convert_gradient(slot);
+    moved = true;
+    to_other_device = to_other_device || other_device;
+  }
+  if (!moved) return;
+  for (auto& slot : slots_) {
+    slot.kind = Kind(slot.named.parameter);
+    slot.home.reset();
+    slot.wire.reset();
+    slot.zeros_at = -1;
+  }
+  if (to_other_device) {
+    buckets_.clear();
+    deal(options_);
+  }
+  for (auto& bucket : buckets_) bucket.memory.reset();
+  make_room();
+}
+
+/// To what the parameter is now.
+void GradientReducer::convert_gradient(Slot& slot) {
+  const at::Tensor& parameter = slot.named.parameter;
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) return;
+  if (gradient.sizes() != parameter.sizes())
+    throw InvalidArgument(formatted("parameter '{}' is {} now, and its gradient {}; call zero_grad() when a parameter gets another shape",
+                                    slot.named.name, to_string(Shape(parameter.sizes().vec())), to_string(Shape(gradient.sizes().vec()))));
+  gradient = gradient.to(parameter.device(), parameter.scalar_type());
+  slot.mark.set(gradient);
+}
+
+void GradientReducer::give_back(Bucket& bucket) {
+  std::vector<at::Tensor> from, to;
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
+    Slot& slot = slots_[bucket.slots[i]];
+    if (!bucket.pending->present_anywhere[i] || slot.users) continue;
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    if (slot.late) {  // what the others have together, which is the same on all ranks, and what is to come
+      gradient.add_(slot.wire.to(gradient.scalar_type()), sums() ? 1.0 / options_.process_set.size() : 1.0);
+      continue;
+    }
+    if (slot.home.defined()) {
+      if (!gradient.defined() || !gradient.is_alias_of(slot.home)) gradient = slot.home;
+      continue;
+    }
+    if (gradient.defined() && gradient.is_alias_of(slot.wire)) continue;
+    if (!gradient.defined()) gradient = at::empty_like(slot.wire, slot.wire.options().dtype(slot.kind.type));
+    from.push_back(slot.wire);
+    to.push_back(gradient);
+  }
+  copy_together(to, from);
+}
+
+}  // namespace hvd
