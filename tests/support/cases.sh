@@ -1,5 +1,6 @@
 # To be sourced by scripts of many cases that mostly wait: for launchers, for ranks that end. They run side by side, each in a folder of its
-# own, $work, with a $failures of its own; their output comes in the order in which they were started.
+# own, $work, with a $failures of its own; their output comes in the order in which they were started. Temporary files of each lie apart, too:
+# where two mpirun begin and end in one folder, one may remove what the other has just found there.
 #   start COMMAND...   runs COMMAND, as a rule a function, beside at most HVD_CASES (4) - 1 others
 #   finish_cases       waits for all, prints what they said, and fails if any counted a failure or failed
 # shellcheck shell=bash
@@ -15,6 +16,8 @@ start() {
   (
     trap - EXIT
     work=$cases_folder/$n failures=0
+    export TMPDIR=$work/temporary
+    mkdir "$TMPDIR"
     "$@" || exit
     exit $((failures > 0))
   ) >"$cases_folder/$n.out" 2>&1 &
