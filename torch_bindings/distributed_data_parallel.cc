@@ -214,11 +214,11 @@ void ModuleReducer::end_backward() {
     }
   };
   const bool shares = std::exchange(are_buffers_own_, false);
-  SharedBuffers::Sharing sharing;
-  if (shares && !rounds_) attempt([&] { sharing = buffers_.start(nullptr); });
+  std::shared_ptr<SharedBuffers::Sharing> sharing;
+  if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
   for (const auto& reducer : reducers_) attempt([&] { reducer->finish_pass(); });
-  if (sharing) attempt([&] { static_cast<void>(sharing->wait()); });
-  if (shares && rounds_ && !first) attempt([&] { sharing = buffers_.start(rounds_.get()); });  // now all of these ranks are known to train
+  if (sharing) attempt([&] { buffers_.finish(*sharing); });
+  if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
   if (first) std::rethrow_exception(first);
 }
 

@@ -2,67 +2,121 @@
 
 #include <torch/torch.h>
 
-#include <string_view>
+#include <algorithm>
+#include <cstring>
+#include <map>
 
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/join.h"
-#include "torch_bindings/unique_parameters.h"
 
 namespace hvd::detail {
 
-namespace {
-bool is_running_statistic(std::string_view name) { return name.ends_with("running_mean") || name.ends_with("running_var"); }
-}  // namespace
+/// Buffers of one type, and all of them one after the other.
+struct PackedBuffers {
+  std::vector<at::Tensor> buffers;
+  at::Tensor all;
 
-SharedBuffers::Buffers SharedBuffers::buffers(bool count_as_change) const {
-  Buffers all;
-  for (const auto& [name, buffer] : unique_parameters(module_->named_buffers().pairs())) {
-    if (!buffer.defined()) continue;
-    // The same memory with a version counter of its own.
-    all.tensors.push_back(count_as_change && !is_running_statistic(name) ? buffer : buffer.variable_data());
-    all.names.push_back(name);
+  [[nodiscard]] bool are_plain() const {
+    return std::all_of(buffers.begin(), buffers.end(), [](const auto& buffer) { return buffer.is_cpu() && buffer.is_contiguous(); });
   }
-  return all;
+  void pack(at::Device device) {
+    if (!are_plain()) {
+      std::vector<at::Tensor> flat;
+      for (const auto& buffer : buffers) flat.push_back(buffer.to(device).reshape({-1}));
+      all = at::cat(flat);
+      return;
+    }
+    std::int64_t elements = 0;
+    for (const auto& buffer : buffers) elements += buffer.numel();
+    all = at::empty({elements}, buffers.front().options());
+    auto* to = static_cast<std::byte*>(all.mutable_data_ptr());
+    for (const auto& buffer : buffers) {
+      if (buffer.nbytes() > 0) std::memcpy(to, buffer.const_data_ptr(), buffer.nbytes());
+      to += buffer.nbytes();
+    }
+  }
+  void unpack() {
+    if (are_plain()) {
+      const auto* from = static_cast<const std::byte*>(all.const_data_ptr());
+      for (const auto& buffer : buffers) {
+        if (buffer.nbytes() > 0) std::memcpy(buffer.mutable_data_ptr(), from, buffer.nbytes());
+        from += buffer.nbytes();
+      }
+      return;
+    }
+    std::vector<at::Tensor> pieces;
+    std::int64_t begin = 0;
+    for (const auto& buffer : buffers) {
+      pieces.push_back(all.slice(0, begin, begin + buffer.numel()).view(buffer.sizes()));
+      begin += buffer.numel();
+    }
+    at::_foreach_copy_(buffers, pieces);
+  }
+};
+
+class SharedBuffers::Sharing {
+ public:
+  explicit Sharing(const torch::nn::Module& module) {
+    std::map<at::ScalarType, PackedBuffers> by_type;
+    std::optional<at::Device> device;
+    for (const auto& buffer : module.buffers()) {
+      if (!buffer.defined()) continue;
+      if (!device) device = buffer.device();
+      by_type[buffer.scalar_type()].buffers.push_back(buffer.variable_data());  // the same memory, a version counter of its own
+    }
+    for (auto& [type, packed] : by_type) {
+      packed.pack(*device);
+      types.push_back(std::move(packed));
+    }
+  }
+  void unpack() {
+    for (auto& packed : types) packed.unpack();
+  }
+
+  std::vector<PackedBuffers> types;
+  std::optional<Handle<std::vector<at::Tensor>>> handle;
+};
+
+std::shared_ptr<SharedBuffers::Sharing> SharedBuffers::start() const {
+  const at::NoGradGuard no_gradient;
+  auto sharing = std::make_shared<Sharing>(*module_);
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> names;
+  for (const auto& packed : sharing->types) {
+    tensors.push_back(packed.all);
+    names.push_back(std::string("all buffers of type ") + at::toString(packed.all.scalar_type()));
+  }
+  if (!tensors.empty())
+    sharing->handle = grouped_broadcast_async_(std::move(tensors), std::move(names),
+                                               {.name = name_, .root_rank = process_set_.ranks().front(), .process_set = process_set_});
+  return sharing;
 }
 
-SharedBuffers::Sharing SharedBuffers::start(Buffers buffers) const {
-  return grouped_broadcast_async_(std::move(buffers.tensors), std::move(buffers.names),
-                                  {.name = name_, .root_rank = process_set_.ranks().front(), .process_set = process_set_});
+void SharedBuffers::finish(Sharing& sharing) const {
+  if (!sharing.handle) return;
+  const at::NoGradGuard no_gradient;
+  static_cast<void>(sharing.handle->wait());
+  if (process_set_.rank() != 0) sharing.unpack();
 }
 
 /// A sum of bytes, all but the root's zero: a broadcast would need the ranks that have joined, too.
-void SharedBuffers::share_of_training(Buffers buffers, const JoinRounds& rounds) const {
+void SharedBuffers::share_of_training(Sharing& sharing, const JoinRounds& rounds) const {
+  if (sharing.types.empty()) return;
   const bool is_root = rounds.first_training() == hvd::rank();
-  const at::Device device = buffers.tensors.front().device();
-  std::vector<at::Tensor> parts;
-  for (const auto& tensor : buffers.tensors) parts.push_back(tensor.detach().to(device).contiguous().reshape({-1}).view(at::kByte));
-  at::Tensor bytes = torch::cat(parts);
-  if (!is_root) bytes.zero_();
-  allreduce_(bytes, {.name = name_ + " of ranks that train", .op = ReduceOp::Sum, .process_set = process_set_});
-  std::int64_t begin = 0;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    at::Tensor& tensor = buffers.tensors[i];
-    const at::Tensor part = bytes.slice(0, begin, begin + parts[i].numel()).clone();  // aligned for its type
-    begin += parts[i].numel();
-    if (!is_root) tensor.copy_(part.view(tensor.scalar_type()).reshape(tensor.sizes()));
+  std::vector<at::Tensor> bytes;
+  for (const auto& packed : sharing.types) {
+    bytes.push_back(packed.all.view(at::kByte));
+    if (!is_root) bytes.back().zero_();
   }
+  grouped_allreduce_(bytes, {.name = name_ + " of ranks that train", .op = ReduceOp::Sum, .process_set = process_set_});
+  if (!is_root) sharing.unpack();
 }
 
 void SharedBuffers::share(const JoinRounds* rounds) const {
   const at::NoGradGuard no_gradient;
-  Buffers all = buffers(true);
-  if (all.tensors.empty()) return;
-  if (rounds != nullptr) return share_of_training(std::move(all), *rounds);
-  static_cast<void>(start(std::move(all))->wait());
-}
-
-SharedBuffers::Sharing SharedBuffers::start(const JoinRounds* rounds) const {
-  const at::NoGradGuard no_gradient;
-  Buffers all = buffers(false);
-  if (all.tensors.empty()) return {};
-  if (rounds == nullptr) return start(std::move(all));
-  share_of_training(std::move(all), *rounds);
-  return {};
+  if (rounds == nullptr) return finish(*start());
+  Sharing sharing(*module_);
+  share_of_training(sharing, *rounds);
 }
 
 }  // namespace hvd::detail
