@@ -163,13 +163,13 @@ void Board::append(std::span<const std::byte> record) {
 }
 
 std::optional<Bytes> Board::read_next() {
+  area(self_).read.store(position_, std::memory_order_release);  // what was returned before has been acted on
   if (position_ == tail()) return std::nullopt;
   std::uint32_t size = 0;
   copy_out(position_, std::as_writable_bytes(std::span(&size, 1)));
   Bytes record(size);
   copy_out(position_ + sizeof size, record);
   position_ += sizeof size + size;
-  area(self_).read.store(position_, std::memory_order_release);
   return record;
 }
 

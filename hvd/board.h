@@ -63,7 +63,8 @@ class Board {
   /// Appends one record. Needs the lock, and room: `has_room`, or for a record of a few bytes the reserve that it keeps.
   /// The appender has read the whole log and acted on the record already: its own position moves past it.
   void append(std::span<const std::byte> record);
-  /// The next record this rank has not read, copied out; none when it has read all. One thread of the rank at a time.
+  /// The next record this rank has not read, copied out; none when it has read all. One thread of the rank at a time. To the other ranks a
+  /// record counts as read only when this is called again: until then its reader still acts on it, and needs the slots' words of its round.
   std::optional<Bytes> read_next();
   [[nodiscard]] std::uint64_t read_position() const { return position_; }
   /// Up to where `rank` has read.

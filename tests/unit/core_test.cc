@@ -273,6 +273,26 @@ TEST_CASE("the board's log: all read the same, round and round; it is full until
   CHECK_FALSE(writer.read_next().has_value());  // an appender has read what it wrote
 }
 
+TEST_CASE("the board's log: a record counts as read when its reader comes for the next, having acted on it") {
+  const BoardMemory memory(2, 16);
+  Board writer(memory.block(), 0);
+  Board reader(memory.block(), 1);
+  std::uint64_t after_first = 0;
+  {
+    const BoardLock lock(writer);
+    writer.append(Bytes(7));
+    after_first = writer.tail();
+    writer.append(Bytes(9));
+  }
+  CHECK(reader.read_next()->size() == 7);
+  CHECK(writer.read_position(1) == 0);
+  CHECK(reader.read_next()->size() == 9);
+  CHECK(writer.read_position(1) == after_first);
+  CHECK_FALSE(reader.read_next().has_value());
+  CHECK(writer.read_position(1) == writer.tail());
+  CHECK(writer.slowest_reader() == writer.tail());
+}
+
 TEST_CASE("slots: arrivals, generations, and locations of two rounds") {
   const BoardMemory memory(2, 16);
   Board a(memory.block(), 0);
