@@ -214,8 +214,8 @@ void Engine::retire(const CutBatch& cut) {
     if (board_.retire_batch(cut.sequence, cut.scope == Scope::Domain)) cut_if_idle();
   }
   if (first) board_.ring_waiters();
-  if (cut.scope == Scope::World) board_.ring_worker(0);
   board_.depart(cut.sequence, negotiator_.local_participants(cut.plan));
+  if (cut.scope == Scope::World) board_.ring_worker(0);  // there may be room now for what the root has decided
   if (board_.is_over(cut.sequence)) {
     // A cut may have been put off because the ring had no room. Under the lock, so that whoever puts it off sees this departure, or
     // this rank sees what was put off.
@@ -229,15 +229,20 @@ bool Engine::cut_world(const std::function<void()>& announce_it) {
   bool cut = false;
   with_log(0, [&] {
     const auto first = negotiator_.next_sequence();
-    if (!board_.can_open(first, kDataTypes)) return;
+    // A domain that takes no part in what is cut needs no room for it.
+    const bool opens = negotiator_.has_agreed(Scope::World) && negotiator_.takes_part_next(Scope::World);
+    if (opens && !board_.can_open(first, kDataTypes)) return;
     announce_it();
-    const bool here = relay_->is_root() && negotiator_.takes_part_next(Scope::World);
     commit(Negotiator::cut_record(Scope::World));
     if (relay_->is_root())
-      for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, here});
+      for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, opens});
     cut = true;
   });
-  if (!cut) board_.ring_all_workers();  // a rank has not looked at its results for a long time
+  // A rank has not looked at its results for a long time. Said once, or those that can do nothing about it would never sleep.
+  if (!cut && !std::exchange(told_of_no_room_, true))
+    for (int rank = 0; rank < board_.ranks(); ++rank)
+      if (rank != board_.self()) board_.ring_worker(rank);
+  if (cut) told_of_no_room_ = false;
   return cut;
 }
 
@@ -336,7 +341,8 @@ void Engine::coordinate() {
       const bool polls = must_poll();
       {
         const std::lock_guard lock(mutex_);
-        outstanding = outstanding || (parts_.transport && (!ledger_.empty() || relay_->is_waiting()));
+        const bool uncut = relay_ && relay_->is_root() && negotiator_.has_agreed(Scope::World);
+        outstanding = outstanding || uncut || (parts_.transport && (!ledger_.empty() || relay_->is_waiting()));
       }
       wheel_taken_.store(false, std::memory_order_release);
       {

@@ -231,6 +231,7 @@ class Engine {
     bool here;  ///< this domain takes part, so it will see the end
   };
   std::vector<WorldCut> open_world_cuts_;  // the root's driver's own
+  bool told_of_no_room_ = false;           // the driver's own
 
   std::atomic<bool> stop_thread_{false};
   std::atomic<bool> stopped_cleanly_{false};

@@ -122,6 +122,7 @@ void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& sig
         commit(*negotiator_.introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
     });
     if (room == Room::AfterReading) nudge_readers();
+    if (room == Room::AfterReading && board_.failed()) throw BackendError("the world has failed");
   }
 }
 

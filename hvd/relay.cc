@@ -400,8 +400,16 @@ void Relay::left(int rank) {
     ++left_;
   } else {
     send(parent_, item);
+    if (!held_back_.empty()) return hold_back_leaving(item, transport_.domain());
   }
   send_down(item);
+}
+
+/// The parent knows already.
+void Relay::hold_back_leaving(const Bytes& item, int from) {
+  Writer message;
+  message.put_bytes(item);
+  held_back_.push_back({{from, message.take()}, 0, true, true});
 }
 
 void Relay::failed(const Status& status) {
@@ -459,14 +467,20 @@ void Relay::hold_back(Message message) {
   held_back_.push_back({std::move(message)});
 }
 
-void Relay::take_held_back() {
+/// True if that brought anything.
+bool Relay::take_held_back() {
+  if (failed_) held_back_.clear();
+  bool any = false;
   while (!held_back_.empty()) {
     HeldBack& next = held_back_.front();
     if (!std::exchange(next.begun, true)) next.passed_on = pass_on_decisions(next.message);
+    const std::size_t before = next.done;
     act_on(next.done, next.message, next.passed_on);
-    if (next.done < next.message.bytes.size()) return;
+    any = any || next.done > before;
+    if (next.done < next.message.bytes.size()) break;
     held_back_.pop_front();
   }
+  return any;
 }
 
 /// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or to a cut that must wait.
@@ -526,11 +540,15 @@ bool Relay::act_on_item(const Bytes& bytes, const Message& message, bool passed_
     case Item::Leave: {
       const int rank = reader.get<int>();
       expect_rank(0, rank);
-      if (!from_parent && !is_root()) send(parent_, bytes);
+      if (!from_parent && !is_root() && !passed_on) send(parent_, bytes);
+      if (!from_parent && !passed_on && !held_back_.empty()) {
+        hold_back_leaving(bytes, message.from);
+        break;
+      }
       if (is_root()) ++left_;
       for (const auto& child : children_)
         if (child.domain != message.from) send(child.domain, bytes);
-      actions_.leave(rank);
+      if (message.from != transport_.domain()) actions_.leave(rank);  // this domain's log says so already
       break;
     }
     case Item::Stuck:
@@ -578,7 +596,7 @@ bool Relay::flush() {
 
 bool Relay::advance() {
   bool any = flush();
-  take_held_back();
+  any = take_held_back() || any;
   while (auto message = transport_.receive()) {
     any = true;
     receive(*message);

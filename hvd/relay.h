@@ -110,7 +110,8 @@ class Relay {
   void left(int rank);
   void receive(const Message& message);
   void hold_back(Message message);
-  void take_held_back();
+  void hold_back_leaving(const Bytes& item, int from);
+  bool take_held_back();
   void act_on(std::size_t& at, const Message& message, bool passed_on);
   bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
   void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
@@ -159,12 +160,13 @@ class Relay {
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
   Gathered up_, down_;                           // introductions to be sent before whatever is sent next
   std::map<int, Writer> outgoing_;
-  /// From the parent: begins with a cut that this domain has no room for yet, and what came after it. That is the flow control of batches:
+  /// Begins with a cut from the parent that this domain has no room for yet; after it what came later from there, and that ranks have left,
+  /// which must not overtake what was decided before. That is the flow control of batches:
   /// what is decided comes in one order, so a domain that lags behind takes up no more of it until its batches are over.
   struct HeldBack {
     Message message;
     std::size_t done = 0;    ///< bytes of it that have been acted on
-    bool passed_on = false;  ///< the children have all of it already
+    bool passed_on = false;  ///< the children have all of it already; of ranks that have left: the parent
     bool begun = false;      ///< whether that has been decided
   };
   std::deque<HeldBack> held_back_;

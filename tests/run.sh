@@ -70,6 +70,7 @@ test_preset() {
   rm -f "$report"
   touch "$folder/tests-begin"
   ctest --test-dir "$folder" --parallel "${HVD_TEST_JOBS:-$((2 * $(nproc)))}" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
+  local code=$?
   if [ ! -s "$report" ]; then
     echo "ctest left no report of $preset"
     failed=$((failed + 1))
@@ -79,6 +80,10 @@ test_preset() {
   if [ $# -eq 0 ] && [ "$total" -eq 0 ]; then
     echo "$preset has no tests"
     failed=$((failed + 1))
+  fi
+  if [ "$code" -ne 0 ] && [ "$bad" -eq 0 ]; then # tests that could not be run count as skipped in the report
+    echo "ctest ended with exit code $code"
+    bad=1 left=$((left > 0 ? left - 1 : 0))
   fi
   passed=$((passed + total - bad - left)) failed=$((failed + bad)) skipped=$((skipped + left))
   skip_reasons "$report" "$folder/Testing/Temporary/LastTest.log"

@@ -11,6 +11,7 @@ if ! command -v srun >/dev/null; then echo "SKIP: no Slurm on this machine (srun
 if ! timeout 20 sinfo >/dev/null 2>&1; then echo "SKIP: no Slurm answers (sinfo)"; exit 77; fi
 # shellcheck source=../support/trainer.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../support/trainer.sh"
+work=$cases_folder # one case after the other
 options="--model mlp --epochs 1 --max-steps 10 --threads 1"
 
 # shellcheck disable=SC2086  # options

@@ -10,5 +10,5 @@ fail() {
   cat "$work"/out "$work"/*.out 2>/dev/null || true
   exit 1
 }
-# last FILE FIELD: the field of the last record
-last() { awk -F'[:,] *' -v field="\"$2\"" '$1 ~ field { value = $2 } END { print value }' "$1"; }
+# last FILE FIELD: the field of the last record; where there is none, words that equal no other's
+last() { awk -F'[:,] *' -v field="\"$2\"" '$1 ~ field { value = $2 } END { print value == "" ? "no " field " in " FILENAME : value }' "$1"; }
