@@ -9,6 +9,7 @@
 
 #include "hvd/text.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/reduced_on.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/sync_batch_norm.h"
 #include "torch_bindings/unique_parameters.h"
@@ -125,7 +126,8 @@ void ModuleReducer::Pass::done() {
 void ModuleReducer::before_forward(bool synchronized) {
   // A backward pass that threw has left things half done here, and the other ranks wait for the rest.
   if (get_current_graph_task_id() == -1) end_backward();
-  if (synchronized) reduce_unfrozen();
+  // Evaluation may be on one rank alone. If a backward pass follows, its end takes them in.
+  if (synchronized && module_->is_training()) reduce_unfrozen();
   if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
   if (!module_->is_training()) {
     if (std::exchange(are_buffers_own_, false)) buffers_.share(rounds_.get());
@@ -139,11 +141,7 @@ void ModuleReducer::reduce_unfrozen() {
   Named unfrozen;
   std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
     if (!parameter.second.requires_grad()) return false;
-    try {
-      refuse_twice({parameter});
-    } catch (const InvalidArgument&) {
-      return false;  // a DistributedOptimizer is around it
-    }
+    if (ReducedOn::is_by_other_than("ddp", parameter.second)) return false;  // a DistributedOptimizer is around it
     unfrozen.push_back(parameter);
     return true;
   });
@@ -216,6 +214,7 @@ void ModuleReducer::end_backward() {
   const bool shares = std::exchange(are_buffers_own_, false);
   std::shared_ptr<SharedBuffers::Sharing> sharing;
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
+  attempt([&] { reduce_unfrozen(); });
   for (const auto& reducer : reducers_) attempt([&] { reducer->finish_pass(); });
   if (sharing) attempt([&] { buffers_.finish(*sharing); });
   if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train

@@ -88,23 +88,25 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   return found;
 }
 
-/// What any rank of the set has found. A rank without gradients takes part.
+/// What any rank of the set has found. A rank without gradients takes part; one that has joined counts as zeros, which say nothing here:
+/// the lowest scale comes from the greatest reciprocal, in double, where each float's is another and leads back to it.
 void GradScaler::agree(Record& record, const ProcessSet& process_set) {
   if (!options_.agree || !is_initialized() || process_set.size() == 1) return;
   const at::NoGradGuard no_gradient;
   const at::Tensor before = overflow();
   const float scale = scale_.item<float>();
-  const auto yes = [](bool value) { return value ? 1.0F : 0.0F; };
+  const auto yes = [](bool value) { return value ? 1.0 : 0.0; };
   const auto found = [](const at::Tensor& tensor) { return tensor.defined() && tensor.item<float>() != 0; };
-  const at::Tensor all = allreduce_(
-      torch::tensor({yes(found(record.found_overflow)), yes(record.found_overflow.defined()), yes(found(before)), scale, -scale}),
-      {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set});
-  const auto* const said = all.const_data_ptr<float>();
-  record.found_overflow = said[1] != 0 ? all[0].clone().to(scale_.device()) : at::Tensor();
+  const at::Tensor all = allreduce_(torch::tensor({yes(found(record.found_overflow)), yes(record.found_overflow.defined()),
+                                                   yes(found(before)), double{scale}, 1.0 / scale},
+                                                  at::kDouble),
+                                    {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set});
+  const auto* const said = all.const_data_ptr<double>();
+  record.found_overflow = said[1] != 0 ? all[0].to(at::kFloat).to(scale_.device()) : at::Tensor();
   if (said[2] != 0) found_elsewhere_ = true;
-  const float highest = said[3];
-  const float lowest = -said[4];
-  if (highest == lowest) return;
+  const auto highest = static_cast<float>(said[3]);
+  const auto lowest = static_cast<float>(1.0 / said[4]);
+  if (highest == lowest || !(highest > 0)) return;
   record.scales_differ = true;
   lowest_scale_ = lowest_scale_ == 0 ? lowest : std::min<double>(lowest_scale_, lowest);
   if (process_set.rank() == 0)

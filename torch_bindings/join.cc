@@ -136,11 +136,16 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
   auto rounds = detail::begin_rounds(*reducers_.front(), options);
   for (const auto& reducer : reducers_) reducer->set_join(rounds);
   const auto share = [this, set](int last) {
-    for (const auto& reducer : reducers_) broadcast_parameters(reducer->parameters(), last, set);
+    // At once, so that ranks which differ in what has been added all hear of it.
+    std::vector<std::pair<std::string, at::Tensor>> all;
+    for (const auto& reducer : reducers_)
+      for (auto& [name, parameter] : reducer->parameters())
+        all.emplace_back(reducer == reducers_.front() ? name : formatted("{}: {}", reducer->name(), name), parameter);
+    broadcast_parameters(all, last, set);
     broadcast_optimizer_state(*this, last, set);
   };
-  const auto end = [reducers = reducers_](bool failed) {
-    for (const auto& reducer : reducers) {
+  const auto end = [this](bool failed) {
+    for (const auto& reducer : reducers_) {
       reducer->set_join(nullptr);
       if (failed) reducer->begin_step();
     }

@@ -154,6 +154,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
   } else if (options_.shard_optimizer_state) {
     shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters);
   }
+  if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   reducer->hook();
   reducers_.push_back(std::move(reducer));
 }

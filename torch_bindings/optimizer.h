@@ -116,8 +116,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   SkipSynchronize skip_synchronize() { return SkipSynchronize(*this); }
 
   /// For ranks with different numbers of batches (torch_bindings/join.h): around the training loop of all ranks of the set. At its end the
-  /// parameters and the optimizer's state are those of the rank that ended last. Throws InvalidArgument for a sharded optimizer, for a
-  /// compression with a memory, and while such a guard lives.
+  /// parameters and the optimizer's state are those of the rank that ended last. Parameters may be added meanwhile if all ranks have added
+  /// them when their guards end, else these throw Mismatch on all ranks. Throws InvalidArgument for a sharded optimizer, for a compression
+  /// with a memory, and while such a guard lives. This must outlive the guard.
   JoinGuard join(const JoinOptions& options);
   JoinGuard join();
 

@@ -1,9 +1,11 @@
 #pragma once
 /// Who reduces the gradients of which parameters, for those who see an optimizer only (GradScaler): a wrapper says for each parameter on
-/// which process set it does, as long as it lives. Any thread; one mutex. Refuses nothing.
+/// which process set it does, and what kind of wrapper it is, as long as it lives. Any thread; one mutex. Refuses nothing.
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -12,7 +14,7 @@ namespace hvd::detail {
 
 class ReducedOn {
  public:
-  explicit ReducedOn(const ProcessSet& process_set) : process_set_(process_set) {}
+  ReducedOn(const ProcessSet& process_set, std::string kind) : process_set_(process_set), kind_(std::move(kind)) {}
   ~ReducedOn();
   ReducedOn(const ReducedOn&) = delete;
   ReducedOn& operator=(const ReducedOn&) = delete;
@@ -21,9 +23,12 @@ class ReducedOn {
 
   /// Returns the sets on which gradients of these parameters are reduced, each once; none if nobody reduces any.
   static std::vector<ProcessSet> sets_of(const std::vector<at::Tensor>& parameters);
+  /// Returns whether a wrapper of another kind reduces the gradient of `parameter`.
+  static bool is_by_other_than(const std::string& kind, const at::Tensor& parameter);
 
  private:
   const ProcessSet process_set_;
+  const std::string kind_;
   std::vector<const void*> parameters_;
 };
 

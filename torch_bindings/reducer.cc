@@ -113,15 +113,31 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
   bucket.submitted = true;
 }
 
+struct GradientReducer::Outcome {
+  bool reduced = false;  ///< false if there was nothing to reduce
+  const Slot* changed = nullptr;
+};
+
 void GradientReducer::synchronize() {
-  if (synchronize_gradients() && join_) end_join_round();
+  const auto [reduced, changed] = synchronize_gradients();
+  if (reduced && join_) end_join_round();  // before anything is refused here: the other ranks are in it
+  if (changed == nullptr) return;
+  throw InvalidArgument(
+      formatted("gradient of '{}': it was changed after backward() while its reduction was under way, so what all ranks got is not "
+                "their average or sum; call synchronize() before clipping or changing gradients (hvd::clip_grad_norm_ does), and the "
+                "optimizer's zero_grad() to throw them away",
+                changed->named.name));
 }
 
-void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) { join_ = std::move(join); }
+void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) {
+  join_ = std::move(join);
+  join_factor_ = 1;
+}
 
 void GradientReducer::end_join_round() {
   const double factor = join_->end_round();
-  if (factor == 1 || options_.op != ReduceOp::Average) return;
+  join_factor_ = options_.op == ReduceOp::Average ? factor : 1;
+  if (join_factor_ == 1) return;
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   for (auto& slot : slots_) {
@@ -138,23 +154,18 @@ std::vector<std::pair<std::string, at::Tensor>> GradientReducer::parameters() co
   return all;
 }
 
-/// False if there was nothing to reduce.
-bool GradientReducer::synchronize_gradients() {
+GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
-  if (synchronized_ && !given_anew()) return false;
+  if (synchronized_ && !given_anew()) return {};
   const auto [fate, changed] = fate_of_gradients();
   const bool alone = options_.process_set.size() == 1;
   if (alone) keep_changes();
   if (fate == Fate::ThrownAway && !alone) throw_away();
   reduce_until_none_is_late();
-  if (fate != Fate::Changed || alone) return true;
+  if (fate != Fate::Changed || alone) return {.reduced = true};
   synchronized_ = false;
-  throw InvalidArgument(
-      formatted("gradient of '{}': it was changed after backward() while its reduction was under way, so what all ranks got is not "
-                "their average or sum; call synchronize() before clipping or changing gradients (hvd::clip_grad_norm_ does), and the "
-                "optimizer's zero_grad() to throw them away",
-                changed->named.name));
+  return {.reduced = true, .changed = changed};
 }
 
 void GradientReducer::finish_pass() {
@@ -312,7 +323,9 @@ void GradientReducer::set_passes(int passes) {
 }
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss) const {
-  return allreduce(loss.detach(), {.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
+  const at::Tensor all =
+      allreduce(loss.detach(), {.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
+  return join_factor_ == 1 ? all : all * join_factor_;
 }
 
 }  // namespace hvd

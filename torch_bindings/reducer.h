@@ -72,6 +72,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it (torch_bindings/join.h).
   void set_join(std::shared_ptr<detail::JoinRounds> join);
   [[nodiscard]] bool is_joining() const { return join_ != nullptr; }
+  [[nodiscard]] const std::shared_ptr<detail::JoinRounds>& join_rounds() const { return join_; }
 
   /// Reduces what is not reduced yet: nothing if a finished call did that already and nothing has come since (a gradient that a user has
   /// put in place of one that was reduced counts as new).
@@ -151,7 +152,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void give_up_claims() noexcept;
 
   void make_compressor();
-  bool synchronize_gradients();
+  struct Outcome;
+  Outcome synchronize_gradients();
   void end_join_round();
   void put_hook(std::size_t slot);
   void reduce(Round round);
@@ -195,9 +197,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
-  detail::ReducedOn reduced_on_{options_.process_set};
   const Taking taking_;
   const std::string kind_;
+  detail::ReducedOn reduced_on_{options_.process_set, kind_};
   const std::string name_;                           ///< "optimizer.0"
   const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer
   bool hooked_ = false;
@@ -211,6 +213,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
+  double join_factor_ = 1;  ///< what the last round has multiplied averages by
   bool listening_ = true;
   bool round_begun_ = false;  ///< something may have been given since the last round
   bool interrupted_ = false;  ///< a backward pass was refused since the last round

@@ -1,5 +1,6 @@
 // What happens if I ... : samplers in real data loaders, loss scaling.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -310,18 +311,42 @@ TEST_CASE("what happens if one scaler serves optimizers on different process set
 }
 
 TEST_CASE("what happens if one rank sets another scale: a step is left out with a warning, and all have the smallest") {
-  auto net = small_model();
-  SGD sgd(net->parameters(), SGDOptions(0.1));
-  DistributedOptimizer optimizer(sgd, net->named_parameters());
-  GradScaler scaler({.init_scale = last() ? 16.0 : 64.0});
-  for (int step = 0; step < 2; ++step) {
-    optimizer.zero_grad();
-    const at::Tensor before = flat(net);
-    scaler.scale(small_loss(net, hvd::rank(), step)).backward();
-    scaler.step(optimizer);
-    scaler.update();
-    CHECK(same(flat(net), before) == (step == 0 && hvd::size() > 1));
-    CHECK(scaler.get_scale() == 16);
+  for (const float other : {64.0F, std::nextafter(16.0F, 17.0F)}) {
+    auto net = small_model();
+    SGD sgd(net->parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    GradScaler scaler({.init_scale = last() ? 16.0 : other});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor before = flat(net);
+      scaler.scale(small_loss(net, hvd::rank(), step)).backward();
+      scaler.step(optimizer);
+      scaler.update();
+      CHECK(same(flat(net), before) == (step == 0 && hvd::size() > 1));
+      CHECK(scaler.get_scale() == 16);
+      CHECK(same_on_all_ranks(flat(net)));
+    }
+  }
+}
+
+TEST_CASE("what happens if I scale the loss in join(): ranks that have ended have no scale to differ by, and every step is made") {
+  for (const double scale : {8.0, 3.7}) {
+    auto net = small_model();
+    SGD sgd(net->parameters(), SGDOptions(0.01));
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    GradScaler scaler({.init_scale = scale});
+    {
+      const auto guard = optimizer.join();
+      for (int step = 0; step < 1 + hvd::rank(); ++step) {
+        optimizer.zero_grad();
+        const at::Tensor before = flat(net);
+        scaler.scale(small_loss(net, hvd::rank(), step)).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        CHECK(!same(flat(net), before));
+        CHECK(scaler.get_scale() == static_cast<float>(scale));
+      }
+    }
     CHECK(same_on_all_ranks(flat(net)));
   }
 }

@@ -344,5 +344,48 @@ TEST_CASE("what happens with activation checkpointing, whose backward passes lie
   }
 }
 
+TEST_CASE("what happens if I unfreeze parameters: they are reduced from the next pass on, which one rank's own evaluation is not") {
+  for (const bool training : {true, false}) {  // an evaluating module may be trained: its batch norm is to stay as it is
+    const auto make = [] {
+      Sequential net(Linear(6, 8), Linear(8, 3));
+      fill(*net);
+      return net;
+    };
+    Sequential net = make(), alone = make();
+    const auto freeze = [&](bool frozen) {
+      for (auto& parameter : net[0]->parameters()) parameter.set_requires_grad(!frozen);
+    };
+    const auto step = [&](auto& ddp, int number) {
+      net->zero_grad();
+      alone->zero_grad();
+      torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number)).backward();
+      mean_over_ranks([&](int rank) { return torch::mse_loss(alone->forward(input(rank, number)), target(rank, number)); }).backward();
+    };
+    freeze(true);
+    DistributedDataParallel ddp(net);
+    freeze(false);
+    ddp.eval();
+    if (hvd::rank() == 0) ddp.forward(input(0, 0));
+    freeze(true);
+    ddp.train(training);
+    step(ddp, 0);  // nobody waits for what the evaluation saw
+    CHECK(!net->parameters()[0].grad().defined());
+    CHECK(difference(net->parameters()[2].grad(), alone->parameters()[2].grad()) < 1e-11);
+    {
+      freeze(false);
+      torch::optim::SGD sgd(net[0]->parameters(), 0.1);
+      hvd::DistributedOptimizer optimizer(sgd, net[0]->named_parameters());
+      step(ddp, 1);  // the optimizer reduces them while it lives
+      optimizer.step();
+    }
+    net[0]->as<Linear>()->weight.detach().copy_(alone[0]->as<Linear>()->weight.detach());
+    net[0]->as<Linear>()->bias.detach().copy_(alone[0]->as<Linear>()->bias.detach());
+    for (int number = 2; number < 5; ++number) {
+      step(ddp, number);
+      CHECK(gradients_differ(*net, *alone) < 1e-11);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace what_if_ddp

@@ -168,6 +168,110 @@ TEST_CASE("what happens if ranks have different numbers of batches with Distribu
   }
 }
 
+TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined, too; ranks that differ in it hear so in the end") {
+  for (const bool divide_by_all : {true, false}) {
+    at::Tensor first = torch::zeros({4}, torch::requires_grad()), later = torch::zeros({4}, torch::requires_grad());
+    torch::optim::SGD sgd({first}, torch::optim::SGDOptions(1).momentum(0.5));
+    hvd::DistributedOptimizer optimizer(sgd);
+    const auto train = [&](int steps) {
+      for (int step = 0; step < steps; ++step) {
+        optimizer.zero_grad();
+        ((first + later) * (1.0 + hvd::rank())).sum().backward();
+        optimizer.step();
+      }
+    };
+    {
+      const auto guard = optimizer.join({.divide_by_initial_world_size = divide_by_all});
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup({later}));
+      train(batches(hvd::rank(), false));
+    }
+    CHECK(torch::equal(first, later));
+    CHECK(same_on_all_ranks(later));
+    train(1);  // and on without a guard
+    CHECK(torch::equal(first, later));
+    CHECK(same_on_all_ranks(later));
+  }
+  at::Tensor first = torch::zeros({4}, torch::requires_grad()), later = torch::zeros({4}, torch::requires_grad());
+  torch::optim::SGD sgd({first}, 1.0);
+  hvd::DistributedOptimizer optimizer(sgd);
+  const auto only_after_some_have_ended = [&] {
+    const auto guard = optimizer.join();
+    for (int step = 0; step < (hvd::rank() == 0 ? 1 : 3); ++step) {
+      optimizer.zero_grad();
+      (first + later).sum().backward();
+      optimizer.step();
+      if (step == 0 && hvd::rank() != 0) optimizer.add_param_group(torch::optim::OptimizerParamGroup({later}));
+    }
+  };
+  const std::string text = error_of<hvd::Mismatch>(only_after_some_have_ended);
+  CAPTURE(text);
+  CHECK(contains(text, hvd::size() == 1 ? "(no error)" : "added"));
+}
+
+TEST_CASE("what happens if one rank has changed a gradient under way in join() and catches the error: the others train on") {
+  const int culprit = hvd::size() - 1;
+  for (const int at_step : {0, 1, batches(culprit, false) - 1}) {
+    Sequential net = model(false);
+    torch::optim::SGD sgd(net->parameters(), 0.01);
+    hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
+    int refused = 0;
+    {
+      const auto guard = optimizer.join({.divide_by_initial_world_size = false});
+      for (int step = 0; step < batches(hvd::rank(), false); ++step) {
+        optimizer.zero_grad();
+        loss(*net, hvd::rank(), step).backward();
+        if (hvd::rank() == culprit && step == at_step) net->parameters()[0].mutable_grad().mul_(2);
+        try {
+          optimizer.step();
+        } catch (const hvd::InvalidArgument&) {
+          ++refused;
+        }
+      }
+    }
+    CHECK(refused == (hvd::rank() == culprit && hvd::size() > 1 ? 1 : 0));
+    CHECK(is_same_on_all_ranks(*net));
+  }
+}
+
+TEST_CASE("what happens if I use LBFGS in join(): its loss, as its gradients, is that of the ranks that still train") {
+  for (const bool divide_by_all : {true, false}) {
+    Sequential net = model(false);
+    Sequential alone = model(false);
+    const auto make = [](Sequential& of) {
+      return torch::optim::LBFGS(of->parameters(), torch::optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"));
+    };
+    auto lbfgs = make(net);
+    auto reference = make(alone);
+    hvd::DistributedOptimizer optimizer(lbfgs, net->named_parameters());
+    {
+      const auto guard = optimizer.join({.divide_by_initial_world_size = divide_by_all});
+      for (int step = 0; step < batches(hvd::rank(), false); ++step)
+        optimizer.step([&] {
+          optimizer.zero_grad();
+          const at::Tensor value = loss(*net, hvd::rank(), step);
+          value.backward();
+          return value;
+        });
+    }
+    for (int step = 0; step < most_batches(); ++step)
+      reference.step([&] {
+        reference.zero_grad();
+        at::Tensor sum = torch::zeros({}, kDouble);
+        int training = 0;
+        for (const int rank : everyone()) {
+          if (step >= batches(rank, false)) continue;
+          sum = sum + loss(*alone, rank, step);
+          ++training;
+        }
+        const at::Tensor value = sum / (divide_by_all ? hvd::size() : training);
+        value.backward();
+        return value;
+      });
+    CHECK(is_same_on_all_ranks(*net));
+    CHECK(difference(flat(net), flat(alone)) < 1e-8);
+  }
+}
+
 TEST_CASE("what happens if one rank leaves join() by an exception: the others get RankFailed, and nobody waits for good") {
   struct Own : std::runtime_error {
     using std::runtime_error::runtime_error;
