@@ -73,9 +73,9 @@ Submission GradientReducer::like(const Bucket& bucket) const {
   return submission;
 }
 
-void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
+void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
-  if (bucket.together) take_in_together(bucket);
+  if (bucket.together) take_in_together(bucket, round);
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
@@ -184,7 +184,7 @@ void GradientReducer::submit_all(Round round) {
   for (auto& bucket : buckets_) {
     if (bucket.submitted) continue;
     take_rest(bucket, round, false);
-    submit(bucket, true);
+    submit(bucket, round, true);
   }
 }
 
@@ -205,7 +205,7 @@ void GradientReducer::reduce(Round round) {
   }
   for (auto& bucket : buckets_) {
     try {
-      wait_for(bucket);
+      wait_for(bucket, round);
       detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
       if (round != Round::ThrownAway) give_back(bucket);
     } catch (...) {
@@ -238,7 +238,7 @@ void GradientReducer::finish(Round round) {
   forget();
 }
 
-void GradientReducer::wait_for(Bucket& bucket) {
+void GradientReducer::wait_for(Bucket& bucket, Round round) {
   const auto running = engine();
   try {
     running->wait(*bucket.pending);
@@ -251,7 +251,7 @@ void GradientReducer::wait_for(Bucket& bucket) {
                     "or zero_grad(): the ranks must agree in that)",
                     error.what()));
     }
-    submit(bucket, true);
+    submit(bucket, round, true);
     running->wait(*bucket.pending);
   }
   if (&bucket == &buckets_.front() && std::exchange(announcing_, false)) announced_.clear();

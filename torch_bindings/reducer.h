@@ -183,10 +183,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void fill_with_zeros(Slot& slot, bool in_memory);
   void take_in(Slot& slot);
   void pack(Slot& slot);
-  void take_in_together(Bucket& bucket);
-  void submit(Bucket& bucket, bool wait_follows);
+  void take_in_together(Bucket& bucket, Round round);
+  void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
-  void wait_for(Bucket& bucket);
+  void wait_for(Bucket& bucket, Round round);
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
   void forget();
