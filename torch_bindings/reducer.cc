@@ -162,7 +162,12 @@ void GradientReducer::finish_pass() {
     const std::lock_guard lock(mutex_);
     const at::NoGradGuard no_gradient;
     rounds_ = 0;
-    reduce_until_none_is_late();
+    try {
+      reduce_until_none_is_late();
+    } catch (...) {
+      rounds_ = 0;
+      throw;
+    }
     rounds_ = 0;
   }
   if (join_) end_join_round();

@@ -340,6 +340,35 @@ TEST_CASE("what happens if I throw gradients away before their bucket is complet
   }
 }
 
+TEST_CASE("what happens if a gradient comes late on one rank, and its own round fails: Mismatch on all, the next pass is as any") {
+  using hvd::GradientReducer;
+  if (hvd::size() == 1) return;
+  at::Tensor first = torch::ones({4}, torch::requires_grad()), second = torch::ones({4}, torch::requires_grad());
+  const auto reducer = std::make_shared<GradientReducer>(std::vector<GradientReducer::Named>{{"first", first}, {"second", second}},
+                                                         DistributedOptimizerOptions{}, 0, "late");
+  reducer->hook();
+  second.set_requires_grad(false);
+  first.sum().backward();
+  second.set_requires_grad(true);
+  if (last()) {
+    second.sum().backward();  // when all of what was awaited has left
+  } else {
+    reducer->finish_pass();
+    second.set_requires_grad(false);
+    first.sum().backward();
+    second.set_requires_grad(true);
+  }
+  CHECK_THROWS_AS(reducer->finish_pass(), hvd::Mismatch);
+  for (int pass = 0; pass < 2; ++pass) {
+    first.mutable_grad().reset();
+    second.mutable_grad().reset();
+    ((first + second) * (hvd::rank() + 1)).sum().backward();
+    reducer->finish_pass();
+    CHECK(same(second.grad(), torch::full({4}, (static_cast<float>(hvd::size()) + 1) / 2)));
+  }
+  reducer->unhook();
+}
+
 TEST_CASE("what happens if one rank alone throws its gradients away by the module's zero_grad(): Mismatch on all") {
   if (hvd::size() == 1) return;
   Wrapped it;
