@@ -100,7 +100,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     argument.name = formatted("how many parameters each group of {} has", name_);
     submission.tensors.push_back(std::move(argument));
     kept.push_back(nothing);
-    announcing_ = true;
+    announcing_ = announced_;
   }
   Shape& tells_the_round = submission.tensors.front().shape;
   tells_the_round.insert(tells_the_round.begin(), std::min(rounds_, kMostRoundsTold), 1);
@@ -203,7 +203,8 @@ void GradientReducer::reduce(Round round) {
     if (compressor_ && round == Round::Kept) {
       for (auto& slot : slots_)
         if (slot.compressed) share_out(slot);
-      compressor_->reduce();
+      compressor_->reduce(buckets_.empty() ? announced_ : Shape{});
+      if (buckets_.empty()) announced_.clear();
     }
   } catch (...) {
     first = std::current_exception();
@@ -259,7 +260,7 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
     submit(bucket, round, true);
     running->wait(*bucket.pending);
   }
-  if (&bucket == &buckets_.front() && std::exchange(announcing_, false)) announced_.clear();
+  if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
   for (std::size_t i = 0; i < bucket.slots.size(); ++i)
     if (bucket.pending->present_anywhere[i]) slots_[bucket.slots[i]].zeros_at = -1;
 }

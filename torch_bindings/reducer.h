@@ -96,7 +96,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// Returns the parameters, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
-  /// The next reduction that starts also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor.
+  /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
+  /// all ranks are between two rounds.
   void announce(Shape layout);
 
  private:
@@ -207,7 +208,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
-  bool announcing_ = false;                         ///< the first bucket under way compares it
+  Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
