@@ -54,10 +54,14 @@ AdasumDeltas::~AdasumDeltas() {
 
 void AdasumDeltas::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
+  std::vector<Slot> added;  // all or none
   for (std::size_t i = first; i < parameters.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    Slot slot{name, parameter, {}, {}};
-    make_room(slot);
+    added.push_back({parameters[i].first, parameters[i].second, {}, {}});
+    make_room(added.back());
+  }
+  for (auto& slot : added) {
+    const std::string name = slot.name;
+    const at::Tensor parameter = slot.parameter;
     const std::size_t place = slots_.size();
     slots_.push_back(std::move(slot));
     {

@@ -163,12 +163,19 @@ void GradientCompressor::check_alike() {
                            parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
 }
 
-/// The parameters that have a gradient on any rank.
-std::vector<std::size_t> GradientCompressor::agree_on_present() {
+/// The parameters that have a gradient on any rank. `also_compared` travels as the shape of a tensor that is empty.
+std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_compared) {
   at::Tensor present = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].second.grad().defined()) present[static_cast<std::int64_t>(i)] = 1;
-  allreduce_(present, {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
+  const AllreduceOptions options{.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set};
+  if (also_compared.empty()) {
+    allreduce_(present, options);
+  } else {
+    Shape shape = also_compared;
+    shape.push_back(0);
+    grouped_allreduce_({present, at::empty(shape, at::kByte)}, options);
+  }
   count_allreduce(present.nbytes());
   std::vector<std::size_t> active;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
@@ -176,11 +183,11 @@ std::vector<std::size_t> GradientCompressor::agree_on_present() {
   return active;
 }
 
-void GradientCompressor::reduce() {
+void GradientCompressor::reduce(const Shape& also_compared) {
   if (parameters_.empty()) return;
   const at::NoGradGuard no_gradient;
   check_alike();
-  const auto active = agree_on_present();
+  const auto active = agree_on_present(also_compared);
   if (active.empty()) return;
   keep_memory();
   unit_ = scale();

@@ -55,8 +55,9 @@ class GradientCompressor {
   /// After the step; `left_out`: what is remembered of these parameters is again what it was before the reduction.
   static void end_step(const Tensors& parameters, bool left_out);
 
-  /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without.
-  void reduce();
+  /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without. Throws
+  /// Mismatch, on all ranks, where `also_compared` differs; empty, it costs nothing.
+  void reduce(const Shape& also_compared = {});
   /// What this rank remembers, in a fixed order; it may be written to.
   [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }
   /// Bytes sent to other ranks so far, if each collective sends as few as it can.
@@ -92,7 +93,7 @@ class GradientCompressor {
   void correct_scale();
   void end_step(const std::unordered_set<const void*>& parameters, bool left_out);
   void check_alike();
-  std::vector<std::size_t> agree_on_present();
+  std::vector<std::size_t> agree_on_present(const Shape& also_compared);
 
   bool checked_ = false;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> scale_;  ///< of a GradScaler

@@ -159,29 +159,46 @@ void DistributedOptimizer::take_in(std::size_t first) {
   reducers_.push_back(std::move(reducer));
 }
 
-/// Takes over what has been changed through the other optimizer.
+/// Takes over what has been changed through the other optimizer. What it throws it throws again each time, until the cause has gone.
 void DistributedOptimizer::reconcile() {
   const std::size_t known = groups_->parameters().size();
-  const bool changed = groups_->reconcile();
-  if (changed && !is_local()) {
-    if (known < groups_->parameters().size()) {
-      GradientReducer::refuse_twice(from(groups_->parameters(), known), "optimizer");
-      take_in(known);
-      if (agreed_ < reducers_.size()) reducers_.back()->listen(false);
-    } else if (shards_) {
-      shards_->add(groups_->parameters(), known);
+  if (groups_->reconcile() && !is_local()) {
+    try {
+      take_over_changes(known);
+    } catch (...) {
+      groups_->forget_from(known);
+      throw;
     }
-    if (!reducers_.empty()) reducers_.front()->announce(groups_->layout());
-    changed_ = true;
+    changed_ = unannounced_ = true;
   }
   if (shards_) shards_->check_untouched();
 }
 
-/// All reducers, also after one that has failed, but for those that other ranks may not have.
+void DistributedOptimizer::take_over_changes(std::size_t known) {
+  if (known < groups_->parameters().size()) {
+    GradientReducer::refuse_twice(from(groups_->parameters(), known), "optimizer");
+    take_in(known);
+    if (agreed_ < reducers_.size()) reducers_.back()->listen(false);
+  } else if (shards_) {
+    shards_->add(groups_->parameters(), known);
+  }
+}
+
+/// At the end of a call that all ranks make: none of them has submitted anything of the next round yet, which is to compare the groups.
+/// Returns whether there was something to announce.
+bool DistributedOptimizer::announce_changes() {
+  if (!std::exchange(unannounced_, false) || reducers_.empty()) return false;
+  reducers_.front()->announce(groups_->layout());
+  return true;
+}
+
+/// All reducers, also after one that has failed, but for those that other ranks may not have. An InvalidArgument is this rank's alone:
+/// the others go on to them.
 void DistributedOptimizer::reduce(bool also_synchronized) {
   std::exception_ptr failure;
+  bool on_all_ranks = false;
   for (std::size_t i = 0; i < reducers_.size(); ++i) {
-    if (failure && i >= agreed_) break;
+    if (on_all_ranks && i >= agreed_) break;
     if (!also_synchronized && reducers_[i]->is_synchronized()) continue;
     if (i >= agreed_) {
       reducers_[i]->listen(true);
@@ -190,15 +207,20 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     try {
       reducers_[i]->synchronize();
     } catch (const Mismatch& error) {
+      on_all_ranks = true;
       const std::string hint =
           changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
       if (!failure) failure = std::make_exception_ptr(Mismatch(error.what() + hint));
+    } catch (const InvalidArgument&) {
+      if (!failure) failure = std::current_exception();
     } catch (...) {
+      on_all_ranks = true;
       if (!failure) failure = std::current_exception();
     }
   }
+  const bool compares_next = announce_changes();
   if (failure) std::rethrow_exception(failure);
-  changed_ = false;
+  changed_ = compares_next;
 }
 
 void DistributedOptimizer::synchronize() {
@@ -278,6 +300,7 @@ at::Tensor DistributedOptimizer::step_by_deltas(const LossClosure& closure) {
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   reconcile();
   for (const auto& reducer : reducers_) reducer->settle();
+  announce_changes();
   if (deltas_) deltas_->begin_step();
   wrapped_.zero_grad(set_to_none);
 }

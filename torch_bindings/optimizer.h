@@ -151,7 +151,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
 
  private:
   void reconcile();
+  void take_over_changes(std::size_t known);
   void take_in(std::size_t first);
+  bool announce_changes();
   void reduce(bool also_synchronized);
   at::Tensor step_by_deltas(const LossClosure& closure);
   at::Tensor step_with_closure(const LossClosure& closure);
@@ -166,7 +168,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::size_t agreed_ = 0;                   ///< reducers that all ranks are known to have
   std::unique_ptr<AdasumDeltas> deltas_;     ///< null unless Adasum
   std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
-  bool changed_ = false;                     ///< there are other parameters than at the last reduction
+  bool changed_ = false;                     ///< there are other parameters than the ranks have compared
+  bool unannounced_ = false;                 ///< the next round does not compare them yet
   int skips_ = 0;
 };
 

@@ -73,9 +73,9 @@ Submission GradientReducer::like(const Bucket& bucket) const {
   return submission;
 }
 
-void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
+void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
-  if (bucket.together) take_in_together(bucket);
+  if (bucket.together) take_in_together(bucket, round);
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
@@ -100,7 +100,7 @@ void GradientReducer::submit(Bucket& bucket, bool wait_follows) {
     argument.name = formatted("how many parameters each group of {} has", name_);
     submission.tensors.push_back(std::move(argument));
     kept.push_back(nothing);
-    announcing_ = true;
+    announcing_ = announced_;
   }
   Shape& tells_the_round = submission.tensors.front().shape;
   tells_the_round.insert(tells_the_round.begin(), std::min(rounds_, kMostRoundsTold), 1);
@@ -173,7 +173,12 @@ void GradientReducer::finish_pass() {
     const std::lock_guard lock(mutex_);
     const at::NoGradGuard no_gradient;
     rounds_ = 0;
-    reduce_until_none_is_late();
+    try {
+      reduce_until_none_is_late();
+    } catch (...) {
+      rounds_ = 0;
+      throw;
+    }
     rounds_ = 0;
   }
   if (join_) end_join_round();
@@ -195,7 +200,7 @@ void GradientReducer::submit_all(Round round) {
   for (auto& bucket : buckets_) {
     if (bucket.submitted) continue;
     take_rest(bucket, round, false);
-    submit(bucket, true);
+    submit(bucket, round, true);
   }
 }
 
@@ -209,14 +214,15 @@ void GradientReducer::reduce(Round round) {
     if (compressor_ && round == Round::Kept) {
       for (auto& slot : slots_)
         if (slot.compressed) share_out(slot);
-      compressor_->reduce();
+      compressor_->reduce(buckets_.empty() ? announced_ : Shape{});
+      if (buckets_.empty()) announced_.clear();
     }
   } catch (...) {
     first = std::current_exception();
   }
   for (auto& bucket : buckets_) {
     try {
-      wait_for(bucket);
+      wait_for(bucket, round);
       detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
       if (round != Round::ThrownAway) give_back(bucket);
     } catch (...) {
@@ -249,7 +255,7 @@ void GradientReducer::finish(Round round) {
   forget();
 }
 
-void GradientReducer::wait_for(Bucket& bucket) {
+void GradientReducer::wait_for(Bucket& bucket, Round round) {
   const auto running = engine();
   try {
     running->wait(*bucket.pending);
@@ -262,10 +268,10 @@ void GradientReducer::wait_for(Bucket& bucket) {
                     "or zero_grad(): the ranks must agree in that)",
                     error.what()));
     }
-    submit(bucket, true);
+    submit(bucket, round, true);
     running->wait(*bucket.pending);
   }
-  if (&bucket == &buckets_.front() && std::exchange(announcing_, false)) announced_.clear();
+  if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
   for (std::size_t i = 0; i < bucket.slots.size(); ++i)
     if (bucket.pending->present_anywhere[i]) slots_[bucket.slots[i]].zeros_at = -1;
 }

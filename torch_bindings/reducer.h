@@ -97,7 +97,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// Returns the parameters, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
-  /// The next reduction that starts also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor.
+  /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
+  /// all ranks are between two rounds.
   void announce(Shape layout);
 
  private:
@@ -185,10 +186,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void fill_with_zeros(Slot& slot, bool in_memory);
   void take_in(Slot& slot);
   void pack(Slot& slot);
-  void take_in_together(Bucket& bucket);
-  void submit(Bucket& bucket, bool wait_follows);
+  void take_in_together(Bucket& bucket, Round round);
+  void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
-  void wait_for(Bucket& bucket);
+  void wait_for(Bucket& bucket, Round round);
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
   void forget();
@@ -209,7 +210,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
-  bool announcing_ = false;                         ///< the first bucket under way compares it
+  Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;

@@ -222,14 +222,15 @@ void GradientReducer::pack(Slot& slot) {
   slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
 }
 
-/// What `take_in` and `pack` do, for all of a bucket at once.
-void GradientReducer::take_in_together(Bucket& bucket) {
+/// What `take_in` and `pack` do, for all of a bucket at once. What is thrown away has gone, and `.grad` may be what has come after it.
+void GradientReducer::take_in_together(Bucket& bucket, Round round) {
   std::vector<at::Tensor> from, to;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
     if (!slot.present || slot.sparse) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    if (!gradient.defined()) {  // thrown away since backward gave it
+    if (!gradient.defined() || round == Round::ThrownAway) {  // thrown away since backward gave it
+      if (slot.home.defined() && gradient.defined() && gradient.is_alias_of(slot.home)) gradient = gradient.clone();
       slot.wire.zero_();
       continue;
     }
@@ -239,6 +240,7 @@ void GradientReducer::take_in_together(Bucket& bucket) {
     if (slot.home.defined()) gradient = slot.home;
   }
   copy_together(to, from);
+  if (round == Round::ThrownAway) return;
   for (const auto index : bucket.slots)
     if (slots_[index].home.defined() && slots_[index].present) slots_[index].mark.set(slots_[index].named.parameter.grad());
 }

@@ -161,7 +161,7 @@ void GradientReducer::count(Slot& slot) {
   if (slot.awaited) --bucket.missing;
   if (bucket.missing > 0) return;
   take_rest(bucket, Round::Kept, true);
-  submit(bucket, false);
+  submit(bucket, Round::Kept, false);
 }
 
 /// With Sum: what a round gave must not be summed again with what is added to it now.

@@ -95,7 +95,8 @@ bool SharedGroups::reconcile() {
   Groups& theirs = wrapped_.param_groups();
   const bool mine_changed = differs(mine_);
   const bool theirs_changed = differs(theirs);
-  if (mine_changed || theirs_changed) {
+  const bool changed = mine_changed || theirs_changed || forgotten_;
+  if (changed) {
     if (mine_changed && theirs_changed &&
         !std::equal(mine_.begin(), mine_.end(), theirs.begin(), theirs.end(),
                     [](const auto& a, const auto& b) { return same(a.params(), b.params()); }))
@@ -112,6 +113,7 @@ bool SharedGroups::reconcile() {
                         name));
     mine_changed ? copy(mine_, theirs) : copy(theirs, mine_);
     parameters_.insert(parameters_.end(), found.begin(), found.end());
+    forgotten_ = false;
     groups_.clear();
     for (const auto& group : mine_) groups_.push_back(group.params());
     for (std::size_t g = options_.size(); g < mine_.size(); ++g) {
@@ -120,7 +122,12 @@ bool SharedGroups::reconcile() {
     }
   }
   for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile(mine_[g], theirs[g]);
-  return mine_changed || theirs_changed;
+  return changed;
+}
+
+void SharedGroups::forget_from(std::size_t first) {
+  parameters_.resize(first);
+  forgotten_ = true;
 }
 
 void SharedGroups::take_options() {

@@ -30,6 +30,9 @@ class SharedGroups {
   /// Makes groups and options of both alike again; where both have changed, the wrapper's options hold. Returns whether there are other
   /// parameters in the groups than before; new ones are then at the end of `parameters()`.
   bool reconcile();
+  /// Forgets the parameters from place `first` on, which could not be used: the next `reconcile()` finds those of them anew that are in
+  /// the groups then.
+  void forget_from(std::size_t first);
   /// Gives the wrapper the wrapped optimizer's options, whatever the wrapper's are.
   void take_options();
 
@@ -45,6 +48,7 @@ class SharedGroups {
   std::vector<std::vector<at::Tensor>> groups_;                                ///< as both had them last
   std::vector<SharedOptions> options_;
   Named parameters_;
+  bool forgotten_ = false;  ///< there may be parameters in the groups that are not among `parameters_`
 };
 
 }  // namespace hvd::detail

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/torch/support.h"
+#include "torch_bindings/reducer.h"
 
 namespace {
 
@@ -311,6 +312,61 @@ TEST_CASE("what happens if I throw all gradients away and step: nothing is stepp
     CHECK(same(flat(it.net), start));
     CHECK(!it.net->parameters()[0].grad().defined());
   }
+}
+
+TEST_CASE("what happens if I throw gradients away before their bucket is complete: the next ones are reduced once, on a GPU too") {
+  using hvd::GradientReducer;
+  int number = 0;
+  for (const auto taking : {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
+    for (const auto& compression : {hvd::Compression::none(), hvd::Compression::bf16()}) {
+      const at::Tensor used = torch::ones({4}, torch::requires_grad()), unused = torch::ones({4}, torch::requires_grad());
+      const auto reducer = std::make_shared<GradientReducer>(std::vector<GradientReducer::Named>{{"used", used}, {"unused", unused}},
+                                                             DistributedOptimizerOptions{.compression = compression, .op = ReduceOp::Sum},
+                                                             number++, "thrown", taking);
+      reducer->hook();
+      const float ranks = static_cast<float>(hvd::size());
+      for (int step = 0; step < 3; ++step) {
+        (used * 3).sum().backward();
+        used.mutable_grad().reset();
+        (used * (hvd::rank() + 1)).sum().backward();
+        reducer->synchronize();
+        CHECK(same(used.grad(), torch::full({4}, ranks * (ranks + 1) / 2)));
+        CHECK(!unused.grad().defined());
+        reducer->settle();
+        used.mutable_grad().reset();
+      }
+      reducer->unhook();
+    }
+  }
+}
+
+TEST_CASE("what happens if a gradient comes late on one rank, and its own round fails: Mismatch on all, the next pass is as any") {
+  using hvd::GradientReducer;
+  if (hvd::size() == 1) return;
+  at::Tensor first = torch::ones({4}, torch::requires_grad()), second = torch::ones({4}, torch::requires_grad());
+  const auto reducer = std::make_shared<GradientReducer>(std::vector<GradientReducer::Named>{{"first", first}, {"second", second}},
+                                                         DistributedOptimizerOptions{}, 0, "late");
+  reducer->hook();
+  second.set_requires_grad(false);
+  first.sum().backward();
+  second.set_requires_grad(true);
+  if (last()) {
+    second.sum().backward();  // when all of what was awaited has left
+  } else {
+    reducer->finish_pass();
+    second.set_requires_grad(false);
+    first.sum().backward();
+    second.set_requires_grad(true);
+  }
+  CHECK_THROWS_AS(reducer->finish_pass(), hvd::Mismatch);
+  for (int pass = 0; pass < 2; ++pass) {
+    first.mutable_grad().reset();
+    second.mutable_grad().reset();
+    ((first + second) * (hvd::rank() + 1)).sum().backward();
+    reducer->finish_pass();
+    CHECK(same(second.grad(), torch::full({4}, (static_cast<float>(hvd::size()) + 1) / 2)));
+  }
+  reducer->unhook();
 }
 
 TEST_CASE("what happens if one rank alone throws its gradients away by the module's zero_grad(): Mismatch on all") {

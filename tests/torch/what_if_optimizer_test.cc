@@ -136,19 +136,71 @@ TEST_CASE("what happens if I add parameters and compress, or take a group out ag
 
 TEST_CASE("what happens if I add parameters on one rank alone: Mismatch on all, and no parameter has changed") {
   if (hvd::size() == 1) return;
-  Grown net;
-  SGD wrapped(net.first->parameters(), SGDOptions(0.1));
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::int8(), hvd::Compression::topk(1)}) {
+    Grown net;
+    SGD wrapped(net.first->parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression});
+    step_together(net, optimizer, 0);
+    const at::Tensor before = net.first->weight.detach().clone();
+    if (last()) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+    optimizer.zero_grad();
+    net.loss(hvd::rank(), 1).backward();
+    const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+    INFO(text);
+    CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
+    CHECK((contains(text, "do so on all ranks") == last()));
+    CHECK(same(net.first->weight.detach(), before));
+  }
+}
+
+TEST_CASE("what happens if I add parameters on all ranks, and one alone looks at them or saves before the step: nothing comes of it") {
+  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::topk(1)}) {
+    for (const bool unused : {false, true}) {
+      Grown net, alone;
+      SGD wrapped(net.first->parameters(), SGDOptions(0.1)), plain(alone.first->parameters(), SGDOptions(0.1));
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression});
+      step_together(net, optimizer, 0);
+      step_alone(alone, plain, 0);
+      optimizer.zero_grad();
+      net.zero_grad();
+      optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));
+      if (last()) optimizer.param_groups()[0].options().get_lr();
+      if (unused && last()) {  // so that the first bucket leaves in backward on the other ranks alone
+        net.first->bias.sum().backward();
+      } else {
+        net.loss(hvd::rank(), 1).backward();
+      }
+      std::stringstream state;
+      if (last()) torch::save(optimizer, state);
+      optimizer.step();
+      CHECK(equal_on_all_ranks(net));
+      if (unused) continue;
+      step_alone(alone, plain, 1);
+      for (int step = 2; step < 5; ++step) {
+        step_together(net, optimizer, step);
+        step_alone(alone, plain, step);
+        CHECK(furthest(net, alone) <= 1e-9);
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if I change a gradient on one rank alone when others have been added: an error there, nobody is left waiting") {
+  Grown net, alone;
+  SGD wrapped(net.first->parameters(), SGDOptions(0.1)), plain(alone.parameters(), SGDOptions(0.1));
   DistributedOptimizer optimizer(wrapped, net.named_parameters());
-  step_together(net, optimizer, 0);
-  const at::Tensor before = net.first->weight.detach().clone();
-  if (last()) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
-  optimizer.zero_grad();
-  net.loss(hvd::rank(), 1).backward();
-  const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
-  INFO(text);
-  CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
-  CHECK((contains(text, "do so on all ranks") == last()));
-  CHECK(same(net.first->weight.detach(), before));
+  optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+  net.loss(hvd::rank(), 0).backward();
+  if (last()) net.first->weight.mutable_grad().mul_(2);
+  const bool refused = contains(error_of<hvd::InvalidArgument>([&] { optimizer.synchronize(); }), "first.weight");
+  CHECK(refused == (last() && hvd::size() > 1));
+  CHECK(same_on_all_ranks(net.second->weight.grad()));
+  for (int step = 1; step < 3; ++step) {
+    step_together(net, optimizer, step);
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
 }
 
 TEST_CASE("what happens if I add what cannot be added: an error that names it, on all ranks") {
@@ -170,6 +222,39 @@ TEST_CASE("what happens if I add what cannot be added: an error that names it, o
   sgd.param_groups().pop_back();
   step_together(other, optimizer, 0);
   CHECK(equal_on_all_ranks(other));
+}
+
+TEST_CASE("what happens if I go on after such an error: the same error again, and no step, until the cause has gone") {
+  for (const auto& options : {DistributedOptimizerOptions{}, {.shard_optimizer_state = true}, {.op = hvd::ReduceOp::Adasum}}) {
+    Grown net;
+    SGD wrapped(net.first->parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(wrapped, net.named_parameters(), options);
+    step_together(net, optimizer, 0);
+    const at::Tensor before = net.first->weight.detach().clone();
+    const at::Tensor of_no_use = torch::empty({3}, torch::dtype(at::kFloat8_e5m2).requires_grad(true));
+    wrapped.add_param_group(OptimizerParamGroup({net.second->bias, of_no_use}));
+    net.loss(hvd::rank(), 1).backward();
+    for (int again = 0; again < 3; ++again) CHECK_THROWS_AS(optimizer.step(), hvd::InvalidArgument);
+    CHECK(same(net.first->weight.detach(), before));
+    wrapped.param_groups()[1].params().pop_back();
+    for (int step = 2; step < 4; ++step) step_together(net, optimizer, step);
+    CHECK(equal_on_all_ranks(net));
+    CHECK(optimizer.param_groups()[1].params().size() == 1);
+  }
+  Grown net, alone;
+  SGD wrapped(net.first->parameters(), SGDOptions(0.1)), plain(alone.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  {
+    hvd::DistributedDataParallel<torch::nn::LinearImpl> parallel(net.second.ptr());
+    optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+    for (int again = 0; again < 2; ++again)
+      CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.zero_grad(); }), "second.weight"));
+  }
+  for (int step = 0; step < 3; ++step) {
+    step_together(net, optimizer, step);
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= kEqual);
+  }
 }
 
 /// User code: options with more than a learning rate, which can be written, or not.
