@@ -3,45 +3,14 @@
 #include <stdexcept>
 #include <vector>
 
-#include "tests/torch/support.h"
+#include "tests/torch/norm_net.h"
 
 namespace what_if_uneven {
 namespace {
 
 using namespace hvd::test;
-using at::kDouble, at::kFloat;
+using namespace hvd::test::norm_net;
 using hvd::DistributedDataParallel;
-using torch::nn::BatchNorm1d;
-using torch::nn::Linear;
-using torch::nn::Sequential;
-
-at::Tensor input(int rank, int step) { return data({5, 6}, kDouble, rank, step) + rank; }
-at::Tensor target(int rank, int step) { return data({5, 3}, kDouble, rank, step + 1); }
-Sequential model(bool norm) {
-  Sequential net(Linear(6, 8));
-  if (norm) net->push_back(BatchNorm1d(8));
-  net->push_back(Linear(8, 3));
-  int variant = 0;
-  const torch::NoGradGuard no_gradient;
-  net->to(kDouble);
-  for (auto& parameter : net->named_parameters()) {
-    const bool is_scale = parameter->dim() == 1 && parameter.key().ends_with("weight");
-    if (!is_scale) parameter->copy_(data(parameter->sizes(), kDouble, 0, variant++) * 0.3);
-  }
-  return net;
-}
-template <class Net>
-at::Tensor loss(Net& net, int rank, int step) {
-  return torch::mse_loss(net.forward(input(rank, step)), target(rank, step));
-}
-bool is_same_on_all_ranks(const torch::nn::Module& net) {
-  bool same = true;
-  for (const auto& parameter : net.parameters()) same = same_on_all_ranks(parameter) && same;
-  for (const auto& buffer : net.buffers()) same = same_on_all_ranks(buffer) && same;
-  return same;
-}
-BatchNorm1d norm_of(Sequential& net) { return BatchNorm1d(std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(net->ptr(1))); }
-using Ddp = DistributedDataParallel<torch::nn::SequentialImpl>;
 
 // ------------------------------------------------------------------------------------------------------- uneven numbers of batches
 
