@@ -163,7 +163,8 @@ void Board::append(std::span<const std::byte> record) {
 }
 
 std::optional<Bytes> Board::read_next() {
-  area(self_).read.store(position_, std::memory_order_release);  // what was returned before has been acted on
+  auto& read = area(self_).read;  // what was returned before has been acted on
+  if (read.load(std::memory_order_relaxed) != position_) read.store(position_, std::memory_order_release);
   if (position_ == tail()) return std::nullopt;
   std::uint32_t size = 0;
   copy_out(position_, std::as_writable_bytes(std::span(&size, 1)));
