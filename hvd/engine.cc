@@ -29,7 +29,7 @@ Engine::Engine(EngineParts parts)
     RelayActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
     actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
-    actions.cut = [this] { return cut_world([] {}); };
+    actions.cut = [this] { return cut_world(); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
     actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
@@ -225,14 +225,14 @@ void Engine::retire(const CutBatch& cut) {
   }
 }
 
-bool Engine::cut_world(const std::function<void()>& announce_it) {
+bool Engine::cut_world() {
   bool cut = false;
   with_log(0, [&] {
     const auto first = negotiator_.next_sequence();
     // A domain that takes no part in what is cut needs no room for it.
     const bool opens = negotiator_.has_agreed(Scope::World) && negotiator_.takes_part_next(Scope::World);
     if (opens && !board_.can_open(first, kDataTypes)) return;
-    announce_it();
+    if (relay_->is_root()) relay_->announce_cut();
     commit(Negotiator::cut_record(Scope::World));
     if (relay_->is_root())
       for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, opens});
@@ -255,7 +255,7 @@ void Engine::drive_relay(bool& progressed) {
       std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
         return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
       });
-      if (open_world_cuts_.empty() && cut_world([this] { relay_->announce_cut(); })) progressed = true;
+      if (open_world_cuts_.empty() && cut_world()) progressed = true;
     }
     if (relay_->is_root() && relay_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
       relay_->announce_end();

@@ -183,7 +183,7 @@ class Engine {
   void ring_after(const Outcomes& outcomes);
   void drive_relay(bool& progressed);
   /// Cuts the world's next batches, which the root announces. False if the board has no room for them yet.
-  bool cut_world(const std::function<void()>& announce_it);
+  bool cut_world();
 
   // ---- ends
   void finish_entry(Entry& entry, Status status);

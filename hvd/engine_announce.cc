@@ -121,8 +121,9 @@ void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& sig
       if (room == Room::Now)
         commit(*negotiator_.introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
     });
-    if (room == Room::AfterReading) nudge_readers();
-    if (room == Room::AfterReading && board_.failed()) throw BackendError("the world has failed");
+    if (room != Room::AfterReading) return;  // done, or it is told again later
+    nudge_readers();
+    if (board_.failed()) throw BackendError("the world has failed");
   }
 }
 
