@@ -118,7 +118,7 @@ class Backend {
   /// memory, or no more.
   virtual std::shared_ptr<void> allocate(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return nullptr; }
 
-  // ---- small operations that one rank does for all of the domain (hvd/lanes.h); any thread, one at a time
+  // ---- small operations that one rank does for all of the domain (hvd/engine/fast_path.h); any thread, one at a time
   /// A block of this rank's own that all ranks of the domain see and that `prepare` would have returned; it stays until `drop`. None where
   /// the backend cannot do such an operation so.
   virtual std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return std::nullopt; }

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/spawn.h"
-#include "hvd/text.h"
 
 namespace hvd {
 

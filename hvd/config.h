@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/log.h"
+#include "hvd/base/log.h"
 
 namespace hvd {
 

@@ -62,9 +62,9 @@ void remove_process_set(const ProcessSet& process_set);
 Stats stats();
 
 /// Collective over all ranks, none of which may have joined: writes from now on, into one file of all ranks, when each tensor was
-/// submitted, agreed, launched and done, for Perfetto and chrome://tracing (what the slices mean: hvd/timeline.h). The file is made
-/// anew; it is valid JSON at every moment, also when ranks are killed, and grows to `Config::timeline_max_bytes` at most. Each host that
-/// does not see rank 0's file writes one of its own. Throws InvalidArgument, on all ranks, if one cannot write `path` or a timeline is
+/// submitted, agreed, launched and done, for Perfetto and chrome://tracing (what the slices mean: hvd/timeline/timeline.h). The file is
+/// made anew; it is valid JSON at every moment, also when ranks are killed, and grows to `Config::timeline_max_bytes` at most. Each host
+/// that does not see rank 0's file writes one of its own. Throws InvalidArgument, on all ranks, if one cannot write `path` or a timeline is
 /// being written already.
 void start_timeline(const std::string& path, const TimelineOptions& options = {});
 /// Not collective: this rank writes no more, and what it has to say is in the file. Does nothing where there is no timeline.

@@ -1,7 +1,7 @@
 #include "hvd/options.h"
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/text.h"
 
 namespace hvd {
 

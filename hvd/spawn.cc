@@ -14,8 +14,8 @@
 #include <system_error>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "hvd/config.h"
-#include "hvd/text.h"
 
 namespace hvd {
 

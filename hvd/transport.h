@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "hvd/wire.h"
+#include "hvd/base/wire.h"
 
 namespace hvd {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <numeric>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 

@@ -5,14 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "hvd/base/wire.h"
 #include "hvd/hvd.h"
-#include "hvd/wire.h"
-#include "ops/mpi_backend.h"
-#include "ops/nccl/nccl_backend.h"
-#include "ops/nccl/placement.h"
-#include "ops/nccl/shared_gpu_backend.h"
-#include "ops/nccl/staged_backend.h"
-#include "ops/shm_backend.h"
+#include "ops/gpu/api/placement.h"
+#include "ops/gpu/ipc/shared_gpu_backend.h"
+#include "ops/gpu/nccl/nccl_backend.h"
+#include "ops/gpu/staged/staged_backend.h"
+#include "ops/mpi/backend.h"
+#include "ops/shm/shm_backend.h"
 
 namespace hvd {
 

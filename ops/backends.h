@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "hvd/engine.h"
-#include "ops/arena.h"
+#include "hvd/engine/engine.h"
 #include "ops/bootstrap.h"
+#include "ops/shm/arena.h"
 
 namespace hvd {
 

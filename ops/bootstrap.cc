@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "hvd/board.h"
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/signature.h"
-#include "hvd/text.h"
-#include "ops/shared_memory.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/signature.h"
+#include "ops/shm/shared_memory.h"
 
 namespace hvd {
 

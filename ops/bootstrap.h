@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/base/wire.h"
 #include "hvd/config.h"
 #include "hvd/topology.h"
-#include "hvd/wire.h"
-#include "ops/arena.h"
-#include "ops/mpi_call.h"
+#include "ops/mpi/call.h"
+#include "ops/shm/arena.h"
 
 namespace hvd {
 

@@ -6,17 +6,17 @@
 #include <numeric>
 #include <set>
 
-#include "hvd/affinity.h"
-#include "hvd/engine.h"
+#include "hvd/api/world.h"
+#include "hvd/base/affinity.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
-#include "hvd/log.h"
-#include "hvd/signature.h"
-#include "hvd/text.h"
-#include "hvd/world.h"
+#include "hvd/negotiation/signature.h"
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
-#include "ops/mpi_transport.h"
+#include "ops/mpi/transport.h"
 
 namespace hvd {
 

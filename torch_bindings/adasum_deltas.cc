@@ -8,8 +8,8 @@
 #include <map>
 #include <mutex>
 
-#include "hvd/engine.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/tensors.h"
 

@@ -7,8 +7,8 @@
 #include <map>
 #include <set>
 
-#include "hvd/signature.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/negotiation/signature.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/parameters.h"
 #include "torch_bindings/tensors.h"

@@ -3,8 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <algorithm>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/text.h"
 
 namespace hvd {
 

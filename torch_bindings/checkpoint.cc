@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/signature.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/negotiation/signature.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"

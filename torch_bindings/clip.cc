@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 

@@ -10,8 +10,8 @@
 #include <numeric>
 #include <utility>
 
-#include "hvd/engine.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/history.h"
 #include "torch_bindings/tensors.h"

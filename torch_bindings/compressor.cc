@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 
 namespace hvd {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/sync_batch_norm.h"
 
 namespace hvd {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/autocast.h"
 
 namespace hvd::detail {

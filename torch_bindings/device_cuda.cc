@@ -2,8 +2,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/text.h"
 #include "torch_bindings/device.h"
 
 namespace hvd::detail {

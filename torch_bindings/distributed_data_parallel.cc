@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/reduced_on.h"
 #include "torch_bindings/reducer.h"

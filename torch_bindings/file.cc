@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/checkpoint.h"
 
 namespace hvd::detail {

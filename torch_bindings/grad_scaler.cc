@@ -7,8 +7,8 @@
 #include <set>
 #include <utility>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/optimizer.h"

@@ -5,8 +5,8 @@
 
 #include <utility>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/text.h"
 
 namespace hvd::detail {
 

@@ -5,8 +5,8 @@
 #include <exception>
 #include <utility>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/parameters.h"
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"

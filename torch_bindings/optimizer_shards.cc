@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/tensors.h"

@@ -13,7 +13,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/optimizer.h"
 
 namespace hvd::detail {

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer_state.h"

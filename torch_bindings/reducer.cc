@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "hvd/engine.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/join.h"

@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/engine.h"
-#include "hvd/text.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/reducer.h"

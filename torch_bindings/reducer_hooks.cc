@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/reducer.h"
 

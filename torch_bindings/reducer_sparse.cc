@@ -1,7 +1,7 @@
 // Sparse gradients of a GradientReducer: they travel as indices and values, each on its own, after the buckets.
 #include <torch/torch.h>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/tensors.h"

@@ -7,8 +7,8 @@
 #include <random>
 #include <utility>
 
-#include "hvd/log.h"
-#include "hvd/text.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 

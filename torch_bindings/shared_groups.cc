@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/text.h"
 #include "hvd/types.h"
 #include "torch_bindings/unique_parameters.h"
 

@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/tensors.h"
 

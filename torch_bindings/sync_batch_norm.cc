@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 
 namespace hvd {

@@ -9,9 +9,9 @@
 #include <array>
 #include <utility>
 
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/hvd.h"
-#include "hvd/text.h"
 
 namespace hvd::detail {
 

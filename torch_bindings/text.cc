@@ -1,2 +1,2 @@
 // With the fmt of LibTorch, where it brings one.
-#include "hvd/text_definition.h"
+#include "hvd/base/text_definition.h"

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <thread>
 
+#include "hvd/api/world.h"
 #include "hvd/config.h"
 #include "hvd/hvd.h"
-#include "hvd/world.h"
 
 namespace hvd::detail {
 

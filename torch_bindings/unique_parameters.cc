@@ -3,7 +3,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "hvd/text.h"
+#include "hvd/base/text.h"
 
 namespace hvd::detail {
 

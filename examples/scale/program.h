@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/negotiator.h"
+#include "hvd/negotiation/negotiator.h"
 
 namespace scale {
 

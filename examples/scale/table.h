@@ -11,7 +11,7 @@
 
 #include "examples/scale/clock.h"
 #include "examples/scale/program.h"
-#include "hvd/negotiator.h"
+#include "hvd/negotiation/negotiator.h"
 
 namespace scale {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <thread>
 
-#include "examples/train/options.h"
-#include "examples/train/together.h"
-#include "examples/train/trainer.h"
+#include "examples/train/trainer/options.h"
+#include "examples/train/trainer/together.h"
+#include "examples/train/trainer/trainer.h"
 
 namespace {
 

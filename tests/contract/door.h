@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/engine.h"
+#include "hvd/engine/engine.h"
 #include "hvd/types.h"
 
 namespace hvd::contract {

@@ -1,4 +1,4 @@
-// The door of a world of threads: what hvd/hvd.cc does, for an engine that is not the process's own.
+// The door of a world of threads: what hvd/api/hvd.cc does, for an engine that is not the process's own.
 
 #include <algorithm>
 #include <utility>

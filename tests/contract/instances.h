@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/nccl/fusion_buffer.h"
-#include "ops/nccl/placement.h"
+#include "ops/gpu/api/placement.h"
+#include "ops/gpu/nccl/fusion_buffer.h"
 #include "tests/contract/runner.h"
 
 namespace hvd::contract {

@@ -10,7 +10,7 @@ namespace {
 Values values_of(const Context& context, const Asked& asked) {
   if (asked.exact) return Values::Exact;
   if (asked.form.scales != Scales::None) return Values::Limited;
-  // The sum of an average of int64 may wrap in NCCL (ops/nccl/reduction_plan.h).
+  // The sum of an average of int64 may wrap in NCCL (ops/gpu/nccl/reduction_plan.h).
   const bool may_wrap = context.setting.any_order && asked.dtype == DataType::Int64 && asked.op == ReduceOp::Average;
   return may_wrap ? Values::Limited : Values::Full;
 }

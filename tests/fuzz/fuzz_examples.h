@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "hvd/negotiator.h"
+#include "hvd/negotiation/negotiator.h"
 #include "tests/support/dice.h"
 
 namespace hvd::fuzz {

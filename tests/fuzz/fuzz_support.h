@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <span>
 
+#include "hvd/base/wire.h"
 #include "hvd/errors.h"
-#include "hvd/wire.h"
 #include "tests/support/dice.h"
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);

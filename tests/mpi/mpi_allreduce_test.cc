@@ -1,7 +1,7 @@
 /// Allreduce across domains, end to end: engines over MpiTransport and MpiBackend, domains of one and of several ranks, against what
 /// each rank computes alone from all ranks' patterns, bit for bit.
 
-#include "ops/mpi_allreduce_execution.h"
+#include "ops/mpi/allreduce_execution.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 /// Broadcast, allgather, process sets and failure across domains, end to end: engines over MpiTransport and MpiBackend.
 
-#include "ops/mpi_backend.h"
+#include "ops/mpi/backend.h"
 
 #include <doctest/doctest.h>
 

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "ops/kernels/adasum.h"
-#include "ops/mpi_backend.h"
+#include "ops/mpi/backend.h"
 #include "tests/support/mpi_cases.h"
 
 namespace hvd::test {

@@ -1,6 +1,6 @@
 /// Messages between leaders: whole, in order, of any size, and a drained end.
 
-#include "ops/mpi_transport.h"
+#include "ops/mpi/transport.h"
 
 #include <doctest/doctest.h>
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <string>
 
-#include "examples/models/models.h"
-#include "examples/models/weights.h"
+#include "examples/train/models/models.h"
+#include "examples/train/models/weights.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# examples/compare.sh: its tables, medians and plots have what they should, for allreduces and for training steps; wrong calls and files are
+# examples/bench/compare.sh: its tables, medians and plots have what they should, for allreduces and for training steps; wrong calls and files are
 # refused. Without the peers, which are not there on every machine. It judges no speed.
 # Usage: compare.sh BUILD_FOLDER
 # timeout: 200
@@ -27,7 +27,7 @@ compare() {
   local name=$1 expected=$2 problem='' found
   shift 2
   rm -f "$work"/plot.*
-  if ! HVD_COMPARE_SVG=$work/plot.svg bash "$root/examples/compare.sh" "$@" >"$work/out" 2>&1; then problem="it failed"; fi
+  if ! HVD_COMPARE_SVG=$work/plot.svg bash "$root/examples/bench/compare.sh" "$@" >"$work/out" 2>&1; then problem="it failed"; fi
   found=$(grep -v '^#' "$work/plot.tsv" 2>/dev/null | awk -F '\t' '$3 > 0 && $4 > 0 { print $1 ":" $2 }' | grep -v -- '-fp16$' | tr '\n' ' ')
   if [ "$found" != "$expected " ]; then problem=${problem:-"measured '$found' instead of '$expected'"}; fi
   grep -q "${expected##*:} *\$" "$work/out" || problem=${problem:-"the table lacks the last subject"}
@@ -50,15 +50,15 @@ else
   echo "not tested: training steps, step_bench was not built"
 fi
 
-HVD_BUILD=$work bash "$root/examples/compare.sh" >"$work/out" 2>&1 && problem="it did not fail" || problem=
+HVD_BUILD=$work bash "$root/examples/bench/compare.sh" >"$work/out" 2>&1 && problem="it did not fail" || problem=
 grep -q "hvd_bench is not there" "$work/out" || problem="it does not say what is missing"
 verdict "without a build" "$problem"
-bash "$root/examples/compare.sh" --frobnicate >"$work/out" 2>&1
+bash "$root/examples/bench/compare.sh" --frobnicate >"$work/out" 2>&1
 [ $? -eq 2 ] && problem= || problem="not refused with 2"
 verdict "an unknown option" "$problem"
 if command -v python3 >/dev/null; then
   printf '# base: a\n4\ta\tmany\t1\n' >"$work/bad.tsv"
-  python3 "$root/examples/plot.py" "$work/bad.tsv" "$work/bad.svg" >"$work/out" 2>&1 && problem="it did not fail" || problem=
+  python3 "$root/examples/bench/plot.py" "$work/bad.tsv" "$work/bad.svg" >"$work/out" 2>&1 && problem="it did not fail" || problem=
   grep -q 'bad.tsv:2: not' "$work/out" || problem="it does not name the line"
   verdict "a plot of what is no number" "$problem"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every line of the control flow of the GPU backends (ops/nccl: *.cc and what they include from there) runs in the tests that need no GPU,
+# Every line of the control flow of the GPU backends (ops/gpu: *.cc and what they include from there) runs in the tests that need no GPU,
 # and all of it: what stands behind an if on the same line, too. A line that cannot is marked on itself: "// not covered: why".
 # Builds coverage_tests, runs what is about these backends, asks gcov.
 # Usage: coverage.sh BUILD_FOLDER
@@ -44,7 +44,7 @@ python3 - "$gcov" "$objects" "$root" "$major" <<'PY'
 import json, pathlib, re, subprocess, sys
 
 gcov, objects, root, major = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
-ours = root / "ops" / "nccl"
+ours = root / "ops" / "gpu"
 ran = {}     # (file, line): how often, summed over everything that was compiled of it
 partly = {}  # (file, line): whether some of it never ran, as far as that can be without an exception
 for counts in sorted(objects.rglob("*.gcda")):  # of this run: notes of objects that are no part of the program any more may lie here, too
@@ -53,7 +53,7 @@ for counts in sorted(objects.rglob("*.gcda")):  # of this run: notes of objects 
         sys.exit(f"{gcov} failed for {counts}: {done.stderr}")
     for source in json.loads(done.stdout)["files"]:
         path = pathlib.Path(source["file"])
-        if path.parent != ours:
+        if ours not in path.parents:
             continue
         for line in source["lines"]:
             key = (path, line["line_number"])
@@ -67,9 +67,9 @@ text = {key: texts[key[0]][key[1] - 1].strip() for key in ran}
 lines = sorted(key for key in ran if ran[key] != 0 or not re.fullmatch(r"[})\];]+", text[key]))
 bad = [key for key in lines if ran[key] == 0 or partly[key]]
 marked = [key for key in bad if "// not covered: " in text[key]]
-missing = [path for path in sorted(ours.glob("*.cc")) if path not in texts and not path.stem.startswith("real_")]
+missing = [path for path in sorted(ours.rglob("*.cc")) if path not in texts and not path.stem.startswith("linked_")]
 full, some = len(lines) - len(bad), sum(ran[key] != 0 for key in bad)
-print(f"ops/nccl: {full} of {len(lines)} lines ran ({100 * full / max(len(lines), 1):.1f} %) in {len(texts)} files; "
+print(f"ops/gpu: {full} of {len(lines)} lines ran ({100 * full / max(len(lines), 1):.1f} %) in {len(texts)} files; "
       f"{some} in part, {len(bad) - some} not at all; of these {len(marked)} cannot")
 for path, number in bad:
     verdict = "cannot" if (path, number) in marked else "IN PART" if ran[path, number] != 0 else "NOT AT ALL"

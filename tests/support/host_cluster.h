@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/nccl/nccl_table.h"
+#include "ops/gpu/api/gpu_api.h"
 
 namespace hvd::nccl::test {
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "ops/nccl/batched_copy.h"
+#include "ops/gpu/kernels/batched_copy.h"
 
 namespace hvd::nccl::test {
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/nccl/nccl_table.h"
+#include "ops/gpu/api/gpu_api.h"
 #include "tests/support/host_cluster.h"
 
 namespace hvd::nccl::test {

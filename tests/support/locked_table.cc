@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ops/nccl/staged_backend.h"
+#include "ops/gpu/staged/staged_backend.h"
 
 namespace hvd::nccl::test {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "hvd/engine.h"
-#include "ops/nccl/placement.h"
-#include "ops/nccl/shared_gpu_backend.h"
+#include "hvd/engine/engine.h"
+#include "ops/gpu/api/placement.h"
+#include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "tests/support/nccl_world.h"
 
 namespace hvd::nccl::test {

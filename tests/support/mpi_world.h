@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "hvd/engine.h"
-#include "ops/mpi_backend.h"
-#include "ops/mpi_transport.h"
-#include "ops/shared_memory.h"
-#include "ops/shm_backend.h"
+#include "hvd/engine/engine.h"
+#include "ops/mpi/backend.h"
+#include "ops/mpi/transport.h"
+#include "ops/shm/shared_memory.h"
+#include "ops/shm/shm_backend.h"
 
 namespace hvd::test {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/nccl/nccl_backend.h"
+#include "ops/gpu/nccl/nccl_backend.h"
 #include "tests/support/host_nccl_table.h"
 
 namespace hvd::nccl::test {

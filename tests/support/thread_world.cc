@@ -15,7 +15,7 @@
 
 #include "ops/host_ops.h"
 #include "ops/kernels/reduce.h"
-#include "ops/shm_backend.h"
+#include "ops/shm/shm_backend.h"
 
 namespace hvd::test {
 

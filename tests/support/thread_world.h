@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/engine.h"
-#include "ops/arena.h"
+#include "hvd/engine/engine.h"
+#include "ops/shm/arena.h"
 
 namespace hvd::test {
 

@@ -10,14 +10,14 @@
 #include <numeric>
 #include <set>
 
-#include "examples/data/batches.h"
-#include "examples/data/cifar.h"
-#include "examples/data/loader.h"
-#include "examples/data/mnist.h"
-#include "examples/data/synthetic.h"
-#include "examples/models/models.h"
-#include "examples/train/checkpoint.h"
-#include "examples/train/evaluation.h"
+#include "examples/train/data/batches.h"
+#include "examples/train/data/cifar.h"
+#include "examples/train/data/loader.h"
+#include "examples/train/data/mnist.h"
+#include "examples/train/data/synthetic.h"
+#include "examples/train/models/models.h"
+#include "examples/train/trainer/checkpoint.h"
+#include "examples/train/trainer/evaluation.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "examples/models/resnet.h"
+#include "examples/train/models/resnet.h"
 #include "tests/torch/support.h"
 
 namespace {

@@ -2,8 +2,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "examples/models/script.h"
-#include "examples/train/setup.h"
+#include "examples/train/models/script.h"
+#include "examples/train/trainer/setup.h"
 #include "tests/torch/support.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include "tests/support/cuda_on_host.h"
 
 // After what it needs.
-#include "ops/nccl/batched_copy_kernel.h"
+#include "ops/gpu/kernels/batched_copy_kernel.h"
 
 namespace hvd::nccl::test {
 namespace {

@@ -12,13 +12,13 @@
 #include <span>
 #include <thread>
 
-#include "hvd/affinity.h"
-#include "hvd/board.h"
+#include "hvd/base/affinity.h"
 #include "hvd/config.h"
-#include "hvd/ledger.h"
-#include "hvd/negotiator.h"
-#include "hvd/planner.h"
-#include "hvd/relay.h"
+#include "hvd/engine/ledger.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/planner.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {

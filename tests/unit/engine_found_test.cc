@@ -5,7 +5,7 @@
 #include <barrier>
 #include <thread>
 
-#include "hvd/engine.h"
+#include "hvd/engine/engine.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "hvd/engine.h"
+#include "hvd/engine/engine.h"
 #include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"
 

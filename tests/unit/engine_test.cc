@@ -1,6 +1,6 @@
 /// The engine end to end, with threads as ranks: agreement, fusion, results, errors, failure and shutdown.
 
-#include "hvd/engine.h"
+#include "hvd/engine/engine.h"
 
 #include <doctest/doctest.h>
 

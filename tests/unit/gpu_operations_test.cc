@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/signature.h"
+#include "hvd/negotiation/signature.h"
 #include "tests/support/locked_table.h"
 #include "tests/support/thread_world.h"
 

@@ -8,7 +8,7 @@
 #include <new>
 #include <random>
 
-#include "hvd/engine.h"
+#include "hvd/engine/engine.h"
 #include "tests/support/dice.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"

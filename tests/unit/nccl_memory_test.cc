@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/nccl/reduction_plan.h"
+#include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 
 namespace hvd::nccl::test {

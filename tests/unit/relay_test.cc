@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "hvd/relay.h"
+#include "hvd/negotiation/leader_tree.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/nccl/shared_gpu_backend.h"
+#include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "tests/support/host_nccl_table.h"
 
 namespace hvd::nccl::test {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/nccl/staged_backend.h"
+#include "ops/gpu/staged/staged_backend.h"
 #include "tests/support/locked_table.h"
 #include "tests/support/thread_world.h"
 

@@ -10,7 +10,7 @@
 #include "tests/support/reduce_cases.h"
 
 // After what it needs.
-#include "ops/nccl/shared_reduce_kernel.h"
+#include "ops/gpu/kernels/shared_reduce_kernel.h"
 
 namespace hvd::nccl::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/nccl/staged_backend.h"
+#include "ops/gpu/staged/staged_backend.h"
 #include "tests/support/host_nccl_table.h"
 
 namespace hvd::nccl::test {

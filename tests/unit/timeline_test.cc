@@ -1,6 +1,6 @@
 /// The timeline: one file of all ranks, valid at every moment; what it says, what it leaves out, and what it costs when off.
 
-#include "hvd/timeline.h"
+#include "hvd/timeline/timeline.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

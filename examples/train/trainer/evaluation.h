@@ -1,0 +1,15 @@
+#pragma once
+/// Room card: how good a model is on a test set that all ranks share out: the library's tally, filled with this data. One thread.
+
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include "examples/train/data/batches.h"
+#include "examples/train/models/models.h"
+
+namespace examples {
+
+/// What this rank's share of the test images adds up to. The model is left in the mode it was in.
+hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, Shard shard, std::size_t batch_size, torch::Device device);
+
+}  // namespace examples

@@ -1,0 +1,159 @@
+#include "examples/train/trainer/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "examples/train/data/dataset.h"
+#include "examples/train/models/models.h"
+
+namespace examples {
+namespace {
+
+/// A finite number, `least` or above it (or, where `open`, only above it).
+CLI::Validator number(const std::string& words, double least, bool open) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool good = end != text.c_str() && *end == '\0' && std::isfinite(value) && (open ? value > least : value >= least);
+        return good ? std::string() : "'" + text + "' is not " + words;
+      },
+      words);
+}
+
+CLI::Validator whole(std::int64_t least) {
+  const auto words = "a whole number from " + std::to_string(least) + " to 1000000000";
+  return CLI::Validator(
+      [=](const std::string& text) {
+        const bool digits = !text.empty() && text.size() <= 10 && text.find_first_not_of("0123456789") == std::string::npos;
+        const std::int64_t value = digits ? std::stoll(text) : -1;
+        return digits && value >= least && value <= 1'000'000'000 ? std::string() : "'" + text + "' is not " + words;
+      },
+      words);
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  std::string words;
+  for (const auto& name : names) words += (words.empty() ? "" : "|") + name;
+  return CLI::Validator(
+      [=](const std::string& text) {
+        const bool good = std::find(names.begin(), names.end(), text) != names.end();
+        return good ? std::string() : "'" + text + "' is not one of " + words;
+      },
+      words);
+}
+
+CLI::Validator model_name() {
+  const CLI::Validator names = one_of(model_names());
+  return CLI::Validator(
+      [=](std::string& text) {
+        if (is_script(text)) return std::string();
+        const std::string wrong = names(text);
+        return wrong.empty() ? wrong : wrong + " or script:FILE";
+      },
+      names.get_description() + "|script:FILE");
+}
+
+void add_options(CLI::App& app, Options& options) {
+  app.add_option("--model", options.model, "Network; script:FILE is a TorchScript module saved by Python")->check(model_name());
+  app.add_option("--weights", options.weights, "File of weights to begin with: torch.save(dict(model.state_dict()), FILE)");
+  app.add_option("--stem", options.stem, "First layers of a ResNet; cifar: for small images, slower and more accurate")
+      ->check(one_of(stem_names()));
+  app.add_option("--dataset", options.dataset, "Images; synthetic ones need no files")->check(one_of(dataset_names()));
+  app.add_option("--data", options.data, "Folder of the dataset's files");
+  app.add_option("--workers", options.workers, "Threads per rank that make batches ahead; 0: none")->check(whole(0));
+  app.add_flag("--pin-memory,!--no-pin-memory", options.pin_memory,
+               "Batches for a GPU in page-locked memory, from which they are copied while the host goes on (default); nothing on the CPU");
+  app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
+  app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")->check(whole(1));
+  app.add_option("--optimizer", options.optimizer, "Optimizer")->check(one_of({"sgd", "adam", "adamw"}));
+  app.add_option("--lr", options.learning_rate, "Learning rate")
+      ->check(number("a number above 0", 0, true))
+      ->default_str("sgd 0.01, with mlp 0.05; adam, adamw 0.0005");
+  app.add_option("--momentum", options.momentum, "Momentum of sgd")->check(number("a number from 0", 0, false));
+  app.add_option("--weight-decay", options.weight_decay, "Weight decay")->check(number("a number from 0", 0, false));
+  app.add_option("--strategy", options.strategy,
+                 "Ways to train in parallel; hvd: DistributedOptimizer, ddp: DistributedDataParallel, both on all ranks; data-parallel: "
+                 "replicas in one process; single: none")
+      ->check(one_of({"hvd", "ddp", "data-parallel", "single"}));
+  app.add_option("--replicas", options.replicas, "Of --strategy data-parallel")->check(whole(1))->default_str("GPUs, or cores");
+  app.add_option("--amp", options.amp, "Mixed precision")->check(one_of({"none", "bf16", "fp16"}));
+  app.add_flag("--sync-bn", options.sync_bn, "Batch norm over the batches of all ranks");
+  app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank keeps its share of the optimizer's state (ZeRO stage 1)");
+  app.add_option("--compression", options.compression, "How gradients travel")
+      ->check(one_of({"none", "fp16", "bf16", "int8", "topk", "powersgd"}));
+  app.add_option("--powersgd-rank", options.powersgd_rank, "Rank of --compression powersgd")->check(whole(1));
+  app.add_option("--topk-ratio", options.topk_ratio, "Share of the gradients that --compression topk sends")
+      ->check(number("a number above 0, at most 1", 0, true));
+  app.add_option("--accumulate", options.accumulate, "Backward passes per step")->check(whole(1));
+  app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept");
+  app.add_option("--checkpoint-steps", options.checkpoint_steps, "Also write it every so many steps")
+      ->check(whole(1))
+      ->default_str("never");
+  app.add_flag("--resume", options.resume, "Go on from the checkpoint");
+  app.add_option("--max-steps", options.max_steps, "End after so many steps in all")->check(whole(1))->default_str("no limit");
+  app.add_option("--seed", options.seed, "Seed of weights, order and synthetic images")->check(whole(0));
+  app.add_option("--device", options.device, "Where to compute")->check(one_of({"auto", "cpu", "cuda"}));
+  app.add_option("--nproc", options.processes, "Start so many ranks without a launcher")->check(whole(1))->default_str("none");
+  app.add_option("--threads", options.threads, "Threads of LibTorch per rank")->check(whole(1))->default_str("cores / ranks");
+  app.add_option("--untimed-steps", options.untimed_steps, "First steps that seconds and images/s leave out")->check(whole(0));
+  app.add_option("--json", options.json, "File for a record per epoch");
+}
+
+void check_combinations(const CLI::App& app, const Options& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (options.dataset != "synthetic" && options.data.empty()) {
+    throw UsageError("--dataset " + options.dataset + " needs --data and the folder of its files");
+  }
+  if (options.dataset == "synthetic" && given("--data")) {
+    throw UsageError("--data is of no use to --dataset synthetic; name the dataset that is to be read (cifar10, cifar100 or mnist)");
+  }
+  if (options.checkpoint.empty() && (options.resume || given("--checkpoint-steps"))) {
+    throw UsageError(std::string(options.resume ? "--resume" : "--checkpoint-steps") + " needs --checkpoint and a folder");
+  }
+}
+
+void check_strategy(const CLI::App& app, const Options& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  const auto only = [&](const char* name, bool used, bool allowed, const char* strategies) {
+    if (used && !allowed)
+      throw UsageError(std::string(name) + " is of no use to --strategy " + options.strategy + "; it goes with " + strategies);
+  };
+  const bool ranks = options.strategy == "hvd" || options.strategy == "ddp";
+  only("--replicas", given("--replicas"), options.strategy == "data-parallel", "data-parallel");
+  only("--sync-bn", options.sync_bn, ranks, "hvd and ddp");
+  only("--compression", options.compression != "none", ranks, "hvd and ddp");
+  only("--shard-optimizer", options.shard_optimizer, options.strategy == "hvd", "hvd");
+  if (options.topk_ratio > 1) throw UsageError("--topk-ratio is " + std::to_string(options.topk_ratio) + "; it is a share, at most 1");
+}
+
+double default_rate(const Options& options) {
+  if (options.optimizer != "sgd") return 0.0005;
+  return options.model == "mlp" ? 0.05 : 0.01;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+  CommandLine line;
+  CLI::App app("Trains an image classifier on all ranks: mpirun -np 4 train [options]. Without options: ResNet-18 on synthetic images.",
+               "train");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_options(app, line.options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    line.help = app.help();
+    return line;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + "; 'train --help' lists the options");
+  }
+  check_combinations(app, line.options);
+  check_strategy(app, line.options);
+  if (line.options.learning_rate == 0) line.options.learning_rate = default_rate(line.options);
+  return line;
+}
+
+}  // namespace examples

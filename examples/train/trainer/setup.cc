@@ -1,0 +1,91 @@
+#include "examples/train/trainer/setup.h"
+
+#include <hvd/torch.h>
+
+#include <cstdio>
+#include <stdexcept>
+
+#include "examples/train/models/weights.h"
+
+namespace examples {
+namespace {
+
+std::string shape_words(const std::vector<std::int64_t>& sizes) {
+  std::string words;
+  for (const auto size : sizes) words += (words.empty() ? "" : " x ") + std::to_string(size);
+  return words;
+}
+
+std::int64_t count_parameters(const torch::nn::Module& model) {
+  std::int64_t count = 0;
+  for (const auto& parameter : model.parameters()) count += parameter.numel();
+  return count;
+}
+
+}  // namespace
+
+torch::Device choose_device(const std::string& said) {
+  const bool usable = torch::cuda::is_available() && hvd::cuda_built();
+  if (said == "cuda" && !usable) {
+    throw std::runtime_error(std::string("--device cuda: ") +
+                             (hvd::cuda_built() ? "LibTorch finds no GPU here" : "hvd was built without CUDA") + "; use --device cpu");
+  }
+  if (said == "cpu" || !usable) return torch::kCPU;
+  return {torch::kCUDA, static_cast<torch::DeviceIndex>(hvd::local_rank() % static_cast<int>(torch::cuda::device_count()))};
+}
+
+std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device) {
+  torch::manual_seed(options.seed);
+  auto model = make_model({.name = options.model, .stem = options.stem, .image = data.image_shape(), .classes = data.classes});
+  if (!options.weights.empty()) load_weights(*model, options.weights);
+  model->to(device);
+  return model;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, const torch::nn::Module& model) {
+  namespace optim = torch::optim;
+  const double rate = options.learning_rate;
+  if (options.optimizer == "sgd") {
+    return std::make_unique<optim::SGD>(model.parameters(),
+                                        optim::SGDOptions(rate).momentum(options.momentum).weight_decay(options.weight_decay));
+  }
+  if (options.optimizer == "adam") {
+    return std::make_unique<optim::Adam>(model.parameters(), optim::AdamOptions(rate).weight_decay(options.weight_decay));
+  }
+  return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions(rate).weight_decay(options.weight_decay));
+}
+
+std::size_t synchronize_batch_norm(Classifier& model) {
+  hvd::convert_sync_batchnorm(model);
+  const auto report = hvd::sync_batchnorm_report(model);
+  if (!report.local.empty()) {
+    throw std::runtime_error("--sync-bn: '" + report.local.front() + "' and, with it, " + std::to_string(report.local.size()) +
+                             " layers with running statistics cannot be converted, as those of TorchScript never can; leave out --sync-bn");
+  }
+  return report.synchronized.size();
+}
+
+Identity identity_of(const Options& options, const Dataset& data) {
+  return {{"--model", options.model},
+          {"--stem", options.stem == "auto" ? "imagenet" : options.stem},
+          {"--dataset", options.dataset},
+          {"image shape", shape_words(data.image_shape())},
+          {"number of classes", std::to_string(data.classes)},
+          {"number of training images", std::to_string(data.train.size())},
+          {"--optimizer", options.optimizer},
+          {"--seed", std::to_string(options.seed)}};
+}
+
+std::string describe(const Options& options, const Dataset& data, const torch::nn::Module& model, torch::Device device) {
+  char text[256];
+  std::snprintf(
+      text, sizeof(text),
+      "%s, %.1f million parameters; %s, %lld training and %lld test images of %s; %s, learning rate %g; %d rank%s on %s, %d thread%s each",
+      options.model.c_str(), static_cast<double>(count_parameters(model)) / 1e6, data.name.c_str(),
+      static_cast<long long>(data.train.size()), static_cast<long long>(data.test.size()), shape_words(data.image_shape()).c_str(),
+      options.optimizer.c_str(), options.learning_rate, hvd::size(), hvd::size() == 1 ? "" : "s", device.str().c_str(),
+      torch::get_num_threads(), torch::get_num_threads() == 1 ? "" : "s");
+  return text;
+}
+
+}  // namespace examples

@@ -1,0 +1,89 @@
+#include "examples/train/trainer/strategy.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace examples {
+namespace {
+
+hvd::Compression compression_of(const Options& options) {
+  if (options.compression == "fp16") return hvd::Compression::fp16();
+  if (options.compression == "bf16") return hvd::Compression::bf16();
+  if (options.compression == "int8") return hvd::Compression::int8();
+  if (options.compression == "topk") return hvd::Compression::topk(options.topk_ratio);
+  if (options.compression == "powersgd") return hvd::Compression::powersgd(static_cast<int>(options.powersgd_rank));
+  return hvd::Compression::none();
+}
+
+}  // namespace
+
+Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device)
+    : options_(options), model_(std::move(model)), optimizer_(optimizer), device_(device) {
+  if (options_.amp == "fp16") scaler_.emplace();
+  if (options_.strategy == "hvd") {
+    distributed_ = std::make_unique<hvd::DistributedOptimizer>(
+        optimizer_, model_->named_parameters(),
+        hvd::DistributedOptimizerOptions{.compression = compression_of(options_),
+                                         .backward_passes_per_step = static_cast<int>(options_.accumulate),
+                                         .shard_optimizer_state = options_.shard_optimizer});
+  } else if (options_.strategy == "ddp") {
+    data_parallel_ = std::make_unique<hvd::DistributedDataParallel<Classifier>>(
+        model_, hvd::DistributedDataParallelOptions{.compression = compression_of(options_)});
+  } else if (hvd::size() > 1) {
+    throw std::runtime_error("--strategy " + options_.strategy + " is one process, and here are " + std::to_string(hvd::size()) +
+                             "; start it with -np 1, or take --strategy hvd or ddp");
+  } else if (options_.strategy == "data-parallel") {
+    replicas_.emplace(model_, hvd::DataParallelOptions{.replicas = static_cast<int>(options_.replicas)});
+  }
+}
+
+hvd::AutocastGuard Strategy::autocast() const {
+  return {device_.type(), options_.amp == "fp16" ? torch::kHalf : torch::kBFloat16, /*enabled=*/options_.amp != "none"};
+}
+
+std::vector<torch::Tensor> Strategy::compression_memory() const {
+  return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
+}
+
+void Strategy::zero_grad() {
+  if (distributed_) {
+    distributed_->zero_grad();
+  } else {
+    optimizer_.zero_grad();
+  }
+}
+
+torch::Tensor Strategy::forward(const torch::Tensor& images) {
+  if (data_parallel_) return data_parallel_->forward(images);
+  if (replicas_) return replicas_->forward(images);
+  return model_->forward(images);
+}
+
+torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
+                             const std::function<void(const torch::Tensor&, const Batch&)>& on_loss) {
+  torch::Tensor loss;
+  zero_grad();
+  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
+    const Batch& batch = micro_batches[i];
+    std::optional<hvd::DistributedDataParallel<Classifier>::NoSync> alone;
+    if (data_parallel_ && i + 1 < micro_batches.size()) alone.emplace(data_parallel_->no_sync());
+    const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
+    {
+      const auto mixed = autocast();
+      loss = torch::nn::functional::cross_entropy(forward(images), labels);
+    }
+    const auto share = loss / static_cast<double>(micro_batches.size());
+    (scaler_ ? scaler_->scale(share) : share).backward();
+    loss = loss.detach();
+    on_loss(loss, batch);
+  }
+  if (scaler_) {
+    scaler_->step(optimizer());
+    scaler_->update();
+  } else {
+    optimizer().step();
+  }
+  return loss;
+}
+
+}  // namespace examples

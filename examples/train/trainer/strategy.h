@@ -1,0 +1,51 @@
+#pragma once
+/// Room card: how a step is made: the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function, so that they
+/// can be compared. One thread; hvd and ddp are collective. Refers to the model and the optimizer, owns what wraps them. Fails by throwing
+/// what the wrappers throw.
+
+#include <hvd/torch.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "examples/train/data/batches.h"
+#include "examples/train/models/models.h"
+#include "examples/train/trainer/options.h"
+
+namespace examples {
+
+class Strategy {
+ public:
+  /// Throws std::runtime_error where the strategy is one process and there are more.
+  Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device);
+
+  /// One optimizer step on all micro-batches of this rank; the gradient is the mean of theirs. `on_loss` is given each one's mean loss,
+  /// detached, on the device. Returns the last one's.
+  torch::Tensor step(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor& loss, const Batch&)>& on_loss);
+
+  /// What steps, and what a checkpoint saves.
+  torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : optimizer_; }
+  /// With --amp fp16 only.
+  std::optional<hvd::GradScaler>& scaler() { return scaler_; }
+  /// Of ddp; hvd's is the optimizer's.
+  [[nodiscard]] std::vector<torch::Tensor> compression_memory() const;
+  /// While it lives, the model computes in the type of --amp.
+  [[nodiscard]] hvd::AutocastGuard autocast() const;
+
+ private:
+  void zero_grad();
+  torch::Tensor forward(const torch::Tensor& images);
+
+  const Options options_;
+  const std::shared_ptr<Classifier> model_;
+  torch::optim::Optimizer& optimizer_;
+  const torch::Device device_;
+  std::unique_ptr<hvd::DistributedOptimizer> distributed_;                   ///< hvd
+  std::unique_ptr<hvd::DistributedDataParallel<Classifier>> data_parallel_;  ///< ddp
+  std::optional<hvd::DataParallel<Classifier>> replicas_;                    ///< data-parallel
+  std::optional<hvd::GradScaler> scaler_;
+};
+
+}  // namespace examples

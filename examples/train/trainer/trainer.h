@@ -1,0 +1,63 @@
+#pragma once
+/// Room card: the training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
+/// data, the model, the optimizer and what wraps them. Fails by throwing: Refused when all ranks know of it, anything else when only this
+/// rank does.
+
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "examples/train/data/loader.h"
+#include "examples/train/trainer/checkpoint.h"
+#include "examples/train/trainer/display.h"
+#include "examples/train/trainer/options.h"
+#include "examples/train/trainer/records.h"
+#include "examples/train/trainer/strategy.h"
+
+namespace examples {
+
+class Trainer {
+ public:
+  /// Makes and checks everything before the first step. Collective.
+  explicit Trainer(const Options& options);
+
+  /// Trains up to --epochs or --max-steps. Collective.
+  void run();
+
+ private:
+  void load_inputs();
+  void restore();
+  bool finished() const;
+
+  void train_epoch();
+  torch::Tensor train_step(const std::vector<Batch>& micro_batches);
+  void start_clock();
+  void show_progress(const torch::Tensor& loss);
+  double images_per_second() const;
+
+  void close_epoch();
+  void gather_loss();
+  void save_checkpoint();
+
+  Options options_;
+  Shard shard_;
+  Display display_;
+  Dataset data_;
+  torch::Device device_ = torch::kCPU;
+  std::shared_ptr<Classifier> model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::optional<Strategy> strategy_;
+  std::optional<CheckpointFile> checkpoint_;  ///< with --checkpoint
+  std::optional<RecordFile> records_;         ///< rank 0
+  std::unique_ptr<BatchLoader> loader_;
+
+  Position position_;
+  torch::Tensor loss_sum_;            ///< of this rank in this epoch; stays on the device
+  std::int64_t images_at_start_ = 0;  ///< of the epoch, when its clock was started
+  std::chrono::steady_clock::time_point epoch_started_;
+};
+
+}  // namespace examples

@@ -1,0 +1,161 @@
+#include "hvd/api/buffers.h"
+
+#include <mutex>
+#include <utility>
+
+#include "hvd/api/world.h"
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+void submit_and_wait(Submission submission) {
+  const auto running = engine();
+  running->wait(*running->submit(std::move(submission), After::Wait));
+}
+
+Handle<void> submit_only(Submission submission) {
+  auto running = engine();
+  auto pending = running->submit(std::move(submission));
+  return {std::move(running), std::move(pending), [] {}};
+}
+
+Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set) {
+  Immediate call;
+  call.kind = kind;
+  call.process_set = set.id();
+  call.name = name;
+  call.dtype = input.dtype;
+  call.shape = input.shape;
+  call.input = input.data;
+  call.output = output.data;
+  return call;
+}
+
+namespace {
+
+Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  if (inputs.size() != outputs.size() || inputs.empty())
+    throw InvalidArgument(formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
+  Submission submission;
+  submission.kind = OpKind::Allreduce;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  set_reduction(submission, options);
+  submission.device = inputs.front().device;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
+      throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
+                                      to_string(inputs[i].shape), name_of(outputs[i].dtype), to_string(outputs[i].shape)));
+    if (inputs[i].device != submission.device)
+      throw InvalidArgument(formatted("allreduce '{}': the tensors of a group must be on one device", options.name));
+    submission.tensors.push_back({inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
+    submission.tensors.back().padded = outputs[i].padded;
+  }
+  return submission;
+}
+
+Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
+  Submission submission;
+  submission.kind = OpKind::Broadcast;
+  submission.name = options.name;
+  submission.process_set = options.process_set.id();
+  submission.root = options.root_rank;
+  submission.device = buffer.device;
+  submission.tensors.push_back({buffer.data, buffer.data, buffer.dtype, buffer.shape, nullptr, true});
+  return submission;
+}
+
+/// Buffers of which some travel in another type than the one in which the caller keeps them.
+class Travelling {
+ public:
+  Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
+      : world_(current_world()), inputs_(inputs), outputs_(outputs) {
+    options.compression.refuse_memory("allreduce");
+    if (inputs.size() != outputs.size()) throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Buffer& input = inputs[i];
+      const DataType wire = options.compression.wire_type(input.dtype);
+      memory_.emplace_back();
+      if (wire == input.dtype) continue;
+      if (input.device != Device() || input.dtype != outputs[i].dtype || input.shape != outputs[i].shape)
+        throw InvalidArgument(
+            formatted("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
+      const auto count = static_cast<std::size_t>(element_count(input.shape));
+      const std::size_t bytes = count * element_bytes(wire);
+      if (world_->allocate_shared) memory_.back() = world_->allocate_shared(bytes);
+      if (!memory_.back()) memory_.back() = std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
+      world_->convert(memory_.back().get(), wire, input.data, input.dtype, count);
+      inputs_[i].data = outputs_[i].data = memory_.back().get();
+      inputs_[i].dtype = outputs_[i].dtype = wire;
+    }
+    kept_ = outputs;
+  }
+  [[nodiscard]] Submission submission(const AllreduceOptions& options) const { return reduction(inputs_, outputs_, options); }
+  /// Once the operation is done; any thread, any number of times.
+  void take_out() {
+    std::call_once(taken_, [this] {
+      for (std::size_t i = 0; i < memory_.size(); ++i)
+        if (memory_[i])
+          world_->convert(kept_[i].data, kept_[i].dtype, outputs_[i].data, outputs_[i].dtype,
+                          static_cast<std::size_t>(element_count(kept_[i].shape)));
+      memory_.clear();
+    });
+  }
+
+ private:
+  std::shared_ptr<World> world_;
+  std::vector<Buffer> inputs_, outputs_;  // as they travel
+  std::vector<Buffer> kept_;              // as the caller has them
+  std::vector<std::shared_ptr<void>> memory_;
+  std::once_flag taken_;
+};
+
+void submit_and_wait(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  if (options.compression == Compression::none()) return submit_and_wait(reduction(inputs, outputs, options));
+  Travelling travelling(inputs, outputs, options);
+  submit_and_wait(travelling.submission(options));
+  travelling.take_out();
+}
+
+Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  if (options.compression == Compression::none()) return submit_only(reduction(inputs, outputs, options));
+  const auto travelling = std::make_shared<Travelling>(inputs, outputs, options);
+  Submission submission = travelling->submission(options);
+  submission.keep_alive = travelling;
+  auto running = engine();
+  auto pending = running->submit(std::move(submission));
+  return {std::move(running), std::move(pending), [travelling] { travelling->take_out(); }};
+}
+
+}  // namespace
+
+Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  return submit_only({input}, {output}, options);
+}
+void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  if (is_on_host(input) && is_on_host(output) && input.dtype == output.dtype && input.shape == output.shape &&
+      options.compression == Compression::none()) {
+    Immediate call = immediate(OpKind::Allreduce, input, output, options.name, options.process_set);
+    set_reduction(call, options);
+    if (engine()->run_immediately(call)) return;
+  }
+  submit_and_wait({input}, {output}, options);
+}
+Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                                     const AllreduceOptions& options) {
+  return submit_only(inputs, outputs, options);
+}
+void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  submit_and_wait(inputs, outputs, options);
+}
+Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
+void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
+  if (is_on_host(buffer)) {
+    Immediate call = immediate(OpKind::Broadcast, buffer, buffer, options.name, options.process_set);
+    call.root = options.root_rank;
+    if (engine()->run_immediately(call)) return;
+  }
+  submit_and_wait(broadcasting(buffer, options));
+}
+
+}  // namespace hvd

@@ -1,0 +1,121 @@
+#include "hvd/hvd.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hvd/api/buffers.h"
+#include "hvd/api/world.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
+
+namespace hvd {
+
+namespace {
+
+const Topology& topology() { return current_world()->engine->topology(); }
+
+const ProcessSetInfo& info(int id) {
+  const auto& negotiator = current_world()->engine->negotiator();
+  if (!negotiator.has_process_set(id)) throw InvalidArgument(formatted("there is no process set {}", id));
+  return negotiator.process_set(id);
+}
+
+std::int64_t control(std::string_view name, Shape ranks, int root) {
+  Submission submission;
+  submission.kind = OpKind::Control;
+  submission.name = name;
+  submission.root = root;
+  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  const auto running = engine();
+  const auto pending = running->submit(std::move(submission), After::Wait);
+  running->wait(*pending);
+  return pending->value;
+}
+
+}  // namespace
+
+bool is_initialized() { return has_world(); }
+
+int rank() { return topology().rank; }
+int size() { return topology().size; }
+int local_rank() { return topology().local_rank; }
+int local_size() { return topology().local_size; }
+int cross_rank() { return topology().cross_rank; }
+int cross_size() { return topology().cross_size; }
+bool is_homogeneous() { return topology().homogeneous; }
+bool mpi_threads_supported() { return current_world()->mpi_threads; }
+std::string backend_description() { return current_world()->description; }
+Stats stats() { return current_world()->engine->stats(); }
+
+void start_timeline(const std::string& path, const TimelineOptions& options) {
+  const auto running = engine();
+  const auto exchange = [&running](const Bytes& mine) { return gather_bytes(*running, mine, "hvd.start_timeline"); };
+  running->timeline().start(path, options, running->config().timeline_max_bytes, running->topology(), exchange);
+}
+void stop_timeline() { engine()->timeline().stop(); }
+
+std::shared_ptr<void> allocate_shared(std::size_t bytes) {
+  const auto world = current_world();
+  return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
+}
+
+std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options) {
+  Submission like;
+  like.process_set = options.process_set.id();
+  like.op = options.op;
+  like.device = device;
+  return engine()->allocate(like, dtype, bytes);
+}
+
+int ProcessSet::rank() const { return info(id_).rank; }
+int ProcessSet::size() const { return static_cast<int>(info(id_).ranks.size()); }
+bool ProcessSet::included() const { return info(id_).rank >= 0; }
+std::vector<int> ProcessSet::ranks() const { return info(id_).ranks; }
+ProcessSet global_process_set() { return {}; }
+ProcessSet process_set(int id) {
+  info(id);
+  return ProcessSet(id);
+}
+
+void wait_for(Engine& engine, Pending& pending) { engine.wait(pending); }
+bool poll_for(Engine& engine, const Pending& pending) { return engine.poll(pending); }
+
+ProcessSet add_process_set(const std::vector<int>& ranks) {
+  Shape ordered(ranks.begin(), ranks.end());
+  std::sort(ordered.begin(), ordered.end());
+  const bool distinct = std::adjacent_find(ordered.begin(), ordered.end()) == ordered.end();
+  if (ordered.empty() || !distinct || ordered.front() < 0 || ordered.back() >= size())
+    throw InvalidArgument(
+        formatted("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
+  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)));
+}
+
+void remove_process_set(const ProcessSet& process_set) {
+  if (process_set.id() == 0) throw InvalidArgument("remove_process_set: the global process set cannot be removed");
+  const auto ranks = process_set.ranks();
+  control(kRemoveProcessSet, Shape(ranks.begin(), ranks.end()), process_set.id());
+}
+
+int join(const ProcessSet& process_set) {
+  Submission submission;
+  submission.kind = OpKind::Join;
+  submission.name = kJoin;
+  submission.process_set = process_set.id();
+  const auto running = engine();
+  const auto pending = running->submit(std::move(submission), After::Wait);
+  running->wait(*pending);
+  return static_cast<int>(pending->value);
+}
+
+void barrier(const ProcessSet& process_set) {
+  Immediate call;
+  call.kind = OpKind::Barrier;
+  call.process_set = process_set.id();
+  if (engine()->run_immediately(call)) return;
+  Submission submission;
+  submission.kind = OpKind::Barrier;
+  submission.process_set = process_set.id();
+  submit_and_wait(std::move(submission));
+}
+
+}  // namespace hvd

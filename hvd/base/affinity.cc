@@ -1,0 +1,58 @@
+#include "hvd/base/affinity.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstring>
+#include <thread>
+
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
+#include "hvd/negotiation/signature.h"
+
+namespace hvd {
+
+namespace {
+
+/// More than the process's mask says where its launcher has bound it: asked for all cores, the kernel gives those of the cpuset.
+cpu_set_t usable_cores() {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  std::thread([&usable] {
+    cpu_set_t all;
+    std::memset(&all, 0xff, sizeof all);
+    ::sched_setaffinity(0, sizeof all, &all);
+    ::sched_getaffinity(0, sizeof usable, &usable);
+  }).join();
+  return usable;
+}
+
+}  // namespace
+
+std::string affinity_problem(const std::vector<int>& cores, int local_rank, int local_size) {
+  if (cores.empty()) return {};
+  const auto refusal = [&](const std::string& allowed) {
+    return formatted("HVD_THREAD_AFFINITY: '{}' is not allowed; it must be {}", joined(cores, ","), allowed);
+  };
+  if (cores.size() < static_cast<std::size_t>(local_size))
+    return refusal(formatted("a core for each of the {} ranks of the host", local_size));
+  const cpu_set_t usable = usable_cores();
+  const int core = cores[static_cast<std::size_t>(local_rank)];
+  if (core >= 0 && core < CPU_SETSIZE && CPU_ISSET(static_cast<unsigned>(core), &usable)) return {};
+  std::vector<int> allowed;
+  for (int other = 0; other < CPU_SETSIZE; ++other)
+    if (CPU_ISSET(static_cast<unsigned>(other), &usable)) allowed.push_back(other);
+  return refusal(formatted("of the cores that the process may use: {}", rank_list(allowed)));
+}
+
+void pin_this_thread(const std::vector<int>& cores, int local_rank) {
+  if (static_cast<std::size_t>(local_rank) >= cores.size()) return;
+  const int core = cores[static_cast<std::size_t>(local_rank)];
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  if (core >= 0 && core < CPU_SETSIZE) CPU_SET(static_cast<unsigned>(core), &only);
+  if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof only, &only); error != 0)
+    log(LogLevel::Warning, "the coordination thread could not be pinned to core {} (error {})", core, error);
+}
+
+}  // namespace hvd

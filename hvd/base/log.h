@@ -1,0 +1,25 @@
+#pragma once
+/// Room card: lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
+
+#include <string_view>
+#include <utility>
+
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+enum class LogLevel : unsigned char { Trace, Debug, Info, Warning, Error, Fatal, Off };
+
+/// Lines below `level` are dropped; `rank` is put before each line, -1 for none.
+void set_log(LogLevel level, int rank);
+bool log_enabled(LogLevel level);
+void log_line(LogLevel level, std::string_view text);
+/// `text` as it is, whatever the level.
+void log_plain(std::string_view text);
+
+template <class... Args>
+void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(level)) log_line(level, formatted(format, std::forward<Args>(args)...));
+}
+
+}  // namespace hvd

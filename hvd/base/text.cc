@@ -1,0 +1,1 @@
+#include "hvd/base/text_definition.h"

@@ -1,0 +1,14 @@
+/// For one file of each library that formats text: what `hvd/base/text.h` declares, for the fmt that this library sees.
+#include <fmt/format.h>
+
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+template <int Version>
+std::string formatted_by(fmt::string_view format, fmt::format_args arguments) {
+  return fmt::vformat(format, arguments);
+}
+template std::string formatted_by<FMT_VERSION>(fmt::string_view, fmt::format_args);
+
+}  // namespace hvd

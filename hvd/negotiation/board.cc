@@ -1,0 +1,372 @@
+#include "hvd/negotiation/board.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <new>
+
+namespace hvd {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kFailureText = 2048;
+constexpr std::size_t kLogReserve = 8192;  // for the few-byte records that must never wait for room
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+void make_robust_mutex(pthread_mutex_t& mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+void ring(FutexWord& bell, const std::atomic<std::uint32_t>& sleepers) {
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(bell);
+}
+
+void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32_t seen, std::chrono::nanoseconds timeout) {
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (bell.load(std::memory_order_seq_cst) == seen) futex_wait(bell, seen, timeout);
+  sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+constexpr int kNoFailure = -1;
+
+}  // namespace
+
+struct Board::Header {
+  int ranks;
+  std::uint32_t slots;
+  pthread_mutex_t lock;
+  std::uint32_t open_batches = 0;  // under the lock
+  alignas(64) std::atomic<std::uint64_t> tail{0};
+  alignas(64) FutexWord wait_bell{0};
+  std::atomic<std::uint32_t> wait_sleepers{0};
+  alignas(64) std::atomic<int> first_failure{kNoFailure};  // the rank whose failure stays
+  std::array<BatchState, kBatchRing> batches;
+};
+
+struct alignas(64) Board::RankArea {
+  pthread_mutex_t alive;
+  FutexWord work_bell{0};
+  std::atomic<std::uint32_t> work_sleepers{0};
+  std::atomic<std::uint32_t> born{0};
+  std::atomic<std::uint32_t> left{0};
+  alignas(64) std::atomic<std::uint64_t> read{0};  // log bytes this rank has read
+  // What this rank says, written before `first_failure` can name it.
+  Status::Code failure_code = Status::Code::Ok;
+  std::array<char, kFailureText> failure_text{};
+};
+
+struct Board::SlotHead {
+  std::atomic<std::uint64_t> generation_and_arrivals{0};
+  std::atomic<std::uint64_t> round{0};
+};
+
+struct Board::SlotRank {
+  std::array<std::atomic<std::uint64_t>, 2> locations{};  // by the round's parity
+  std::atomic<std::uint64_t> arrived_round{0};            // round + 1 of the last arrival
+  std::atomic<std::uint64_t> stuck_round{0};              // the same of the last that has waited for long
+  std::atomic<std::uint64_t> result_round{0};             // the same of the one that has ended without a record; 0 once taken
+};
+
+std::size_t Board::bytes_needed(int ranks, std::uint32_t slots) {
+  const auto n = static_cast<std::size_t>(ranks);
+  return round_up(sizeof(Header), kPage) + round_up(n * sizeof(RankArea), kPage) +
+         round_up(slots * (sizeof(SlotHead) + n * sizeof(SlotRank)), kPage) + kLogBytes;
+}
+
+void Board::format(std::span<std::byte> block, int ranks, std::uint32_t slots) {
+  auto* header = new (block.data()) Header;
+  header->ranks = ranks;
+  header->slots = slots;
+  make_robust_mutex(header->lock);
+  std::byte* areas = block.data() + round_up(sizeof(Header), kPage);
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto* area = new (areas + static_cast<std::size_t>(rank) * sizeof(RankArea)) RankArea;
+    make_robust_mutex(area->alive);
+  }
+  // The slots are atomics of value zero, which is what zeroed memory is: left untouched, so that unused ones cost no memory.
+}
+
+Board::Board(std::span<std::byte> block, int self)
+    : block_(block),
+      self_(self),
+      ranks_(reinterpret_cast<Header*>(block.data())->ranks),
+      slots_(reinterpret_cast<Header*>(block.data())->slots),
+      areas_at_(round_up(sizeof(Header), kPage)),
+      slots_at_(areas_at_ + round_up(static_cast<std::size_t>(ranks_) * sizeof(RankArea), kPage)),
+      slot_bytes_(sizeof(SlotHead) + static_cast<std::size_t>(ranks_) * sizeof(SlotRank)),
+      log_at_(slots_at_ + round_up(slots_ * slot_bytes_, kPage)) {}
+
+Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
+Board::RankArea& Board::area(int rank) const {
+  return *reinterpret_cast<RankArea*>(block_.data() + areas_at_ + static_cast<std::size_t>(rank) * sizeof(RankArea));
+}
+Board::SlotHead& Board::head(std::uint32_t slot) const {
+  return *reinterpret_cast<SlotHead*>(block_.data() + slots_at_ + slot * slot_bytes_);
+}
+Board::SlotRank& Board::slot_rank(std::uint32_t slot, int rank) const {
+  return *reinterpret_cast<SlotRank*>(block_.data() + slots_at_ + slot * slot_bytes_ + sizeof(SlotHead) +
+                                      static_cast<std::size_t>(rank) * sizeof(SlotRank));
+}
+
+void Board::lock() {
+  // A dead owner leaves at most a record that was never published (the tail is stored last), or counters of a world that its
+  // death ends anyway: the state can be used as it is.
+  if (pthread_mutex_lock(&header().lock) == EOWNERDEAD) pthread_mutex_consistent(&header().lock);
+}
+void Board::unlock() { pthread_mutex_unlock(&header().lock); }
+
+std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_seq_cst); }
+
+std::uint64_t Board::read_position(int rank) const { return area(rank).read.load(std::memory_order_acquire); }
+
+std::uint64_t Board::slowest_reader() const {
+  std::uint64_t slowest = header().tail.load(std::memory_order_relaxed);
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (area(rank).left.load(std::memory_order_acquire) == 0) slowest = std::min(slowest, area(rank).read.load(std::memory_order_acquire));
+  return slowest;
+}
+
+void Board::copy_in(std::uint64_t at, std::span<const std::byte> bytes) {
+  const std::size_t begin = at % kLogBytes;
+  const std::size_t first = std::min(bytes.size(), kLogBytes - begin);
+  std::memcpy(block_.data() + log_at_ + begin, bytes.data(), first);
+  if (first < bytes.size()) std::memcpy(block_.data() + log_at_, bytes.data() + first, bytes.size() - first);
+}
+
+void Board::copy_out(std::uint64_t at, std::span<std::byte> bytes) const {
+  const std::size_t begin = at % kLogBytes;
+  const std::size_t first = std::min(bytes.size(), kLogBytes - begin);
+  std::memcpy(bytes.data(), block_.data() + log_at_ + begin, first);
+  if (first < bytes.size()) std::memcpy(bytes.data() + first, block_.data() + log_at_, bytes.size() - first);
+}
+
+bool Board::has_room(std::size_t bytes) const {
+  return tail() - slowest_reader() + sizeof(std::uint32_t) + bytes + kLogReserve <= kLogBytes;
+}
+
+void Board::append(std::span<const std::byte> record) {
+  const std::uint64_t at = header().tail.load(std::memory_order_relaxed);
+  const auto size = static_cast<std::uint32_t>(record.size());
+  copy_in(at, std::as_bytes(std::span(&size, 1)));
+  copy_in(at + sizeof size, record);
+  position_ = at + sizeof size + size;
+  area(self_).read.store(position_, std::memory_order_release);
+  header().tail.store(position_, std::memory_order_seq_cst);
+}
+
+std::optional<Bytes> Board::read_next() {
+  auto& read = area(self_).read;  // what was returned before has been acted on
+  if (read.load(std::memory_order_relaxed) != position_) read.store(position_, std::memory_order_release);
+  if (position_ == tail()) return std::nullopt;
+  std::uint32_t size = 0;
+  copy_out(position_, std::as_writable_bytes(std::span(&size, 1)));
+  Bytes record(size);
+  copy_out(position_ + sizeof size, record);
+  position_ += sizeof size + size;
+  return record;
+}
+
+std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
+  SlotHead& place = head(slot);
+  SlotRank& mine = slot_rank(slot, self_);
+  mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_acquire);
+  do {
+    if (static_cast<std::uint32_t>(now >> 32) != generation) {
+      mine.arrived_round.store(0, std::memory_order_relaxed);
+      return 0;
+    }
+  } while (!place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_seq_cst, std::memory_order_acquire));
+  return static_cast<std::uint32_t>(now) + 1;
+}
+
+std::uint32_t Board::arrivals(std::uint32_t slot) const {
+  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst));
+}
+std::uint32_t Board::generation(std::uint32_t slot) const {
+  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_acquire) >> 32);
+}
+
+void Board::reset_arrivals(std::uint32_t slot, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
+  SlotHead& place = head(slot);
+  const std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_relaxed);
+  place.generation_and_arrivals.store(now >> 32 << 32, std::memory_order_release);
+}
+
+bool Board::evict(std::uint32_t slot) {
+  auto& word = head(slot).generation_and_arrivals;
+  std::uint64_t now = word.load(std::memory_order_acquire);
+  if (static_cast<std::uint32_t>(now) != 0) return false;
+  return word.compare_exchange_strong(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel);
+}
+
+void Board::set_location(std::uint32_t slot, std::uint64_t location) {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
+  slot_rank(slot, self_).locations[round % 2].store(location, std::memory_order_relaxed);
+}
+std::uint64_t Board::coming_location(std::uint32_t slot, int rank) const {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
+  return slot_rank(slot, rank).locations[round % 2].load(std::memory_order_relaxed);
+}
+std::uint64_t Board::location(std::uint32_t slot, int rank) const {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
+  return slot_rank(slot, rank).locations[(round + 1) % 2].load(std::memory_order_relaxed);
+}
+bool Board::has_arrived_too(std::uint32_t slot, int rank) const {
+  return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) >=
+         slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed);
+}
+
+bool Board::has_arrived(std::uint32_t slot, int rank) const {
+  return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
+}
+void Board::set_stuck(std::uint32_t slot) {
+  slot_rank(slot, self_).stuck_round.store(slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + (said ? 0 : 1);
+  const SlotRank& of_rank = slot_rank(slot, rank);
+  return of_rank.arrived_round.load(std::memory_order_relaxed) == round && of_rank.stuck_round.load(std::memory_order_relaxed) == round;
+}
+
+void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
+  auto& word = head(slot).generation_and_arrivals;
+  std::uint64_t now = word.load(std::memory_order_acquire);
+  while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) {
+  }
+}
+
+void Board::give_results(std::uint32_t slot, std::span<const int> indices) {
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);  // one more than the one that has ended
+  for (const int index : indices) slot_rank(slot, index).result_round.store(round, std::memory_order_release);
+}
+bool Board::has_result(std::uint32_t slot) const {
+  const SlotRank& mine = slot_rank(slot, self_);
+  const std::uint64_t round = mine.result_round.load(std::memory_order_acquire);
+  return round != 0 && round == mine.arrived_round.load(std::memory_order_relaxed);
+}
+void Board::take_result(std::uint32_t slot) { slot_rank(slot, self_).result_round.store(0, std::memory_order_release); }
+bool Board::are_results_taken(std::uint32_t slot) const {
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (slot_rank(slot, rank).result_round.load(std::memory_order_acquire) != 0) return false;
+  return true;
+}
+
+BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchRing]; }
+
+bool Board::can_open(std::uint64_t sequence, std::size_t count) const {
+  for (std::uint64_t i = sequence; i < sequence + count; ++i)
+    if (batch(i).taken.load(std::memory_order_acquire)) return false;
+  return count <= kBatchRing;
+}
+
+void Board::open_batch(std::uint64_t sequence, bool counted) {
+  BatchState& state = batch(sequence);
+  if (state.taken.load(std::memory_order_acquire)) throw BackendError("more batches are under way than the board has room for");
+  state.sequence.store(sequence, std::memory_order_relaxed);
+  state.next_chunk.store(0, std::memory_order_relaxed);
+  state.finished.store(0, std::memory_order_relaxed);
+  state.complete.store(false, std::memory_order_relaxed);
+  state.retired.store(false, std::memory_order_relaxed);
+  state.departed.store(0, std::memory_order_relaxed);
+  state.taken.store(true, std::memory_order_release);
+  if (counted) ++header().open_batches;
+}
+std::uint32_t Board::open_batches() const { return header().open_batches; }
+
+bool Board::retire_batch(std::uint64_t sequence, bool counted) {
+  if (batch(sequence).retired.exchange(true, std::memory_order_acq_rel)) return false;
+  if (counted) --header().open_batches;
+  return true;
+}
+
+bool Board::is_over(std::uint64_t sequence) const {
+  const BatchState& state = batch(sequence);
+  return !state.taken.load(std::memory_order_acquire) || state.sequence.load(std::memory_order_relaxed) != sequence;
+}
+
+void Board::depart(std::uint64_t sequence, std::uint32_t members) {
+  BatchState& state = batch(sequence);
+  if (state.departed.fetch_add(1, std::memory_order_acq_rel) + 1 == members) state.taken.store(false, std::memory_order_release);
+}
+
+FutexWord& Board::wait_bell() const { return header().wait_bell; }
+void Board::ring_waiters() { ring(header().wait_bell, header().wait_sleepers); }
+void Board::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) {
+  sleep_on(header().wait_bell, header().wait_sleepers, seen, timeout);
+}
+FutexWord& Board::work_bell(int rank) const { return area(rank).work_bell; }
+void Board::ring_worker(int rank) { ring(area(rank).work_bell, area(rank).work_sleepers); }
+void Board::ring_all_workers() {
+  for (int rank = 0; rank < ranks_; ++rank) ring_worker(rank);
+}
+void Board::sleep_working(std::uint32_t seen, std::chrono::nanoseconds timeout) {
+  sleep_on(area(self_).work_bell, area(self_).work_sleepers, seen, timeout);
+}
+
+void Board::begin_life() {
+  pthread_mutex_lock(&area(self_).alive);
+  area(self_).born.store(1, std::memory_order_release);
+}
+void Board::end_life() {
+  area(self_).left.store(1, std::memory_order_release);
+  pthread_mutex_unlock(&area(self_).alive);
+}
+
+std::optional<int> Board::find_dead() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    RankArea& other = area(rank);
+    if (rank == self_ || other.born.load(std::memory_order_acquire) == 0 || other.left.load(std::memory_order_acquire) != 0) continue;
+    const int result = pthread_mutex_trylock(&other.alive);
+    if (result == EBUSY) continue;
+    if (result == EOWNERDEAD) {
+      // Left inconsistent on purpose: unlocking makes it ENOTRECOVERABLE, which every later look reads as dead too.
+      pthread_mutex_unlock(&other.alive);
+      return rank;
+    }
+    if (result == ENOTRECOVERABLE) return rank;
+    if (result == 0) pthread_mutex_unlock(&other.alive);  // it left between the two looks
+  }
+  return std::nullopt;
+}
+
+void Board::leave() { area(self_).left.store(1, std::memory_order_release); }
+bool Board::all_left() const {
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (area(rank).left.load(std::memory_order_acquire) == 0) return false;
+  return true;
+}
+
+void Board::set_failure(const Status& status) {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failed()) return;
+    RankArea& own = area(self_);
+    own.failure_code = status.code();
+    const std::size_t length = std::min(status.text().size(), own.failure_text.size() - 1);
+    std::copy_n(status.text().data(), length, own.failure_text.data());
+    own.failure_text[length] = '\0';
+    int expected = kNoFailure;
+    if (!header().first_failure.compare_exchange_strong(expected, self_, std::memory_order_acq_rel)) return;
+  }
+  ring_waiters();
+  ring_all_workers();
+}
+bool Board::failed() const { return header().first_failure.load(std::memory_order_acquire) != kNoFailure; }
+Status Board::failure() const {
+  const int rank = header().first_failure.load(std::memory_order_acquire);
+  if (rank == kNoFailure) return {};
+  return {area(rank).failure_code, area(rank).failure_text.data()};
+}
+
+}  // namespace hvd

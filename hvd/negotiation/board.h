@@ -1,0 +1,186 @@
+#pragma once
+/// Room card: what the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree through:
+/// one log that all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way,
+/// and who lives. A view over a block of memory that every rank of the domain sees; owns nothing but the view.
+/// Any thread; the functions that want the lock say so. Nothing here blocks for longer than the lock is held.
+///
+/// A rank may die at any instruction. The lock is robust (its next owner is told), counters of a dead rank stay as they were,
+/// and liveness is a robust mutex that the rank's coordination thread holds for as long as it lives: the kernel releases it
+/// however the process ends, in whatever pid namespace.
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "hvd/base/futex.h"
+#include "hvd/base/wire.h"
+#include "hvd/errors.h"
+
+namespace hvd {
+
+/// One batch under way, in a ring indexed by its sequence number. Its place is given to a later batch only when every rank of the
+/// domain that takes part has departed, so that a rank that comes late finds what it came for.
+struct alignas(64) BatchState {
+  std::atomic<std::uint64_t> sequence{0};    ///< whose place this is
+  std::atomic<std::uint64_t> next_chunk{0};  ///< chunks are claimed by adding one
+  std::atomic<std::uint64_t> finished{0};    ///< chunks, or ranks, that are done
+  std::atomic<bool> complete{false};         ///< the results are where they belong, for all ranks of the domain
+  std::atomic<bool> retired{false};          ///< a rank knows that it is over: the next batch may be cut
+  std::atomic<std::uint32_t> departed{0};    ///< ranks that need this state no more
+  std::atomic<bool> taken{false};            ///< from `open_batch` until all have departed
+};
+
+class Board {
+ public:
+  static constexpr std::size_t kBatchRing = 256;
+  static constexpr std::size_t kLogBytes = std::size_t{4} << 20;
+
+  static std::size_t bytes_needed(int ranks, std::uint32_t slots);
+  /// Writes an empty board into `block` (zeroed memory). One rank, before any other makes its view.
+  static void format(std::span<std::byte> block, int ranks, std::uint32_t slots);
+
+  /// `self` is this rank's index in the domain.
+  Board(std::span<std::byte> block, int self);
+
+  [[nodiscard]] int ranks() const { return ranks_; }
+  [[nodiscard]] int self() const { return self_; }
+  [[nodiscard]] std::uint32_t slots() const { return slots_; }
+
+  // ---- the lock: orders appends to the log; held for microseconds
+  void lock();
+  void unlock();
+
+  // ---- the log
+  /// Bytes appended so far.
+  [[nodiscard]] std::uint64_t tail() const;
+  /// Whether a record of `bytes` can be appended; false while a living rank has not read far enough to make room. Needs the lock.
+  [[nodiscard]] bool has_room(std::size_t bytes) const;
+  /// Appends one record. Needs the lock, and room: `has_room`, or for a record of a few bytes the reserve that it keeps.
+  /// The appender has read the whole log and acted on the record already: its own position moves past it.
+  void append(std::span<const std::byte> record);
+  /// The next record this rank has not read, copied out; none when it has read all. One thread of the rank at a time. To the other ranks a
+  /// record counts as read only when this is called again: until then its reader still acts on it, and needs the slots' words of its round.
+  std::optional<Bytes> read_next();
+  [[nodiscard]] std::uint64_t read_position() const { return position_; }
+  /// Up to where `rank` has read.
+  [[nodiscard]] std::uint64_t read_position(int rank) const;
+  /// Up to where every rank that has not left has read.
+  [[nodiscard]] std::uint64_t slowest_reader() const;
+
+  // ---- slots: readiness
+  /// Counts this rank's arrival at `slot`; returns how many ranks have arrived, or 0 if `generation` is over (the name was evicted).
+  std::uint32_t arrive(std::uint32_t slot, std::uint32_t generation);
+  [[nodiscard]] std::uint32_t arrivals(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t generation(std::uint32_t slot) const;
+  /// Starts a new round of a unit of `count` slots: nobody has arrived. Needs the lock, and every rank to have arrived.
+  void reset_arrivals(std::uint32_t slot, std::uint32_t count);
+  /// Ends the slot's generation if nobody has arrived. Needs the lock.
+  bool evict(std::uint32_t slot);
+  /// Ends the slot's generation, whoever has arrived. Needs the lock.
+  void void_slot(std::uint32_t slot, std::uint32_t count);
+  /// This rank's word for the tensor in `slot` in the coming round; set before arriving. A rank may be one round ahead of one that
+  /// has not yet read what the last round brought, so two rounds' words are kept.
+  void set_location(std::uint32_t slot, std::uint64_t location);
+  /// The word of `rank` for the round that is gathering; all are there once all have arrived.
+  [[nodiscard]] std::uint64_t coming_location(std::uint32_t slot, int rank) const;
+  /// The word of `rank` for the last round that was agreed. Read it before arriving again.
+  [[nodiscard]] std::uint64_t location(std::uint32_t slot, int rank) const;
+  /// Whether `rank` has arrived in the round in which this rank arrived last, be that agreed meanwhile or not.
+  [[nodiscard]] bool has_arrived_too(std::uint32_t slot, int rank) const;
+  /// Whether `rank` has arrived in the round that is gathering.
+  [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
+  /// This rank has arrived, and a thread of it has been waiting for the rest for long.
+  void set_stuck(std::uint32_t slot);
+  /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
+  [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
+
+  // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path.h)
+  /// Tells the ranks with these indices that their results are where their locations said. Needs the lock; after `reset_arrivals`.
+  void give_results(std::uint32_t slot, std::span<const int> indices);
+  /// Whether the round in which this rank arrived last has ended so, and the result is still to be taken.
+  [[nodiscard]] bool has_result(std::uint32_t slot) const;
+  void take_result(std::uint32_t slot);
+  [[nodiscard]] bool are_results_taken(std::uint32_t slot) const;
+
+  // ---- batches
+  BatchState& batch(std::uint64_t sequence) const;
+  /// Whether the ring has room for `count` batches from `sequence` on.
+  [[nodiscard]] bool can_open(std::uint64_t sequence, std::size_t count) const;
+  /// Prepares the ring's place for a batch. Needs the lock. `counted`: it is one of this domain's own cuts.
+  void open_batch(std::uint64_t sequence, bool counted);
+  /// Counted batches opened and not yet retired. Needs the lock.
+  [[nodiscard]] std::uint32_t open_batches() const;
+  /// Marks the batch as over for whoever cuts the next one; the first rank to say so counts. Needs the lock. False if already said.
+  bool retire_batch(std::uint64_t sequence, bool counted);
+  /// Whether every rank of the domain that takes part has departed.
+  [[nodiscard]] bool is_over(std::uint64_t sequence) const;
+  /// This rank needs the batch's state no more; `members` ranks take part here.
+  void depart(std::uint64_t sequence, std::uint32_t members);
+
+  // ---- bells
+  /// The word that user threads waiting for a result sleep on, all ranks together.
+  FutexWord& wait_bell() const;
+  /// Wakes the sleepers of `wait_bell`, if there are any.
+  void ring_waiters();
+  /// Sleeps on `wait_bell` unless it has rung since `seen`.
+  void sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout);
+  /// The word that the coordination thread of `rank` sleeps on.
+  FutexWord& work_bell(int rank) const;
+  void ring_worker(int rank);
+  void ring_all_workers();
+  void sleep_working(std::uint32_t seen, std::chrono::nanoseconds timeout);
+
+  // ---- life and death
+  /// Called by the coordination thread when it starts and when it ends; in between the kernel vouches for it.
+  void begin_life();
+  void end_life();
+  /// A rank of the domain (its index) that died without leaving, if there is one.
+  std::optional<int> find_dead();
+  /// This rank reads and writes the board no more; the others may go on.
+  void leave();
+  [[nodiscard]] bool all_left() const;
+
+  /// The failure that ended this world. The first one said stays; `failed()` holds once this has returned, whoever was first.
+  void set_failure(const Status& status);
+  [[nodiscard]] bool failed() const;
+  [[nodiscard]] Status failure() const;
+
+ private:
+  struct Header;
+  struct RankArea;
+  struct SlotHead;
+  struct SlotRank;
+  [[nodiscard]] Header& header() const;
+  [[nodiscard]] RankArea& area(int rank) const;
+  [[nodiscard]] SlotHead& head(std::uint32_t slot) const;
+  [[nodiscard]] SlotRank& slot_rank(std::uint32_t slot, int rank) const;
+  void copy_in(std::uint64_t at, std::span<const std::byte> bytes);
+  void copy_out(std::uint64_t at, std::span<std::byte> bytes) const;
+
+  std::span<std::byte> block_;
+  int self_;
+  int ranks_;
+  std::uint32_t slots_;
+  std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
+  std::uint64_t position_ = 0;
+  std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
+};
+
+/// Holds the board's lock.
+class BoardLock {
+ public:
+  explicit BoardLock(Board& board) : board_(board) { board_.lock(); }
+  ~BoardLock() { board_.unlock(); }
+  BoardLock(const BoardLock&) = delete;
+  BoardLock& operator=(const BoardLock&) = delete;
+
+ private:
+  Board& board_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,608 @@
+#include "hvd/negotiation/leader_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail, Stuck, Conflict };
+
+void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
+
+UnitKey get_key(Reader& reader) {
+  UnitKey key;
+  key.process_set = reader.get<int>();
+  const auto kind = reader.get<std::uint8_t>();
+  if (kind > static_cast<std::uint8_t>(OpKind::Control)) throw WireError("unknown kind of operation");
+  key.kind = static_cast<OpKind>(kind);
+  key.name = reader.get_string();
+  return key;
+}
+
+void merge(std::vector<bool>& into, const std::vector<bool>& from) {
+  if (into.size() < from.size()) into.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) into[i] = into[i] || from[i];
+}
+
+void merge(Agreement& into, const Agreement& from) {
+  merge(into.present, from.present);
+  into.absent.insert(into.absent.end(), from.absent.begin(), from.absent.end());
+  std::sort(into.absent.begin(), into.absent.end());
+  into.last = from.last;  // the part that comes later has the last word
+}
+
+}  // namespace
+
+Relay::Relay(Transport& transport, RelayActions actions) : transport_(transport), actions_(std::move(actions)) {
+  const int self = transport_.domain();
+  if (self != 0) parent_ = self & (self - 1);
+  for (int bit = 1; (self == 0 || bit < (self & -self)) && (self | bit) < transport_.domains(); bit <<= 1)
+    children_.push_back({self | bit, std::min((self | bit) + bit, transport_.domains())});
+}
+
+int Relay::subtree_of(int domain) const {
+  const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return domain >= c.domain && domain < c.end; });
+  return child != children_.end() ? child->domain : domain == transport_.domain() ? domain : -1;
+}
+
+const std::set<int>& Relay::subtrees_with(int process_set) {
+  const auto [known, fresh] = subtrees_.try_emplace(process_set);
+  if (fresh)
+    for (const int rank : actions_.ranks_of(process_set))
+      if (const int subtree = subtree_of(actions_.domain_of(rank)); subtree >= 0) known->second.insert(subtree);
+  return known->second;
+}
+
+/// Introductions keep their place among the rest: what is said after them must not overtake them, nor they what was said before.
+void Relay::send(int domain, const Bytes& item) {
+  const bool up = domain == parent_;
+  write(up ? up_ : down_, up);
+  outgoing_[domain].put_bytes(item);
+}
+void Relay::send_down(const Bytes& item) {
+  for (const auto& child : children_) send(child.domain, item);
+}
+
+void Relay::write(Gathered& gathered, bool up) {
+  for (const auto& introduction : std::exchange(gathered, {}).list) {
+    Writer item;
+    item.put(up ? Item::IntroduceUp : Item::IntroduceDown);
+    if (!up) item.put(introduction.id);
+    put_key(item, introduction.key);
+    item.put_list(std::span<const Run>(introduction.ranks));
+    encode(item, *introduction.signature);
+    if (up) {
+      outgoing_[parent_].put_bytes(item.bytes());
+    } else {
+      for (const auto& child : children_) outgoing_[child.domain].put_bytes(item.bytes());
+    }
+  }
+}
+
+void Relay::Gathered::add(const Introduction& introduction) {
+  const auto [place, fresh] = last.try_emplace(introduction.key, list.size());
+  if (!fresh) {
+    Introduction& before = list[place->second];
+    if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
+      for (const Run run : introduction.ranks) Relay::add(before.ranks, run);
+      return;
+    }
+    place->second = list.size();
+  }
+  list.push_back(introduction);
+}
+
+void Relay::add(std::vector<Run>& runs, Run run) {
+  // The first that `run` touches, and the first beyond it.
+  auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
+  auto to = from;
+  int first = run.first;
+  int end = run.first + run.count;
+  for (; to != runs.end() && to->first <= end; ++to) {
+    first = std::min(first, to->first);
+    end = std::max(end, to->first + to->count);
+  }
+  if (from == to) {
+    runs.insert(from, run);
+    return;
+  }
+  *from = {first, end - first};
+  runs.erase(from + 1, to);
+}
+
+void Relay::remove(std::vector<Run>& runs, Run run) {
+  std::vector<Run> rest;
+  const int end = run.first + run.count;
+  for (const Run& r : runs) {
+    if (r.first < run.first) rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
+    if (r.first + r.count > end) rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
+  }
+  runs = std::move(rest);
+}
+
+void Relay::retell(const UnitKey& key) {
+  const auto known = ids_.find(key);
+  if (known == ids_.end()) return;
+  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote)
+    for (const Run run : runs)
+      for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *said);
+}
+
+/// Root: gives the tensor a number where it has none.
+std::uint32_t Relay::number_of(const UnitKey& key) {
+  const auto [place, fresh] = ids_.try_emplace(key, next_id_);
+  if (fresh) ++next_id_;
+  return place->second;
+}
+
+void Relay::introduced(const UnitKey& key, int rank, const SharedSignature& signature) {
+  retell(key);
+  if (!is_root()) return up_.add({0, key, signature, {{rank, 1}}});
+  const std::uint32_t id = number_of(key);
+  known_[id].key = key;
+  down_.add({id, key, signature, {{rank, 1}}});
+}
+
+void Relay::receive_introduction(Reader& reader, bool from_parent) {
+  Introduction introduction;
+  if (from_parent) introduction.id = reader.get<std::uint32_t>();
+  introduction.key = get_key(reader);
+  introduction.ranks = reader.get_list<Run>();
+  expect_ranks(introduction.key.process_set, introduction.ranks);
+  introduction.signature = std::make_shared<const Signature>(decode_signature(reader));
+  if (introduction.signature->kind != introduction.key.kind) throw WireError("an introduction that makes no sense");
+  if (!from_parent && !is_root()) return up_.add(introduction);
+  if (is_root()) introduction.id = number_of(introduction.key);
+  down_.add(introduction);
+  learn(introduction);
+}
+
+void Relay::learn(const Introduction& introduction) {
+  const auto id = introduction.id;
+  const UnitKey& key = introduction.key;
+  const SharedSignature& signature = introduction.signature;
+  const auto& ranks = introduction.ranks;
+  if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
+  const auto [place, fresh] = known_.try_emplace(id);
+  Known& known = place->second;
+  if (fresh) known.key = key;
+  if (known.key != key) throw WireError("two tensors with one number");
+  // Equal signatures are kept once: what n ranks say of a tensor costs little more than what one says.
+  auto& remote = known.remote;
+  const auto same = std::find_if(remote.begin(), remote.end(), [&](const Introduction& other) { return *other.signature == *signature; });
+  for (auto other = remote.begin(); other != remote.end(); ++other)
+    for (const Run run : ranks) other == same ? add(other->ranks, run) : remove(other->ranks, run);
+  if (same == remote.end()) {
+    remote.push_back({id, key, signature, {}});
+    for (const Run run : ranks) add(remote.back().ranks, run);
+  }
+  std::erase_if(remote, [](const Introduction& other) { return other.ranks.empty(); });
+  for (const Run run : ranks)
+    for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *signature);
+}
+
+void Relay::tell(News news) {
+  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, news.signature);
+  if (news.kind == News::Kind::Removed) return removed(news.key.process_set);
+  held_.push_back(std::move(news));
+  say_held();
+}
+
+/// Nobody waits any more for what was to happen in a process set that is gone.
+void Relay::removed(int process_set) {
+  std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
+  std::erase_if(held_, [&](const News& news) { return news.kind != News::Kind::Left && news.key.process_set == process_set; });
+  joined_.erase(process_set);
+  join_order_.erase(process_set);
+}
+
+/// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
+/// everything it was ready for has been said: this passes nothing, and what is ready after it does not pass it.
+void Relay::say_held() {
+  bool barred = false;
+  for (std::size_t i = 0; i < held_.size();) {
+    const News& next = held_[i];
+    const auto known = ids_.find(next.key);
+    const bool ready = next.kind == News::Kind::Ready;
+    barred = barred || (!ready && i > 0);
+    if (barred || (ready && known == ids_.end())) {
+      ++i;
+      continue;
+    }
+    const News news = std::move(held_[i]);
+    const auto id = ready ? known->second : 0;
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (ready) {
+      count_ready(id, transport_.domain(), news.what);
+    } else if (news.kind == News::Kind::Joined) {
+      learn_joined(news.key.process_set, news.rank);
+    } else {
+      left(news.rank);
+    }
+  }
+}
+
+void Relay::count_ready(std::uint32_t id, int subtree, const Agreement& what) {
+  Count& count = counts_[id];
+  if (!count.subtrees.insert(subtree).second) throw WireError("readiness twice in one round");
+  merge(count.what, what);
+  pass_on_if_complete(id);
+}
+
+void Relay::pass_on_if_complete(std::uint32_t id) {
+  const UnitKey& key = known_.at(id).key;
+  Count& count = counts_.at(id);
+  std::vector<int> absent;
+  if (count.subtrees.size() < subtrees_with(key.process_set).size()) {
+    const auto joined = joined_.find(key.process_set);
+    if (key.kind == OpKind::Join || joined == joined_.end()) return;
+    for (const int rank : actions_.ranks_of(key.process_set)) {
+      const int subtree = subtree_of(actions_.domain_of(rank));
+      if (subtree < 0 || count.subtrees.contains(subtree)) continue;
+      if (!joined->second.contains(rank)) return;
+      absent.push_back(rank);
+    }
+  }
+  Agreement all = std::move(count.what);
+  counts_.erase(id);
+  all.absent.insert(all.absent.end(), absent.begin(), absent.end());
+  std::sort(all.absent.begin(), all.absent.end());
+  if (is_root()) {
+    // A rank that joins last has seen everything decided that it was needed for, and so has this: the others' joins came before.
+    for (const int rank : all.absent) note_join(key.process_set, rank);
+    if (key.kind == OpKind::Join) {
+      const auto order = join_order_.find(key.process_set);
+      if (order == join_order_.end()) throw WireError("a join of nobody");
+      all.last = order->second.back();
+    }
+    return decide(id, all);
+  }
+  Writer item;
+  item.put(Item::Ready).put(id);
+  encode(item, all);
+  send(parent_, item.bytes());
+}
+
+std::vector<int> Relay::awaited(const UnitKey& key) const {
+  std::vector<int> ranks;
+  const auto known = ids_.find(key);
+  const auto count = known == ids_.end() ? counts_.end() : counts_.find(known->second);
+  if (count == counts_.end()) return ranks;
+  const auto joined = joined_.find(key.process_set);
+  for (const int rank : actions_.ranks_of(key.process_set)) {
+    const int subtree = subtree_of(actions_.domain_of(rank));
+    const bool excused = key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank);
+    if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Relay::decide(std::uint32_t id, const Agreement& what) {
+  Writer item;
+  item.put(Item::Agree).put(id);
+  encode(item, what);
+  send_down(item.bytes());
+  actions_.agree(known_.at(id).key, what);
+  decided(id);
+}
+
+void Relay::decided(std::uint32_t id) {
+  const auto known = known_.find(id);
+  if (known == known_.end()) return;
+  counts_.erase(id);
+  const UnitKey& key = known->second.key;
+  if (key.kind == OpKind::Join) {
+    joined_.erase(key.process_set);
+    join_order_.erase(key.process_set);
+  }
+  ++decisions_[{key.process_set, key.name}];
+  stuck_.erase({key.process_set, key.name});
+}
+
+void Relay::note_join(int process_set, int rank) {
+  auto& order = join_order_[process_set];
+  if (std::find(order.begin(), order.end(), rank) == order.end()) order.push_back(rank);
+}
+
+void Relay::learn_joined(int process_set, int rank) {
+  note_join(process_set, rank);
+  joined_[process_set].insert(rank);
+  std::vector<std::uint32_t> waiting;
+  for (const auto& [id, count] : counts_)
+    if (known_.at(id).key.process_set == process_set) waiting.push_back(id);
+  std::sort(waiting.begin(), waiting.end());
+  for (const auto id : waiting)
+    if (counts_.contains(id)) pass_on_if_complete(id);
+  if (!is_root()) send(parent_, Writer().put(Item::Joined).put(process_set).put(rank).bytes());
+}
+
+namespace {
+void put_claims(Writer& writer, const std::vector<Claim>& claims) {
+  writer.put(static_cast<std::uint32_t>(claims.size()));
+  for (const auto& claim : claims) writer.put(claim.rank).put(claim.kind);
+}
+std::vector<Claim> get_claims(Reader& reader) {
+  std::vector<Claim> claims;
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
+    const int rank = reader.get<int>();
+    const auto kind = reader.get<OpKind>();
+    if (kind > OpKind::Control) throw WireError("a claim to an unknown kind of operation");
+    claims.push_back({rank, kind});
+  }
+  return claims;
+}
+}  // namespace
+
+void Relay::stuck(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+  if (!held_.empty()) return;  // it must not pass what is said of before
+  const std::uint64_t now = decisions_[{process_set, name}];
+  const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
+  if (!fresh && said->second == now) return;
+  said->second = now;
+  Writer item;
+  item.put(Item::Stuck).put(process_set).put_string(name).put(now);
+  put_claims(item, claims);
+  if (!is_root()) return send(parent_, item.bytes());
+  Reader reader(item.bytes());
+  reader.get<std::uint8_t>();
+  receive_stuck(reader, item.bytes());
+}
+
+void Relay::receive_stuck(Reader& reader, std::span<const std::byte> item) {
+  if (!is_root()) return send(parent_, Bytes(item.begin(), item.end()));
+  const int process_set = reader.get<int>();
+  const Name name{process_set, reader.get_string()};
+  // Said before a decision under that name was known there: it may be out of date.
+  if (reader.get<std::uint64_t>() != decisions_[name]) return;
+  auto& by_rank = stuck_[name];
+  for (const auto& claim : get_claims(reader)) by_rank[claim.rank] = claim.kind;
+  std::vector<Claim> claims;
+  for (const int rank : actions_.ranks_of(process_set)) {
+    const auto claim = by_rank.find(rank);
+    if (claim == by_rank.end()) return;
+    claims.push_back({rank, claim->second});
+  }
+  const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
+  if (std::none_of(claims.begin(), claims.end(), differs)) return;
+  Writer out;
+  out.put(Item::Conflict).put(process_set).put_string(name.second);
+  put_claims(out, claims);
+  Reader again(out.bytes());
+  again.get<std::uint8_t>();
+  receive_conflict(again, out.bytes());
+}
+
+/// Drops whatever readiness was counted for the operations that are in conflict.
+void Relay::receive_conflict(Reader& reader, std::span<const std::byte> item) {
+  send_down(Bytes(item.begin(), item.end()));
+  const int process_set = reader.get<int>();
+  const Name name{process_set, reader.get_string()};
+  const auto claims = get_claims(reader);
+  for (const auto& claim : claims) {
+    const UnitKey key{process_set, claim.kind, name.second};
+    std::erase_if(held_, [&](const News& news) { return news.kind == News::Kind::Ready && news.key == key; });
+    if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
+  }
+  ++decisions_[name];
+  stuck_.erase(name);
+  actions_.conflict(process_set, name.second, claims);
+}
+
+void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
+
+void Relay::announce_end() { send_down(Writer().put(Item::End).bytes()); }
+
+void Relay::left(int rank) {
+  const Bytes item = Writer().put(Item::Leave).put(rank).take();
+  if (is_root()) {
+    ++left_;
+  } else {
+    send(parent_, item);
+    if (!held_back_.empty()) return hold_back_leaving(item, transport_.domain());
+  }
+  send_down(item);
+}
+
+/// The parent knows already.
+void Relay::hold_back_leaving(const Bytes& item, int from) {
+  Writer message;
+  message.put_bytes(item);
+  held_back_.push_back({{from, message.take()}, 0, true, true});
+}
+
+void Relay::failed(const Status& status) {
+  if (std::exchange(failed_, true)) return;
+  Writer item;
+  item.put(Item::Fail).put(status.code()).put_string(status.text());
+  if (!is_root()) send(parent_, item.bytes());
+  send_down(item.bytes());
+}
+
+void Relay::expect_rank(int process_set, int rank) {
+  const auto& ranks = actions_.ranks_of(process_set);
+  if (!std::binary_search(ranks.begin(), ranks.end(), rank)) throw WireError("a rank outside its process set");
+}
+
+void Relay::expect_ranks(int process_set, const std::vector<Run>& runs) {
+  const auto& ranks = actions_.ranks_of(process_set);
+  for (const Run run : runs) {
+    // The list ascends, so that the run is in it if its ends are as far apart there.
+    const auto first = std::lower_bound(ranks.begin(), ranks.end(), run.first);
+    const bool fits = run.count > 0 && run.count <= ranks.end() - first && *first == run.first;
+    if (!fits || first[run.count - 1] - run.first != run.count - 1) throw WireError("a rank outside its process set");
+  }
+}
+
+/// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
+/// the way down would add that time. True if there is nothing but decisions in the message, and the children have it.
+bool Relay::pass_on_decisions(const Message& message) {
+  if (message.from != parent_) return false;
+  for (Reader items(message.bytes); !items.at_end();) {
+    const Bytes bytes = items.get_list<std::byte>();
+    const auto item = static_cast<Item>(Reader(bytes).get<std::uint8_t>());
+    if (item != Item::Agree && item != Item::Cut) return false;
+  }
+  flush();
+  for (auto child = children_.rbegin(); child != children_.rend(); ++child) transport_.send(child->domain, message.bytes);
+  return true;
+}
+
+void Relay::receive(const Message& message) {
+  if (message.from == parent_ && !held_back_.empty()) return hold_back(message);
+  const bool passed_on = pass_on_decisions(message);
+  std::size_t done = 0;
+  act_on(done, message, passed_on);
+  if (done < message.bytes.size()) held_back_.push_back({message, done, passed_on, true});
+}
+
+/// A failure does not wait its turn: what it must come after may never happen.
+void Relay::hold_back(Message message) {
+  for (Reader items(message.bytes); !items.at_end();) {
+    const Bytes bytes = items.get_list<std::byte>();
+    Reader reader(bytes);
+    if (static_cast<Item>(reader.get<std::uint8_t>()) == Item::Fail && !failed_) receive_failure(reader, bytes, message.from);
+  }
+  held_back_.push_back({std::move(message)});
+}
+
+/// True if that brought anything.
+bool Relay::take_held_back() {
+  if (failed_) held_back_.clear();
+  bool any = false;
+  while (!held_back_.empty()) {
+    HeldBack& next = held_back_.front();
+    if (!std::exchange(next.begun, true)) next.passed_on = pass_on_decisions(next.message);
+    const std::size_t before = next.done;
+    act_on(next.done, next.message, next.passed_on);
+    any = any || next.done > before;
+    if (next.done < next.message.bytes.size()) break;
+    held_back_.pop_front();
+  }
+  return any;
+}
+
+/// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or to a cut that must wait.
+void Relay::act_on(std::size_t& at, const Message& message, bool passed_on) {
+  Reader items(std::span<const std::byte>(message.bytes).subspan(at));
+  while (!items.at_end()) {
+    const Bytes bytes = items.get_list<std::byte>();
+    if (!act_on_item(bytes, message, passed_on)) return;
+    at = message.bytes.size() - items.left();
+  }
+}
+
+/// False if it is a cut that must wait; nothing has happened then.
+bool Relay::act_on_item(const Bytes& bytes, const Message& message, bool passed_on) {
+  const bool from_parent = message.from == parent_;
+  const auto downwards = [&](bool expected) {
+    if (from_parent != expected) throw WireError("a message from the wrong side");
+  };
+  Reader reader(bytes);
+  const auto item = static_cast<Item>(reader.get<std::uint8_t>());
+  switch (item) {
+    case Item::IntroduceUp:
+    case Item::IntroduceDown:
+      downwards(item == Item::IntroduceDown);
+      receive_introduction(reader, from_parent);
+      break;
+    case Item::Ready: {
+      downwards(false);
+      const auto id = reader.get<std::uint32_t>();
+      if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
+      count_ready(id, subtree_of(message.from), decode_agreement(reader));
+      break;
+    }
+    case Item::Joined: {
+      downwards(false);
+      const auto process_set = reader.get<int>();
+      const int rank = reader.get<int>();
+      expect_rank(process_set, rank);
+      learn_joined(process_set, rank);
+      break;
+    }
+    case Item::Agree: {
+      downwards(true);
+      const auto id = reader.get<std::uint32_t>();
+      const auto known = known_.find(id);
+      if (known == known_.end()) throw WireError("agreement on an unknown tensor");
+      if (!passed_on) send_down(bytes);
+      actions_.agree(known->second.key, decode_agreement(reader));
+      decided(id);
+      break;
+    }
+    case Item::Cut:
+      downwards(true);
+      if (!actions_.cut()) return false;
+      if (!passed_on) send_down(bytes);
+      break;
+    case Item::Leave: {
+      const int rank = reader.get<int>();
+      expect_rank(0, rank);
+      if (!from_parent && !is_root() && !passed_on) send(parent_, bytes);
+      if (!from_parent && !passed_on && !held_back_.empty()) {
+        hold_back_leaving(bytes, message.from);
+        break;
+      }
+      if (is_root()) ++left_;
+      for (const auto& child : children_)
+        if (child.domain != message.from) send(child.domain, bytes);
+      if (message.from != transport_.domain()) actions_.leave(rank);  // this domain's log says so already
+      break;
+    }
+    case Item::Stuck:
+      downwards(false);
+      receive_stuck(reader, bytes);
+      break;
+    case Item::Conflict:
+      downwards(true);
+      receive_conflict(reader, bytes);
+      break;
+    case Item::End:
+      downwards(true);
+      send_down(bytes);
+      actions_.end();
+      break;
+    case Item::Fail:
+      if (!failed_) receive_failure(reader, bytes, message.from);
+      break;
+    default:
+      throw WireError("unknown kind of message");
+  }
+  return true;
+}
+
+void Relay::receive_failure(Reader& reader, std::span<const std::byte> item, int from) {
+  const auto code =
+      static_cast<Status::Code>(std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument)));
+  const Status status(code, reader.get_string());
+  const Bytes bytes(item.begin(), item.end());
+  if (from != parent_ && !is_root()) send(parent_, bytes);
+  for (const auto& child : children_)
+    if (child.domain != from) send(child.domain, bytes);
+  failed_ = true;
+  actions_.fail(status);
+}
+
+bool Relay::flush() {
+  write(up_, true);
+  write(down_, false);
+  // The highest child first: its subtree is the largest and has the longest way still to go.
+  const auto outgoing = std::exchange(outgoing_, {});
+  for (auto items = outgoing.rbegin(); items != outgoing.rend(); ++items) transport_.send(items->first, items->second.bytes());
+  return !outgoing.empty();
+}
+
+bool Relay::advance() {
+  bool any = flush();
+  any = take_held_back() || any;
+  while (auto message = transport_.receive()) {
+    any = true;
+    receive(*message);
+    say_held();
+  }
+  return flush() || any;
+}
+
+}  // namespace hvd

@@ -1,0 +1,176 @@
+#pragma once
+/// Room card: how the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
+/// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
+/// introductions of all ranks and the root's decisions: what is agreed, and where a batch is cut. A step costs each leader a message
+/// per neighbour and per group of tensors that became ready together, in O(log domains) hops; nothing is gathered at the root but
+/// one number per tensor and child. Introductions that a leader passes on together and that say the same travel as one, with the list of
+/// their ranks. Ranks that have joined are waited for no more; the leaders learn of them on the way up, after what
+/// their domains were ready for without them. When all ranks have left and the root has decided what came before, it says so: the end.
+/// Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/errors.h"
+#include "hvd/negotiation/negotiator.h"
+#include "hvd/transport.h"
+
+namespace hvd {
+
+/// What the relay asks of its engine.
+struct RelayActions {
+  /// A rank of another domain introduces a tensor to this one's log.
+  std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
+  std::function<void(const UnitKey&, const Agreement&)> agree;
+  /// Cuts the next batches here. False, and nothing has happened, if this domain has no room for them yet: it is asked again later.
+  std::function<bool()> cut;
+  std::function<void(int rank)> leave;
+  std::function<void()> end;
+  /// All ranks of the set wait under the name, for different operations.
+  std::function<void(int process_set, const std::string& name, const std::vector<Claim>&)> conflict;
+  std::function<void(const Status&)> fail;
+  /// The ranks of a process set, ascending. Throws WireError if there is no such set.
+  std::function<const std::vector<int>&(int process_set)> ranks_of;
+  std::function<int(int rank)> domain_of;
+};
+
+/// What a domain's log says that the other domains are to know, in the log's order.
+struct News {
+  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Removed };
+  Kind kind = Kind::Introduced;
+  UnitKey key = {};                ///< Introduced, Ready; of Joined and Removed the process set alone
+  int rank = -1;                   ///< Introduced, Joined, Left
+  SharedSignature signature = {};  ///< Introduced
+  Agreement what = {};             ///< Ready
+};
+
+class Relay {
+ public:
+  Relay(Transport& transport, RelayActions actions);
+
+  // ---- what this domain has to say; the next `advance` sends it
+  void tell(News news);
+  /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
+  void stuck(int process_set, const std::string& name, const std::vector<Claim>& claims);
+  void failed(const Status& status);
+  /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
+  void retell(const UnitKey& key);
+  /// Root: tells all other domains that a batch is cut here.
+  void announce_cut();
+  /// Root: whether all ranks have left, and everything they were ready for before is decided.
+  [[nodiscard]] bool all_left() const { return left_ == actions_.ranks_of(0).size(); }
+  /// Root: tells all other domains so, once what is decided is cut.
+  void announce_end();
+
+  /// Sends what has gathered and acts on what has arrived. True if there was anything.
+  bool advance();
+  [[nodiscard]] bool is_root() const { return transport_.domain() == 0; }
+  /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
+  [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
+  /// Some domain of this leader's subtree is ready for something that is not decided yet.
+  [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty() || !held_back_.empty(); }
+
+ private:
+  /// Ranks that follow one another.
+  struct Run {
+    int first, count;
+  };
+  /// What ranks say of a tensor, all the same.
+  struct Introduction {
+    std::uint32_t id = 0;  ///< on the way down
+    UnitKey key;
+    SharedSignature signature;
+    std::vector<Run> ranks;
+  };
+  /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
+  /// equal.
+  struct Gathered {
+    std::vector<Introduction> list;
+    std::map<UnitKey, std::size_t> last;  ///< of each key, in the list
+    void add(const Introduction& introduction);
+  };
+  struct Known {
+    UnitKey key;
+    std::vector<Introduction> remote;  ///< what ranks of other domains said, for the day this domain forgets it; runs ascending and apart
+  };
+  /// Of this domain and the children's subtrees, those that are ready.
+  struct Count {
+    std::set<int> subtrees;  ///< by their first domain
+    Agreement what;
+  };
+
+  void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
+  void say_held();
+  void removed(int process_set);
+  void left(int rank);
+  void receive(const Message& message);
+  void hold_back(Message message);
+  void hold_back_leaving(const Bytes& item, int from);
+  bool take_held_back();
+  void act_on(std::size_t& at, const Message& message, bool passed_on);
+  bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
+  void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
+  bool pass_on_decisions(const Message& message);
+  void expect_rank(int process_set, int rank);
+  void expect_ranks(int process_set, const std::vector<Run>& runs);
+  void receive_introduction(Reader& reader, bool from_parent);
+  std::uint32_t number_of(const UnitKey& key);
+  void learn(const Introduction& introduction);
+  static void add(std::vector<Run>& runs, Run run);
+  static void remove(std::vector<Run>& runs, Run run);
+  void count_ready(std::uint32_t id, int subtree, const Agreement& what);
+  void pass_on_if_complete(std::uint32_t id);
+  void decide(std::uint32_t id, const Agreement& what);
+  void decided(std::uint32_t id);
+  void note_join(int process_set, int rank);
+  void learn_joined(int process_set, int rank);
+  [[nodiscard]] int subtree_of(int domain) const;
+  const std::set<int>& subtrees_with(int process_set);
+  void receive_stuck(Reader& reader, std::span<const std::byte> item);
+  void receive_conflict(Reader& reader, std::span<const std::byte> item);
+  using Name = std::pair<int, std::string>;  ///< process set and name
+  void send(int domain, const Bytes& item);
+  void send_down(const Bytes& item);
+  void write(Gathered& gathered, bool up);
+  bool flush();
+
+  Transport& transport_;
+  RelayActions actions_;
+  int parent_ = -1;
+  struct Child {
+    int domain, end;  ///< its subtree is [domain, end)
+  };
+  std::vector<Child> children_;
+  std::map<UnitKey, std::uint32_t> ids_;
+  std::unordered_map<std::uint32_t, Known> known_;
+  std::unordered_map<std::uint32_t, Count> counts_;
+  std::vector<News> held_;                       ///< Ready before the root's number for it came down; what must not overtake that
+  std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
+  std::map<int, std::vector<int>> join_order_;   ///< by process set: ranks that are known to have joined, as that became known
+  std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
+  std::size_t left_ = 0;                         ///< root: ranks that have left
+  std::uint32_t next_id_ = 0;                    ///< root
+  std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
+  std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
+  std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
+  Gathered up_, down_;                           // introductions to be sent before whatever is sent next
+  std::map<int, Writer> outgoing_;
+  /// Begins with a cut from the parent that this domain has no room for yet; after it what came later from there, and that ranks have left,
+  /// which must not overtake what was decided before. That is the flow control of batches:
+  /// what is decided comes in one order, so a domain that lags behind takes up no more of it until its batches are over.
+  struct HeldBack {
+    Message message;
+    std::size_t done = 0;    ///< bytes of it that have been acted on
+    bool passed_on = false;  ///< the children have all of it already; of ranks that have left: the parent
+    bool begun = false;      ///< whether that has been decided
+  };
+  std::deque<HeldBack> held_back_;
+  bool failed_ = false;
+};
+
+}  // namespace hvd

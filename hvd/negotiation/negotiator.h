@@ -1,0 +1,248 @@
+#pragma once
+/// Room card: the table that every rank of a domain keeps of what all ranks have said: names, ids, signatures, the queue of agreed
+/// tensors. It changes by the records of the board's log alone, read by all in the same order, so all tables are equal: ids need
+/// no authority, and a disagreement is found on every rank at the same record.
+/// Under the engine's mutex. Never blocks; malformed records throw WireError.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <optional>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/planner.h"
+#include "hvd/negotiation/signature.h"
+#include "hvd/topology.h"
+
+namespace hvd {
+
+/// What a submission is found by: the same name may be in flight for different operations and process sets.
+struct UnitKey {
+  int process_set = 0;
+  OpKind kind = OpKind::Allreduce;
+  std::string name;
+  auto operator<=>(const UnitKey&) const = default;
+};
+
+/// A name that the library makes up for a submission without one; the newline keeps it apart from users' names.
+/// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
+/// The same, written into `text`, which has room for kUnnamedText characters.
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
+inline constexpr std::size_t kUnnamedText = 72;
+bool is_unnamed(const std::string& name);
+/// The name as messages show it.
+std::string_view display_name(const std::string& name);
+
+/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
+inline constexpr std::string_view kAddProcessSet = "add_process_set";
+inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
+inline constexpr std::string_view kJoin = "join";
+
+/// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by the root for all of them.
+enum class Scope : std::uint8_t { Domain, World };
+
+struct Unit {
+  std::uint32_t id = 0;
+  std::uint32_t generation = 0;
+  UnitKey key;
+  Scope scope = Scope::Domain;
+  std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
+  std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
+  std::size_t introduced = 0;                ///< how many of them there are
+  bool settled = false;                      ///< just these have been found to agree: not to be looked at again
+  std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
+  bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
+  bool queued = false;                       ///< agreed and not yet cut
+  std::uint64_t cut_at = 0;                  ///< the log's position when it was last cut
+};
+
+/// A batch that all its ranks are to run now.
+struct CutBatch {
+  std::uint64_t sequence = 0;  ///< equal on all ranks of the domain
+  std::uint64_t order = 0;     ///< equal on all ranks of the scope
+  Scope scope = Scope::Domain;
+  PlannedBatch plan;
+};
+
+/// What is said when all ranks of a domain, or all ranks, are ready for a unit.
+struct Agreement {
+  std::vector<bool> present;  ///< per tensor: some rank has it
+  std::vector<int> absent;    ///< global ranks of the set that have joined and did not submit it, ascending
+  int last = -1;              ///< Join: the rank that joined last; Control: the process set made or removed
+};
+void encode(Writer& writer, const Agreement& agreement);
+/// Throws WireError on malformed input.
+Agreement decode_agreement(Reader& reader);
+
+/// What a rank is stuck with under a name.
+struct Claim {
+  int rank = 0;
+  OpKind kind = OpKind::Allreduce;
+};
+
+/// What reading a record brought about, for the engine to act on.
+struct Outcomes {
+  struct Agreed {
+    std::uint32_t id;
+    Status verdict;
+    Agreement what;
+  };
+  struct HostReady {
+    std::uint32_t id;
+    Agreement what;
+  };
+  struct Introduced {
+    std::uint32_t id;
+    int rank;
+  };
+  std::vector<Agreed> agreed;
+  std::vector<CutBatch> batches;
+  std::vector<HostReady> host_ready;
+  std::vector<Introduced> introduced;
+  struct JoinedUp {
+    int process_set, rank;
+  };
+  struct Voided {
+    std::vector<std::uint32_t> ids;  ///< forgotten already
+    Status status;
+  };
+  struct Dropped {
+    std::uint32_t id, slots;
+  };
+  std::vector<Dropped> dropped;  ///< forgotten with their process set; whoever has arrived at their slots has failed
+  std::vector<Voided> voided;    ///< the ranks have submitted different operations under one name
+  std::vector<JoinedUp> joined;  ///< what the domain was ready for without these ranks has been said
+  std::vector<int> left;         ///< ranks that called shutdown()
+
+  [[nodiscard]] bool empty() const {
+    return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() && joined.empty() && left.empty() &&
+           voided.empty();
+  }
+};
+
+class Negotiator {
+ public:
+  /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in `cut`.
+  Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
+             bool groups_alone = false);
+
+  /// Sets are made and removed by agreement (OpKind::Control). Any thread; a reference stays valid, also when the set is removed.
+  [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
+  [[nodiscard]] bool has_process_set(int id) const;
+  /// How many ranks of the set live in this domain.
+  [[nodiscard]] std::uint32_t local_members(int process_set) const;
+  [[nodiscard]] Scope scope_of(int process_set) const;
+
+  [[nodiscard]] const Unit* find(const UnitKey& key) const;
+  [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
+  [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
+  /// Whether `rank` (global) has introduced the unit with just this signature.
+  [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const;
+
+  /// Whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
+  [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
+
+  // ---- records; the caller has read the whole log and holds the board's lock
+  /// `rank` says what it sends under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
+  /// all slots are taken: evict first.
+  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
+                                    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const;
+  /// The least recently used id that `evictable` lets go.
+  std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
+  static Bytes eviction(std::uint32_t id);
+  static Bytes agreement(std::uint32_t id, const Agreement& what);
+  static Bytes host_readiness(std::uint32_t id, const Agreement& what);
+  static Bytes cut_record(Scope scope);
+  static Bytes leaving(int rank);
+  /// The root has said its last word: all ranks of all domains have left.
+  static Bytes end();
+  /// `rank` takes part in nothing of the set until all its ranks have joined.
+  static Bytes joining(int process_set, int rank);
+  /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
+  static Bytes conflict(int process_set, std::string_view name, const std::vector<Claim>& claims);
+  /// What the domain was ready for without the rank stands in the log.
+  static Bytes joined_up(int process_set, int rank);
+
+  /// Reads one record, which ends at `position` of the log.
+  void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
+
+  /// Whether a cut of the scope would bring anything.
+  [[nodiscard]] bool has_agreed(Scope scope) const { return !queue(scope).empty(); }
+  /// Whether ranks of this domain take part in the scope's next cut; there must be one.
+  [[nodiscard]] bool takes_part_next(Scope scope) const;
+  /// The number the next batch will get.
+  [[nodiscard]] std::uint64_t next_sequence() const { return sequence_ + 1; }
+  [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_range(slots).has_value(); }
+
+  [[nodiscard]] const std::vector<bool>& left() const { return left_; }
+  [[nodiscard]] bool any_left() const { return any_left_; }
+  /// All ranks have left, and nothing more will be agreed.
+  [[nodiscard]] bool all_left() const;
+  [[nodiscard]] bool every_rank_left() const;
+
+  /// Ranks of the set that have joined, ascending.
+  [[nodiscard]] const std::vector<int>& joined(int process_set) const;
+  /// Of this domain's ranks, the one that joined last.
+  [[nodiscard]] int last_joined(int process_set) const;
+  /// The units of a set; those of one name.
+  [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
+  [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
+  /// Names under which a set has units of several kinds.
+  [[nodiscard]] std::vector<std::pair<int, std::string>> ambiguous_names() const { return {ambiguous_.begin(), ambiguous_.end()}; }
+  /// How many ranks of this domain take part in a batch.
+  [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
+
+ private:
+  const ProcessSetInfo& known_set(int id, int rank) const;
+  void apply_introduction(Reader& reader, Outcomes& outcomes);
+  void apply_agreement(Reader& reader, Outcomes& outcomes);
+  void apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes);
+  void apply_conflict(Reader& reader, Outcomes& outcomes);
+  void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
+  void add_process_set(ProcessSetInfo set);
+  void forget(std::uint32_t id);
+  [[nodiscard]] std::optional<std::uint32_t> free_range(std::uint32_t slots) const;
+  [[nodiscard]] Status judge(const Unit& unit, const std::vector<int>& absent) const;
+  [[nodiscard]] std::vector<std::int64_t> total_bytes(const Unit& unit, const Signature& first) const;
+  Unit& known_unit(std::uint32_t id);
+  [[nodiscard]] const std::deque<AgreedUnit>& queue(Scope scope) const { return queues_[static_cast<std::size_t>(scope)]; }
+  std::vector<CutBatch> number(std::vector<PlannedBatch> plans, Scope scope) const;
+
+  struct Set {
+    ProcessSetInfo info;
+    std::uint32_t local_members = 0;
+    std::vector<int> joined;
+    int last_joined = -1;  ///< of this domain's ranks
+    bool removed = false;
+  };
+  [[nodiscard]] const Set& set(int id) const;
+
+  const Topology topology_;
+  mutable std::shared_mutex sets_mutex_;  // guards the list and `removed`; the rest is for the engine's mutex
+  std::deque<Set> sets_;
+  std::uint64_t fusion_threshold_bytes_;
+  bool groups_alone_;
+  std::uint32_t slot_capacity_;
+
+  std::map<UnitKey, std::uint32_t> ids_;
+  std::unordered_map<std::uint32_t, Unit> units_;
+  std::set<std::pair<int, std::string>> ambiguous_;
+  std::list<std::uint32_t> usage_;                     // least recently used first
+  std::map<std::uint32_t, std::uint32_t> free_slots_;  // first slot -> length
+  std::deque<AgreedUnit> queues_[2];
+  std::uint64_t sequence_ = 0;
+  std::uint64_t orders_[2] = {0, 0};
+  std::vector<bool> left_;
+  bool any_left_ = false;
+  bool ended_ = false;
+};
+
+}  // namespace hvd

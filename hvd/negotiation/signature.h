@@ -1,0 +1,58 @@
+#pragma once
+/// Room card: what a rank says of a tensor when it introduces it, and the verdict over what all ranks said.
+/// Pure values and functions: every rank computes the same verdict from the same signatures.
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/base/wire.h"
+#include "hvd/errors.h"
+#include "hvd/types.h"
+
+namespace hvd {
+
+struct TensorSignature {
+  DataType dtype = DataType::Float32;
+  Shape shape;
+  std::vector<std::int64_t> splits;  ///< Alltoall: rows for each rank of the set, in the set's order; otherwise empty
+  bool operator==(const TensorSignature&) const = default;
+};
+
+/// All that must agree between ranks for one submission: a tensor, or a group of tensors that become ready together.
+struct Signature {
+  OpKind kind = OpKind::Allreduce;
+  ReduceOp op = ReduceOp::Average;
+  DeviceKind device = DeviceKind::Cpu;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  int root = 0;
+  std::vector<TensorSignature> tensors;
+  bool operator==(const Signature&) const = default;
+};
+
+void encode(Writer& writer, const Signature& signature);
+/// Throws WireError on malformed input; allocates no more than the input's size asks for.
+Signature decode_signature(Reader& reader);
+
+using SharedSignature = std::shared_ptr<const Signature>;
+
+/// Whether sizes, and for Alltoall splits among `ranks`, can be those of a tensor that a rank has submitted.
+bool is_plausible(const Signature& signature, std::size_t ranks);
+
+/// Rows of a first dimension of `rows` that rank `place` of `size` keeps after a reducescatter: the first `rows % size` get one more.
+std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place);
+
+/// Ok, or a Mismatch whose text names the tensor and groups the ranks by what they sent, for the first thing that differs in the
+/// order dtype, op, shape, scales, reduce op, per-op rules, device. `ranks[i]` is the global rank that sent `signatures[i]`.
+Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures);
+
+/// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank; `ranks[i]` said `said[i]`.
+std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said);
+/// "0-2, 5"
+std::string rank_list(std::span<const int> ranks);
+
+}  // namespace hvd

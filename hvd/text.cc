@@ -1,1 +1,0 @@
-#include "hvd/text_definition.h"

@@ -1,0 +1,39 @@
+#include "ops/gpu/api/call.h"
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+/// Names enough to find the place, few enough to read.
+std::string list(std::span<const std::string_view> tensors) {
+  constexpr std::size_t kNames = 3;
+  std::string names;
+  for (std::size_t i = 0; i < tensors.size() && i < kNames; ++i) names += formatted("{}'{}'", i == 0 ? "" : ", ", tensors[i]);
+  if (tensors.size() > kNames) names += formatted(" and {} more", tensors.size() - kNames);
+  return names;
+}
+
+}  // namespace
+
+void fail(const Site& site, std::string_view call, std::string_view words) {
+  const std::string names = list(site.tensors);
+  throw BackendError(
+      formatted("{} failed on rank {} (cuda:{}){}{}: {}", call, site.rank, site.device, names.empty() ? "" : " for ", names, words));
+}
+
+void check(const Site& site, CudaCode code, std::string_view call) {
+  if (code == CudaCode::Success) return;
+  fail(site, call, formatted("{} (CUDA error {})", site.table->cuda_error(code), static_cast<int>(code)));
+}
+
+void check(const Site& site, NcclCode code, std::string_view call, NcclComm* comm) {
+  if (code == NcclCode::Success) return;
+  fail(site, call, formatted("{} (NCCL error {})", site.table->nccl_error(code, comm), static_cast<int>(code)));
+}
+
+std::string to_mib(std::size_t bytes) { return formatted("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024)); }
+
+}  // namespace hvd::nccl

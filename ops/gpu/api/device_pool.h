@@ -1,0 +1,111 @@
+#pragma once
+/// Room card: this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, their CUDA IPC handles
+/// written where the ranks of the host see them. And the view of the other ranks' memory and events.
+/// DevicePool: any thread (the submitting ones allocate). Peers: the driver's thread. Both own what they made or opened.
+/// Fails with BackendError, but for want of memory, which `allocate` says by its result.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/gpu/api/handles.h"
+#include "ops/shm/arena.h"
+
+namespace hvd::nccl {
+
+/// What a rank tells the ranks of its host, in its shared memory. Written by its owner before it announces a tensor or arrives at a batch,
+/// which is what orders the others' reads.
+struct SharedControl {
+  static constexpr std::size_t kSlabs = 64;
+  static constexpr std::size_t kEvents = 4;
+  static constexpr std::size_t kBatches = 256;  ///< that may be under way: the board's ring
+
+  std::array<IpcHandle, kSlabs> slabs;
+  std::array<IpcHandle, kEvents> packed;   ///< events: this rank's inputs are where they are read from
+  std::array<IpcHandle, kEvents> reduced;  ///< events: what this rank reduced for all is written
+  /// Of the batch with this sequence number, modulo the ring: which of `packed` this rank has recorded.
+  std::array<std::uint32_t, kBatches> packed_turn;
+  std::atomic<bool> closed;  ///< this rank has nothing of the others' open any more
+};
+
+/// A place in some rank's pool. Fits beside the marks that engines put on a location.
+struct PoolPlace {
+  static constexpr unsigned kOffsetBits = 40;
+  std::uint64_t slab = 0;
+  std::uint64_t offset = 0;
+  [[nodiscard]] std::uint64_t word() const { return slab << kOffsetBits | offset; }
+  static PoolPlace of(std::uint64_t word) {
+    constexpr std::uint64_t kMask = (std::uint64_t{1} << kOffsetBits) - 1;
+    return {(word >> kOffsetBits) % SharedControl::kSlabs, word & kMask};
+  }
+};
+
+class DevicePool {
+ public:
+  /// `control` outlives the pool.
+  DevicePool(const Site& site, SharedControl& control) : site_(site), control_(control) {}
+  /// Frees the slabs, unless `leak` was called.
+  ~DevicePool();
+  DevicePool(const DevicePool&) = delete;
+  DevicePool& operator=(const DevicePool&) = delete;
+
+  /// At least `bytes`, aligned to 64; null when the GPU has no more.
+  std::byte* allocate(std::size_t bytes);
+  void free(void* block) noexcept;
+  /// Of an address inside one of the slabs.
+  [[nodiscard]] std::optional<PoolPlace> find(const void* address) const;
+  [[nodiscard]] std::byte* at(const PoolPlace& place) const;
+  void leak() noexcept { leaked_ = true; }
+  [[nodiscard]] std::size_t slabs() const;
+
+ private:
+  struct Slab {
+    std::byte* base = nullptr;
+    std::size_t bytes = 0;
+    std::unique_ptr<Arena> blocks;
+  };
+  /// False when the GPU has no more.
+  bool grow(std::size_t bytes);
+
+  const Site site_;
+  SharedControl& control_;
+  mutable std::mutex mutex_;
+  std::vector<Slab> slabs_;
+  bool leaked_ = false;
+};
+
+/// The other ranks' memory and events, opened at first use.
+class Peers {
+ public:
+  /// `controls`: by index in the domain.
+  Peers(std::vector<SharedControl*> controls, int self) : controls_(std::move(controls)), self_(self) {}
+  ~Peers() { close(); }
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  std::byte* memory(const Site& site, int index, const PoolPlace& place);
+  CudaEvent* packed(const Site& site, int index, std::size_t turn);
+  CudaEvent* reduced(const Site& site, int index, std::size_t turn);
+  /// Closes everything and says so in this rank's control. Idempotent.
+  void close() noexcept;
+  /// Whether all ranks have.
+  [[nodiscard]] bool all_closed() const;
+
+ private:
+  CudaEvent* event(const Site& site, const IpcHandle& handle);
+  const std::vector<SharedControl*> controls_;
+  const int self_;
+  const NcclTable* table_ = nullptr;
+  std::map<std::pair<int, std::uint64_t>, void*> slabs_;  // by rank's index and number
+  std::map<const IpcHandle*, CudaEvent*> events_;
+};
+
+}  // namespace hvd::nccl

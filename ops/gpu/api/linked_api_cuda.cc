@@ -1,0 +1,158 @@
+// The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is real_table_none.cc.
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "ops/gpu/api/linked_nccl.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue);
+static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
+static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
+
+CudaCode code_of(cudaError_t error) { return static_cast<CudaCode>(error); }
+cudaStream_t native(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
+cudaEvent_t native(CudaEvent* event) { return reinterpret_cast<cudaEvent_t>(event); }
+
+CudaCode create_stream(CudaStream** stream) {
+  int lowest = 0, highest = 0;
+  if (const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest); error != cudaSuccess) return code_of(error);
+  cudaStream_t made = nullptr;
+  const cudaError_t error = cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, highest);
+  *stream = reinterpret_cast<CudaStream*>(made);
+  return code_of(error);
+}
+
+CudaCode create_event(CudaEvent** event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+  *event = reinterpret_cast<CudaEvent*>(made);
+  return code_of(error);
+}
+
+CudaCode query_event(CudaEvent* event) {
+  const cudaError_t error = cudaEventQuery(native(event));
+  if (error == cudaErrorNotReady) (void)cudaGetLastError();  // is no error, and must not be found by the user's next check
+  return code_of(error);
+}
+
+CudaCode create_ipc_event(CudaEvent** event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess);
+  *event = reinterpret_cast<CudaEvent*>(made);
+  return code_of(error);
+}
+
+CudaCode identify(int device, std::string* id) {
+  cudaDeviceProp properties{};
+  const cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  if (error != cudaSuccess) return code_of(error);
+  constexpr char kDigits[] = "0123456789abcdef";
+  id->clear();
+  for (const char byte : properties.uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    id->push_back(kDigits[value >> 4]);
+    id->push_back(kDigits[value & 15]);
+  }
+  return code_of(error);
+}
+
+static_assert(sizeof(IpcHandle) == sizeof(cudaIpcMemHandle_t) && sizeof(IpcHandle) == sizeof(cudaIpcEventHandle_t));
+
+template <class Native>
+Native native(const IpcHandle& handle) {
+  Native made;
+  std::memcpy(&made, handle.bytes.data(), sizeof made);
+  return made;
+}
+template <class Native>
+void store(IpcHandle* handle, const Native& made) {
+  std::memcpy(handle->bytes.data(), &made, sizeof made);
+}
+
+void fill_sharing(NcclTable& table) {
+  table.shared_reduce = launch_shared_reduce;
+  table.device_count = [](int* count) {
+    const cudaError_t error = cudaGetDeviceCount(count);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return code_of(error);
+  };
+  table.device_id = identify;
+  table.device_malloc = [](void** memory, std::size_t bytes) {
+    const cudaError_t error = cudaMalloc(memory, bytes);
+    if (error == cudaErrorMemoryAllocation) (void)cudaGetLastError();  // may be answered by asking for less
+    return code_of(error);
+  };
+  table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
+  table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
+    return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
+  };
+  table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
+    cudaIpcMemHandle_t made{};
+    const cudaError_t error = cudaIpcGetMemHandle(&made, memory);
+    store(handle, made);
+    return code_of(error);
+  };
+  table.ipc_open_memory = [](void** memory, const IpcHandle& handle) {
+    return code_of(cudaIpcOpenMemHandle(memory, native<cudaIpcMemHandle_t>(handle), cudaIpcMemLazyEnablePeerAccess));
+  };
+  table.ipc_close_memory = [](void* memory) { return code_of(cudaIpcCloseMemHandle(memory)); };
+  table.ipc_event_create = create_ipc_event;
+  table.ipc_get_event = [](IpcHandle* handle, CudaEvent* event) {
+    cudaIpcEventHandle_t made{};
+    const cudaError_t error = cudaIpcGetEventHandle(&made, native(event));
+    store(handle, made);
+    return code_of(error);
+  };
+  table.ipc_open_event = [](CudaEvent** event, const IpcHandle& handle) {
+    cudaEvent_t made = nullptr;
+    const cudaError_t error = cudaIpcOpenEventHandle(&made, native<cudaIpcEventHandle_t>(handle));
+    *event = reinterpret_cast<CudaEvent*>(made);
+    return code_of(error);
+  };
+}
+
+NcclTable make_table() {
+  NcclTable table;
+  table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
+  table.set_device = [](int device) { return code_of(cudaSetDevice(device)); };
+  table.stream_create = create_stream;
+  table.stream_destroy = [](CudaStream* stream) { return code_of(cudaStreamDestroy(native(stream))); };
+  table.stream_wait_event = [](CudaStream* stream, CudaEvent* event) {
+    return code_of(cudaStreamWaitEvent(native(stream), native(event), 0));
+  };
+  table.event_create = create_event;
+  table.event_destroy = [](CudaEvent* event) { return code_of(cudaEventDestroy(native(event))); };
+  table.event_record = [](CudaEvent* event, CudaStream* stream) { return code_of(cudaEventRecord(native(event), native(stream))); };
+  table.event_query = query_event;
+  table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
+  table.batched_copy = launch_batched_copy;
+  fill_sharing(table);
+  table.cuda_error = [](CudaCode code) {
+    const auto error = static_cast<cudaError_t>(code);
+    return std::string(cudaGetErrorName(error)).append(": ").append(cudaGetErrorString(error));
+  };
+  fill_nccl(table);
+  return table;
+}
+
+}  // namespace
+
+const NcclTable* real_nccl_table() {
+  static const NcclTable table = make_table();
+  return &table;
+}
+
+bool cuda_built() { return true; }
+
+std::string gpu_libraries() {
+  int cuda = 0;
+  if (cudaRuntimeGetVersion(&cuda) != cudaSuccess) return nccl_version() + ", CUDA of unknown version";
+  return nccl_version() + ", CUDA " + std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,12 @@
+// The null twin of real_table_cuda.cc and of NCCL's half: this build has no CUDA.
+
+#include "ops/gpu/api/gpu_api.h"
+
+namespace hvd::nccl {
+
+const NcclTable* real_nccl_table() { return nullptr; }
+bool cuda_built() { return false; }
+bool nccl_built() { return false; }
+std::string gpu_libraries() { return "built without CUDA"; }
+
+}  // namespace hvd::nccl

@@ -1,0 +1,31 @@
+// The twin of real_nccl_linked.cc: this build has CUDA, but no NCCL. Placement asks for none then.
+
+#include "ops/gpu/api/linked_nccl.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+template <class... Arguments>
+void refuse(std::function<NcclCode(Arguments...)>& entry) {
+  entry = [](Arguments... /*unused*/) { return NcclCode::InvalidUsage; };
+}
+
+template <class... Entries>
+void refuse_all(Entries&... entries) {
+  (refuse(entries), ...);
+}
+
+}  // namespace
+
+void fill_nccl(NcclTable& table) {
+  refuse_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
+             table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
+             table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
+  table.nccl_error = [](NcclCode /*code*/, NcclComm* /*comm*/) { return std::string("built without NCCL"); };
+}
+
+bool nccl_built() { return false; }
+std::string nccl_version() { return "built without NCCL"; }
+
+}  // namespace hvd::nccl

@@ -1,0 +1,128 @@
+// The calls of NCCL. Compiled where NCCL is found; its twin is real_nccl_absent.cc.
+
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "ops/gpu/api/linked_nccl.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+static_assert(static_cast<int>(NcclCode::UnhandledCudaError) == ncclUnhandledCudaError);
+static_assert(static_cast<int>(NcclCode::RemoteError) == ncclRemoteError);
+static_assert(static_cast<int>(NcclCode::InProgress) == ncclInProgress);
+static_assert(static_cast<int>(NcclType::Int8) == ncclInt8 && static_cast<int>(NcclType::Uint8) == ncclUint8);
+static_assert(static_cast<int>(NcclType::Int32) == ncclInt32 && static_cast<int>(NcclType::Int64) == ncclInt64);
+static_assert(static_cast<int>(NcclType::Float16) == ncclFloat16 && static_cast<int>(NcclType::Bfloat16) == ncclBfloat16);
+static_assert(static_cast<int>(NcclType::Float32) == ncclFloat32 && static_cast<int>(NcclType::Float64) == ncclFloat64);
+static_assert(static_cast<int>(NcclOp::Sum) == ncclSum && static_cast<int>(NcclOp::Prod) == ncclProd);
+static_assert(static_cast<int>(NcclOp::Max) == ncclMax && static_cast<int>(NcclOp::Min) == ncclMin);
+static_assert(static_cast<int>(NcclOp::Avg) == ncclAvg);
+static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId) && std::is_trivially_copyable_v<NcclUniqueId>);
+
+NcclCode code_of(ncclResult_t result) { return static_cast<NcclCode>(result); }
+cudaStream_t stream_of(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
+ncclComm_t native(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
+ncclDataType_t native(NcclType type) { return static_cast<ncclDataType_t>(type); }
+ncclRedOp_t native(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
+
+NcclCode get_unique_id(NcclUniqueId* id) {
+  ncclUniqueId made;
+  const ncclResult_t result = ncclGetUniqueId(&made);
+  if (result == ncclSuccess) std::memcpy(id->bytes.data(), made.internal, id->bytes.size());
+  return code_of(result);
+}
+
+NcclCode init_rank(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
+  ncclUniqueId native_id;
+  std::memcpy(native_id.internal, id.bytes.data(), id.bytes.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = blocking ? 1 : 0;
+  ncclComm_t made = nullptr;
+  const ncclResult_t result = ncclCommInitRankConfig(&made, ranks, native_id, rank, &config);
+  *comm = reinterpret_cast<NcclComm*>(made);
+  return code_of(result);
+}
+
+std::string describe(NcclCode code, NcclComm* comm) {
+  std::string text = ncclGetErrorString(static_cast<ncclResult_t>(code));
+  if (const char* last = ncclGetLastError(native(comm)); last != nullptr && *last != '\0') text.append("; ").append(last);
+  return text;
+}
+
+// Windows came with 2.27. They are looked up, as another NCCL may be loaded than the one that this was compiled with.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+void fill_windows(NcclTable& table) {
+  const auto make = reinterpret_cast<decltype(&ncclCommWindowRegister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
+  const auto end = reinterpret_cast<decltype(&ncclCommWindowDeregister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister"));
+  if (make == nullptr || end == nullptr) return;
+  table.window_register = [make](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
+    return code_of(make(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC));
+  };
+  table.window_deregister = [end](NcclComm* comm, void* window) { return code_of(end(native(comm), static_cast<ncclWindow_t>(window))); };
+}
+#else
+void fill_windows(NcclTable& /*table*/) {}
+#endif
+
+}  // namespace
+
+void fill_nccl(NcclTable& table) {
+  table.get_unique_id = get_unique_id;
+  table.comm_init_rank = init_rank;
+  table.comm_abort = [](NcclComm* comm) { return code_of(ncclCommAbort(native(comm))); };
+  table.comm_get_async_error = [](NcclComm* comm, NcclCode* error) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t result = ncclCommGetAsyncError(native(comm), &state);
+    *error = code_of(state);
+    return code_of(result);
+  };
+  table.comm_register = [](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
+    return code_of(ncclCommRegister(native(comm), memory, bytes, registration));
+  };
+  table.comm_deregister = [](NcclComm* comm, void* registration) { return code_of(ncclCommDeregister(native(comm), registration)); };
+  fill_windows(table);
+  table.mem_alloc = [](void** memory, std::size_t bytes) { return code_of(ncclMemAlloc(memory, bytes)); };
+  table.mem_free = [](void* memory) { return code_of(ncclMemFree(memory)); };
+  table.group_start = [] { return code_of(ncclGroupStart()); };
+  table.group_end = [] { return code_of(ncclGroupEnd()); };
+  table.all_reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclAllReduce(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
+  };
+  table.broadcast = [](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclBroadcast(send, receive, count, native(type), root, native(comm), stream_of(stream)));
+  };
+  table.all_gather = [](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclAllGather(send, receive, count, native(type), native(comm), stream_of(stream)));
+  };
+  table.reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
+                    CudaStream* stream) {
+    return code_of(ncclReduce(send, receive, count, native(type), native(op), root, native(comm), stream_of(stream)));
+  };
+  table.reduce_scatter = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                            CudaStream* stream) {
+    return code_of(ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
+  };
+  table.send = [](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclSend(send, count, native(type), to, native(comm), stream_of(stream)));
+  };
+  table.receive = [](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
+    return code_of(ncclRecv(receive, count, native(type), from, native(comm), stream_of(stream)));
+  };
+  table.nccl_error = describe;
+}
+
+bool nccl_built() { return true; }
+
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "NCCL of unknown version";
+  const auto text = [](int number) { return std::to_string(number); };
+  return "NCCL " + text(version / 10000) + "." + text(version / 100 % 100) + "." + text(version % 100);
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,83 @@
+#include "ops/gpu/api/placement.h"
+
+#include <algorithm>
+#include <set>
+
+#include "hvd/base/text.h"
+
+namespace hvd::nccl {
+
+Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
+                     bool has_nccl, std::optional<Way> wanted)
+    : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), wanted_(wanted) {
+  std::map<std::pair<int, std::string>, int> numbers;
+  for (std::size_t rank = 0; rank < gpu_of_rank.size(); ++rank) {
+    if (gpu_of_rank[rank].empty()) {
+      gpu_.push_back(-1);
+      continue;
+    }
+    const std::pair key(host_of_rank[rank], gpu_of_rank[rank]);
+    gpu_.push_back(numbers.emplace(key, static_cast<int>(numbers.size())).first->second);
+  }
+}
+
+Way Placement::way_of(const std::vector<int>& ranks) const {
+  std::set<int> gpus, domains;
+  bool all_have_one = true;
+  for (const int rank : ranks) {
+    const int gpu = gpu_[static_cast<std::size_t>(rank)];
+    all_have_one = all_have_one && gpu >= 0;
+    gpus.insert(gpu);
+    domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
+  }
+  const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
+  const bool shared = all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
+  if (wanted_ == Way::Staged) return Way::Staged;
+  if (wanted_ == Way::SharedGpu && shared) return Way::SharedGpu;
+  if (own) return Way::Nccl;
+  return shared ? Way::SharedGpu : Way::Staged;
+}
+
+Way Placement::way_of_set(int id, const std::vector<int>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  auto& [known, way] = known_[id];
+  if (known != ranks) {
+    known = ranks;
+    way = way_of(ranks);
+  }
+  return way;
+}
+
+std::string Placement::describe() const {
+  std::vector<int> everyone;
+  std::map<int, int> sharers;
+  for (std::size_t rank = 0; rank < gpu_.size(); ++rank) {
+    everyone.push_back(static_cast<int>(rank));
+    if (gpu_[rank] >= 0) ++sharers[gpu_[rank]];
+  }
+  if (sharers.empty()) return "no GPU found";
+  const auto most = std::max_element(sharers.begin(), sharers.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const std::string crowd = most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
+  switch (way_of(everyone)) {
+    case Way::Nccl:
+      return "one rank per GPU, NCCL";
+    case Way::SharedGpu:
+      return crowd + "through CUDA IPC";
+    default:
+      return crowd + "staged through host memory";
+  }
+}
+
+int device_of(const NcclTable& table, int local_rank) {
+  int count = 0;
+  if (table.device_count(&count) != CudaCode::Success || count < 1) return -1;
+  return local_rank % count;
+}
+
+std::string gpu_id(const NcclTable& table, int device) {
+  std::string id;
+  if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};
+  return id;
+}
+
+}  // namespace hvd::nccl

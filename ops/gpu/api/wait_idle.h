@@ -1,0 +1,14 @@
+#pragma once
+/// Room card: waiting, for a limited time, until a stream has run dry: before memory is given back that its kernels use. For destructors
+/// and `abort`: never throws, and does without where a call is refused.
+
+#include <chrono>
+
+#include "ops/gpu/api/handles.h"
+
+namespace hvd::nccl {
+
+/// Whether the stream (none made yet counts as well) has ended what it does.
+bool comes_to_rest(const NcclTable& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept;
+
+}  // namespace hvd::nccl

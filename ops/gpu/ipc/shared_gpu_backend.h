@@ -1,0 +1,102 @@
+#pragma once
+/// Room card: the Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are where the
+/// others can open them by CUDA IPC: in this rank's pool (device_pool.h), where tensors may live already, or in a block of it that they are
+/// packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces all ranks' tensors in place; the other
+/// operations copy (reducescatter: reduce) out of the other ranks' blocks, each rank its own share.
+///
+/// Order: every rank records an IPC event behind its pack, then counts itself in through host memory (the board's BatchState). The last one
+/// makes its stream wait for all those events, launches the kernel, records an event behind it and says so; the others make their streams
+/// wait for that. Nothing spins on the device, so it does not matter that processes take turns on it.
+/// (An event may have been recorded anew, for a later batch, when somebody waits for it. That is later on the same stream, and nothing a
+/// rank enqueues before it has seen a batch reduced depends on that batch: it waits a little longer, never for itself.)
+///
+/// Sums are made in rank order, as on the host, and are bitwise the host's.
+/// Threads: as Backend says. Owns the stream, the events, the pool and what it opened of others, all made at first use.
+/// Fails with BackendError; later launches then fail too. A rank without memory says so where the tensor is announced, and all ranks fail
+/// with its reason. Destroy it after the ranks have agreed to end, or after `abort`.
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/topology.h"
+#include "ops/gpu/api/device_pool.h"
+#include "ops/gpu/api/gpu_api.h"
+#include "ops/gpu/api/handles.h"
+
+namespace hvd::nccl {
+
+struct SharedGpuOptions {
+  /// Of the ranks' sets, those that this backend works for; pure.
+  std::function<bool(const ProcessSetInfo& set)> takes;
+  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's memory.
+  std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
+};
+
+class SharedGpuBackend final : public Backend {
+ public:
+  /// `controls`: every rank's of the domain, zeroed, by index; they and `board` outlive the backend. Calls nothing yet.
+  SharedGpuBackend(const NcclTable& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
+                   SharedGpuOptions options);
+  ~SharedGpuBackend() override;
+
+  std::string_view name() const override { return "cuda_ipc"; }
+  bool supports(const BatchTraits& traits) const override;
+  std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
+  void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
+  std::unique_ptr<Execution> launch(Batch batch) override;
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
+  void abort() noexcept override;
+
+  // ---- for the executions; the driver's thread
+  struct Turn {
+    Event packed, reduced;
+  };
+  [[nodiscard]] Board& board() const { return board_; }
+  [[nodiscard]] const Stream& stream() const { return stream_; }
+  [[nodiscard]] Peers& peers() { return peers_; }
+  [[nodiscard]] int self() const { return topology_.domain_index; }
+  [[nodiscard]] int domain_index(int rank) const;
+  [[nodiscard]] SharedControl& control(int index) const { return *controls_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] Turn& turn(std::size_t number) { return turns_[number]; }
+  /// Which events the next batch uses.
+  std::size_t next_turn() { return launches_++ % turns_.size(); }
+  /// Where a rank's tensor is, in this process.
+  std::byte* address(const Site& site, int index, std::uint64_t location);
+  void release_later(std::uint64_t sequence, std::uint64_t location);
+  /// Why this rank had no place for a tensor.
+  [[nodiscard]] std::string refusal();
+
+ private:
+  void make_events(const Site& site);
+  void release_over();
+  void note_refusal(const std::string& words);
+
+  const NcclTable& table_;
+  const int device_;
+  Board& board_;
+  const Topology topology_;
+  const std::vector<SharedControl*> controls_;
+  const SharedGpuOptions options_;
+  const std::shared_ptr<DevicePool> pool_;
+  Peers peers_;
+  Stream stream_;
+  std::vector<Turn> turns_;
+  std::size_t launches_ = 0;
+  bool failed_ = false;
+  struct Deferred {
+    std::uint64_t sequence, location;
+  };
+  std::mutex mutex_;  // of the rest
+  std::vector<Deferred> deferred_;
+  std::string refusal_;
+};
+
+}  // namespace hvd::nccl

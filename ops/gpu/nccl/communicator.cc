@@ -1,0 +1,109 @@
+#include "ops/gpu/nccl/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "ops/gpu/api/handles.h"
+
+namespace hvd::nccl {
+
+using Clock = std::chrono::steady_clock;
+
+Communicator::Communicator(const Site& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
+    : table_(site.table), patience_(&patience), ranks_(ranks) {
+  const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking);
+  try {
+    settle(site, code, "ncclCommInitRankConfig");
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+void Communicator::settle(const Site& site, NcclCode code, std::string_view call) const {
+  if (code != NcclCode::InProgress) return check(site, code, call, comm_);
+  const auto deadline = Clock::now() + patience_->limit;
+  auto pause = std::chrono::microseconds(0);
+  for (;;) {
+    NcclCode state = NcclCode::Success;
+    check(site, table_->comm_get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_);
+    if (state != NcclCode::InProgress) return check(site, state, call, comm_);
+    if (patience_->interrupted && patience_->interrupted()) fail(site, call, "given up, because the world has failed meanwhile");
+    if (Clock::now() > deadline) {
+      fail(site, call, formatted("no answer for {} ms; is a rank missing that should take part?", patience_->limit.count()));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause + std::chrono::microseconds(10), std::chrono::microseconds(1000));
+  }
+}
+
+void Communicator::check_async(const Site& site) const {
+  if (comm_ == nullptr) fail(site, "ncclCommGetAsyncError", "the communicator was aborted");
+  NcclCode state = NcclCode::Success;
+  check(site, table_->comm_get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_);
+  if (state != NcclCode::InProgress) check(site, state, "an NCCL collective (reported by ncclCommGetAsyncError)", comm_);
+}
+
+void Communicator::abort() noexcept {
+  if (NcclComm* comm = std::exchange(comm_, nullptr); comm != nullptr) table_->comm_abort(comm);
+}
+
+Communicators::Communicators(const NcclTable& table, int device, Patience patience)
+    : table_(table), device_(device), patience_(std::move(patience)) {}
+
+std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vector<int>& ranks, int rank, int track,
+                                                const IdBroadcast& exchange) {
+  require_alive(site);
+  auto& communicator = by_ranks_[{track, ranks}];
+  if (communicator == nullptr) {
+    const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
+    communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank);
+  }
+  return communicator;
+}
+
+void Communicators::require_alive(const Site& site) const {
+  if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
+}
+
+/// The first rank sends the id or, if NCCL gave it none, the reason: the others wait for one or the other.
+NcclUniqueId Communicators::agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const {
+  NcclUniqueId id;
+  std::vector<std::byte> mine;
+  if (is_first) {
+    const NcclCode code = table_.get_unique_id(&id);
+    const std::string words = code == NcclCode::Success ? std::string() : table_.nccl_error(code, nullptr);
+    mine.resize(1 + (words.empty() ? id.bytes.size() : words.size()));
+    mine[0] = std::byte{code == NcclCode::Success};
+    std::memcpy(mine.data() + 1, words.empty() ? id.bytes.data() : words.data(), mine.size() - 1);
+  }
+  const std::vector<std::byte> received = exchange(std::move(mine));
+  const char* text = reinterpret_cast<const char*>(received.data()) + 1;
+  if (!received.empty() && received[0] == std::byte{0}) {
+    fail(site, "ncclGetUniqueId", formatted("rank {} says: {}", first, std::string_view(text, received.size() - 1)));
+  }
+  if (received.size() != 1 + id.bytes.size()) {
+    fail(site, "the exchange of NCCL's unique id", formatted("{} bytes arrived instead of {}", received.size(), 1 + id.bytes.size()));
+  }
+  std::memcpy(id.bytes.data(), text, id.bytes.size());
+  return id;
+}
+
+void Communicators::abort_all() noexcept {
+  if (std::exchange(aborted_, true)) return;
+  const auto live = std::count_if(by_ranks_.begin(), by_ranks_.end(),
+                                  [](const auto& entry) { return entry.second != nullptr && !entry.second->aborted(); });
+  if (live == 0) return;
+  const DeviceGuard guard(table_, device_);
+  const bool grouped = live > 1 && table_.group_start() == NcclCode::Success;
+  for (auto& [ranks, communicator] : by_ranks_) {
+    if (communicator != nullptr) communicator->abort();
+  }
+  if (grouped) table_.group_end();
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,88 @@
+#pragma once
+/// Room card: NCCL communicators, one per set of ranks and stream, made at first use and aborted together. The driver's thread only.
+/// They fail by throwing BackendError and then are good for nothing but being aborted.
+///
+/// A communicator ends by ncclCommAbort, never by ncclCommDestroy: the latter waits for the other ranks of the node, which a destructor
+/// must not do. So a healthy world is destroyed only after its ranks have agreed to end, every batch of every rank being done.
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ops/gpu/api/call.h"
+
+namespace hvd::nccl {
+
+/// Blocking broadcast of bytes from the first of a communicator's ranks to the others; each of them calls it, when the communicator is
+/// made. `mine` is empty except on the first rank; returns the first rank's bytes. May throw.
+using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> mine)>;
+
+/// How long and for what a call that is not answered is waited for.
+struct Patience {
+  /// Other ranks may be this much late to a communicator's first call. More: a rank that never comes is noticed later.
+  std::chrono::milliseconds limit = std::chrono::minutes(5);
+  /// True ends the wait at once: the world has failed. Called often; may be empty.
+  std::function<bool()> interrupted;
+  /// Calls do not block inside NCCL, where nothing could interrupt them. NCCL starts a thread per call for it.
+  bool nonblocking = true;
+};
+
+class Communicator {
+ public:
+  /// Waits for the other ranks of the communicator.
+  Communicator(const Site& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank);
+  ~Communicator() { abort(); }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  NcclComm* get() const { return comm_; }
+  int ranks() const { return ranks_; }
+  /// Also the answer after `abort`.
+  bool aborted() const { return comm_ == nullptr; }
+
+  /// For the result of a call on this communicator: waits until it is no longer in progress; fails unless it has succeeded.
+  void settle(const Site& site, NcclCode code, std::string_view call) const;
+  /// Fails if NCCL has met an error since; also if the communicator was aborted.
+  void check_async(const Site& site) const;
+
+  /// Ends what is under way, local to this rank. Idempotent.
+  void abort() noexcept;
+
+ private:
+  const NcclTable* table_;
+  const Patience* patience_;
+  int ranks_;
+  NcclComm* comm_ = nullptr;
+};
+
+class Communicators {
+ public:
+  Communicators(const NcclTable& table, int device, Patience patience);
+  ~Communicators() { abort_all(); }
+  Communicators(const Communicators&) = delete;
+  Communicators& operator=(const Communicators&) = delete;
+
+  /// The communicator of these global ranks, of which this is `ranks[rank]`, for one of the streams (`track`); made at first use, together
+  /// with the other ranks.
+  std::shared_ptr<Communicator> of(const Site& site, const std::vector<int>& ranks, int rank, int track, const IdBroadcast& exchange);
+  /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
+  void abort_all() noexcept;
+  void require_alive(const Site& site) const;
+  bool aborted() const { return aborted_; }
+
+ private:
+  NcclUniqueId agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const;
+
+  const NcclTable& table_;
+  const int device_;
+  const Patience patience_;
+  std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Communicator>> by_ranks_;  // and track
+  bool aborted_ = false;
+};
+
+}  // namespace hvd::nccl

@@ -1,0 +1,48 @@
+#pragma once
+/// Room card: device memory that users keep tensors in, so that NCCL reduces them where they are; from cudaMalloc. Any thread. Shared by
+/// the backend and by what it has lent.
+///
+/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
+/// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
+/// A block that comes back is lent again, in the order of the user's stream; it is freed with the backend, or when it comes back after
+/// that, by cudaFree, which waits until the device is done with it.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ops/gpu/api/handles.h"
+
+namespace hvd::nccl {
+
+class LentMemory : public std::enable_shared_from_this<LentMemory> {
+ public:
+  LentMemory(const NcclTable& table, int device) : table_(table), device_(device) {}
+
+  /// At least `bytes`; null when the GPU has no more.
+  std::shared_ptr<void> lend(std::size_t bytes);
+  /// Whether these bytes lie in one of the blocks that are out.
+  [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
+  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is given up.
+  void close(bool free) noexcept;
+
+ private:
+  struct Block {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  std::optional<Block> take_idle(std::size_t bytes);
+  std::optional<Block> make(std::size_t bytes);
+  void take_back(const void* data) noexcept;
+  void free(const std::vector<Block>& blocks) const noexcept;
+
+  const NcclTable& table_;
+  const int device_;
+  mutable std::mutex mutex_;  // of the rest
+  std::vector<Block> out_, idle_;
+  bool closed_ = false, given_up_ = false;
+};
+
+}  // namespace hvd::nccl

@@ -1,0 +1,230 @@
+#include "ops/gpu/nccl/nccl_backend.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+#include "ops/gpu/api/wait_idle.h"
+#include "ops/gpu/nccl/collectives.h"
+#include "ops/gpu/nccl/reduction_plan.h"
+#include "ops/supports.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+class NcclExecution : public Execution {
+ public:
+  NcclExecution(const Site& site, std::vector<std::string_view> names, Batch batch)
+      : batch_(std::move(batch)), names_(std::move(names)), site_(site), completion_(site) {
+    site_.tensors = names_;
+  }
+
+  const Batch& batch() const { return batch_; }
+  const Site& site() const { return site_; }
+
+  /// After the last of the batch was enqueued.
+  void launched(const Lane& lane, std::shared_ptr<Communicators> all) {
+    all_ = std::move(all);
+    communicators_ = lane.communicators();
+    completion_.record(site_, lane.stream);
+  }
+
+  Progress advance() override {
+    if (done_) return Progress::Done;
+    try {
+      for (const auto& communicator : communicators_) communicator->check_async(site_);
+      const CudaCode code = completion_.query();
+      if (code == CudaCode::NotReady) return Progress::Idle;
+      // Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
+      check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+    } catch (...) {
+      all_->abort_all();
+      throw;
+    }
+    done_ = true;
+    return Progress::Done;
+  }
+
+  void* completion_event() override { return completion_.get(); }
+  [[nodiscard]] bool is_enqueued() const override { return true; }  // by `launched`
+
+ private:
+  const Batch batch_;
+  const std::vector<std::string_view> names_;
+  Site site_;
+  Event completion_;
+  std::shared_ptr<Communicators> all_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
+  bool done_ = false;
+};
+
+int global_rank(const ProcessSetInfo& set) { return set.ranks.at(static_cast<std::size_t>(set.rank)); }
+
+/// The ranks of the set that take part: those that have not joined.
+ProcessSetInfo those_present(const Batch& batch) {
+  const ProcessSetInfo& set = *batch.traits.set;
+  if (batch.ranks.empty() || batch.ranks.size() == set.ranks.size()) return set;
+  const auto place = std::lower_bound(batch.ranks.begin(), batch.ranks.end(), global_rank(set));
+  return {set.id, batch.ranks, static_cast<int>(place - batch.ranks.begin())};
+}
+
+/// The ranks on the host of `ranks[self]`, and those of the same place on every host; none if that makes no two levels.
+std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(const std::vector<int>& ranks, int self,
+                                                                       const std::vector<int>& host_of_rank) {
+  if (host_of_rank.empty()) return std::nullopt;
+  std::map<int, std::vector<int>> by_host;
+  const auto host_of = [&](int rank) { return host_of_rank.at(static_cast<std::size_t>(rank)); };
+  for (const int rank : ranks) by_host[host_of(rank)].push_back(rank);
+  const int rank = ranks.at(static_cast<std::size_t>(self));
+  const auto& here = by_host.at(host_of(rank));
+  const auto as_many = [&](const auto& host) { return host.second.size() == here.size(); };
+  if (by_host.size() < 2 || here.size() < 2 || !std::all_of(by_host.begin(), by_host.end(), as_many)) return std::nullopt;
+  const auto place = static_cast<std::size_t>(std::find(here.begin(), here.end(), rank) - here.begin());
+  std::vector<int> across;
+  for (const auto& [host, theirs] : by_host) across.push_back(theirs[place]);
+  std::sort(across.begin(), across.end());
+  return std::pair(here, across);
+}
+
+/// The root's rank in the set.
+int local_root(const BatchTraits& traits) {
+  const auto& ranks = traits.set->ranks;
+  const auto found = std::find(ranks.begin(), ranks.end(), traits.root);
+  if (found == ranks.end()) throw InvalidArgument(formatted("broadcast: root rank {} is not in the process set", traits.root));
+  return static_cast<int>(found - ranks.begin());
+}
+
+std::vector<std::string_view> names_of(const Batch& batch) {
+  std::vector<std::string_view> names;
+  for (const BatchMember& member : batch.members) names.push_back(member.name);
+  return names;
+}
+
+}  // namespace
+
+NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options)
+    : table_(table),
+      device_(device),
+      fusion_threshold_bytes_(options.fusion_threshold_bytes),
+      registration_(options.registration),
+      exchange_(std::move(exchange)),
+      rest_limit_(options.rest_limit),
+      takes_(options.takes),
+      host_of_rank_(options.host_of_rank),
+      communicators_(std::make_shared<Communicators>(table, device, options.patience)),
+      lent_(std::make_shared<LentMemory>(table, device)) {
+  for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
+}
+
+NcclBackend::~NcclBackend() {
+  if (registration_ == Registration::Window && !communicators_->aborted() && comes_to_rest()) {
+    const DeviceGuard guard(table_, device_);
+    for (const auto& track : tracks_) track->fusion.clear();  // while there are communicators to tell
+  }
+  communicators_->abort_all();
+  const bool rests = comes_to_rest();
+  lent_->close(rests);
+  if (rests) return;
+  for (const auto& track : tracks_)
+    for (auto& [ranks, fusion] : track->fusion) fusion.leak();
+}
+
+void NcclBackend::abort() noexcept {
+  communicators_->abort_all();
+  (void)comes_to_rest();
+}
+
+bool NcclBackend::supports(const BatchTraits& traits) const {
+  return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) && moves_or_reduces(traits, reducible);
+}
+
+std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
+  const bool gains = registration_ == Registration::None && traits.set->ranks.size() > 1 && traits.device.index == device_;
+  return gains ? lent_->lend(bytes) : nullptr;
+}
+
+std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
+  auto names = names_of(batch);
+  const Site site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
+  communicators_->require_alive(site);  // a rank alone asks for none
+  try {
+    const DeviceGuard guard(site);
+    auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
+    const Lane lane = lane_of(execution->site(), execution->batch());
+    enqueue(lane, execution->batch());
+    execution->launched(lane, communicators_);
+    return execution;
+  } catch (...) {
+    communicators_->abort_all();
+    throw;
+  }
+}
+
+/// The batch's track, with the communicators that it needs.
+Lane NcclBackend::lane_of(const Site& site, const Batch& batch) {
+  const auto number = static_cast<std::size_t>(batch.order % tracks_.size());
+  Track& track = *tracks_[number];
+  track.stream.create(site);
+  const ProcessSetInfo present = those_present(batch);
+  const int self = present.ranks.at(static_cast<std::size_t>(present.rank));
+  const auto connect = [&](const std::vector<int>& ranks) {
+    const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), self) - ranks.begin());
+    const auto exchange = [&](std::vector<std::byte> mine) { return exchange_({present.id, ranks, rank}, std::move(mine)); };
+    return Clique{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
+  };
+  const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
+  FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_).first->second;
+  Lane lane{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
+  const bool sums = batch.traits.kind == OpKind::Allreduce;
+  if (sums && batch.traits.set->ranks.size() == 1) return lane;
+  if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
+    lane.levels = {connect(levels->first), connect(levels->second)};
+  } else {
+    static_cast<Clique&>(lane) = connect(present.ranks);
+  }
+  return lane;
+}
+
+void NcclBackend::enqueue(const Lane& lane, const Batch& batch) {
+  const Site& site = lane.site;
+  void* last = nullptr;  // members of one step often share their event
+  for (const BatchMember& member : batch.members) {
+    if (member.ready_event == nullptr || member.ready_event == last) continue;
+    last = member.ready_event;
+    check(site, table_.stream_wait_event(lane.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+  }
+  std::vector<Piece> pieces;
+  for (const BatchMember& member : batch.members)
+    pieces.push_back({member.input, member.output, member.count, member.padded, member.counts, member.sends});
+  const BatchTraits& traits = batch.traits;
+  const auto joined = static_cast<int>(traits.set->ranks.size()) - lane.ranks;
+  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};
+  switch (traits.kind) {
+    case OpKind::Allreduce:
+      return enqueue_allreduce(lane, reduction, pieces);
+    case OpKind::Reducescatter:
+      return enqueue_reducescatter(lane, reduction, pieces);
+    case OpKind::Alltoall:
+      return enqueue_alltoall(lane, traits.dtype, pieces);
+    case OpKind::Broadcast:
+      return enqueue_broadcast(lane, traits.dtype, local_root(traits), pieces);
+    case OpKind::Allgather:
+      return enqueue_allgather(lane, traits.dtype, pieces);
+    default:
+      throw InvalidArgument(formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
+  }
+}
+
+/// Waits for what the streams still do, for a limited time; whether it has ended.
+bool NcclBackend::comes_to_rest() noexcept {
+  bool rests = true;
+  for (const auto& track : tracks_) rests = nccl::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
+  return rests;
+}
+
+}  // namespace hvd::nccl

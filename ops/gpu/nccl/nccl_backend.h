@@ -1,0 +1,97 @@
+#pragma once
+/// Room card: the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
+/// reducescatter by NCCL on a stream of its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at
+/// first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming call, rank, tensors and
+/// NCCL's words; by then it has aborted all its communicators, and every later launch fails too. Destroy it after the ranks have agreed to
+/// end (see communicator.h) or after `abort`; its executions before or after.
+///
+/// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
+/// follow in stream order, and so does the next batch of the stream, which is what lets batches in flight share its fusion buffer. With
+/// several streams, each with its own communicators and buffer, the batches of a process set go to them in turn, by their order in the set,
+/// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before.
+///
+/// Gradients may live in memory that it lends (`allocate`): they are then reduced where they are, without pack and unpack.
+///
+/// Ranks that have joined are left out, by a communicator of those that have not; their zeros count where they change something.
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "ops/gpu/api/gpu_api.h"
+#include "ops/gpu/api/handles.h"
+#include "ops/gpu/nccl/collectives.h"
+#include "ops/gpu/nccl/communicator.h"
+#include "ops/gpu/nccl/fusion_buffer.h"
+#include "ops/gpu/nccl/lent_memory.h"
+
+namespace hvd::nccl {
+
+/// Blocking broadcast of bytes from the first rank of the set to its other ranks; every rank of the set calls it, at its first use of the
+/// set on each stream, on the driver's thread; by levels for the parts of the set that then take its place. `mine` is empty except on the
+/// first rank; returns the first rank's bytes. May throw an Error.
+using UniqueIdExchange = std::function<std::vector<std::byte>(const ProcessSetInfo& set, std::vector<std::byte> mine)>;
+
+struct NcclOptions {
+  Patience patience;
+  /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
+  std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
+  /// Of the fusion buffers. Equal on all ranks. With one, nothing is lent (see lent_memory.h): all that travels fused is packed. `Window`
+  /// needs the table's `window_register`.
+  Registration registration = Registration::None;
+  /// Streams that batches go to in turn.
+  int streams = 1;
+  /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
+  std::function<bool(const ProcessSetInfo& set)> takes;
+  /// The host of each rank, by its global rank: sums across hosts that have equally many of a batch's ranks, more than one, are then made
+  /// on each host first (the levels of collectives.h). Empty: as NCCL thinks best.
+  std::vector<int> host_of_rank;
+  /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
+  /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
+  std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
+};
+
+class NcclBackend : public Backend {
+ public:
+  /// `table` outlives the backend and its executions. `device`: CUDA's index of this rank's GPU. Calls nothing yet.
+  NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options = {});
+  ~NcclBackend() override;
+
+  std::string_view name() const override { return "nccl"; }
+  /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
+  bool supports(const BatchTraits& traits) const override;
+  std::unique_ptr<Execution> launch(Batch batch) override;
+  /// Null also for a rank alone, which reduces nothing, for another device than this rank's, and where the fusion buffer is registered.
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
+  /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
+  void abort() noexcept override;
+
+ private:
+  /// What a batch in flight shares with no batch but those before it.
+  struct Track {
+    Stream stream;
+    std::map<std::vector<int>, FusionBuffer> fusion;  ///< by the ranks whose window it is; the others share one
+  };
+  Lane lane_of(const Site& site, const Batch& batch);
+  void enqueue(const Lane& lane, const Batch& batch);
+  bool comes_to_rest() noexcept;
+
+  const NcclTable& table_;
+  const int device_;
+  const std::size_t fusion_threshold_bytes_;
+  const Registration registration_;
+  const UniqueIdExchange exchange_;
+  const std::chrono::milliseconds rest_limit_;
+  const std::function<bool(const ProcessSetInfo& set)> takes_;
+  const std::vector<int> host_of_rank_;
+  std::shared_ptr<Communicators> communicators_;
+  std::shared_ptr<LentMemory> lent_;
+  std::vector<std::unique_ptr<Track>> tracks_;
+};
+
+}  // namespace hvd::nccl

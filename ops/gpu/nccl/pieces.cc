@@ -1,0 +1,73 @@
+#include "ops/gpu/nccl/pieces.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "hvd/types.h"
+
+namespace hvd::nccl {
+
+std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
+
+Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
+  Layout layout;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    layout.pieces.push_back(&piece);
+    layout.offsets.push_back(layout.bytes);
+    layout.bytes += aligned_to_member(bytes_of(piece.count, element));
+  }
+  return layout;
+}
+
+void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
+  if (items.empty()) return;
+  const CopyJob job{.items = items, .from = from, .to = to, .factor = scaling.factor, .divisor = scaling.divisor};
+  check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
+}
+
+void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
+  if (!scaling.none()) copy(lane, {{values, values, count}}, type, type, scaling);
+}
+
+void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer) {
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({layout.pieces[i]->input, buffer + layout.offsets[i], layout.pieces[i]->count * lanes});
+  }
+}
+
+void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  append_packing(items, layout, lanes, buffer);
+  copy(lane, items, from, wire, scaling);
+}
+
+void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
+            const Scaling& scaling) {
+  std::vector<CopyItem> items;
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
+  }
+  copy(lane, items, wire, to, scaling);
+}
+
+void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  const NcclCode code =
+      lane.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op, clique.communicator->get(), lane.stream.get());
+  clique.communicator->settle(lane.site, code, "ncclReduceScatter");
+}
+
+void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {
+  if (!group) return lane.communicator->settle(lane.site, code, call);
+  if (code != NcclCode::InProgress) check(lane.site, code, call, lane.communicator->get());  // settled at the group's end
+}
+
+bool equal_counts(const Piece& piece) {
+  return std::adjacent_find(piece.counts.begin(), piece.counts.end(), std::not_equal_to<>()) == piece.counts.end();
+}
+
+bool moves_anything(const Piece& piece) {
+  return std::any_of(piece.counts.begin(), piece.counts.end(), [](std::int64_t count) { return count != 0; });
+}
+
+}  // namespace hvd::nccl

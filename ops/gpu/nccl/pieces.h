@@ -1,0 +1,45 @@
+#pragma once
+/// Room card: what the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL. Like
+/// collectives.h.
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "ops/gpu/api/handles.h"
+#include "ops/gpu/nccl/collectives.h"
+
+namespace hvd::nccl {
+
+/// The pieces that have elements, and where each lies in the fusion buffer.
+struct Layout {
+  std::vector<const Piece*> pieces;
+  std::vector<std::size_t> offsets;
+  std::size_t bytes = 0;  ///< a multiple of kMemberAlignment; the gaps travel too, and nobody reads them
+};
+
+std::size_t bytes_of(std::int64_t count, std::size_t element);
+/// `element`: bytes of one in the buffer.
+Layout lay_out(std::span<const Piece> pieces, std::size_t element);
+
+/// Launches nothing if there is nothing to copy.
+void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling);
+/// Values where they are; launches nothing if it changes nothing.
+void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling);
+/// What packing this layout takes. `lanes`: elements of the buffer's type per element of a piece.
+void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer);
+void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling);
+void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to, const Scaling& scaling);
+
+/// Each rank of the clique gets its `count` elements of the sum of all ranks' `send`.
+void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan);
+
+/// One NCCL call, in a group or not.
+void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group);
+
+/// Whether all ranks' counts are the same.
+bool equal_counts(const Piece& piece);
+/// Whether one is not zero.
+bool moves_anything(const Piece& piece);
+
+}  // namespace hvd::nccl

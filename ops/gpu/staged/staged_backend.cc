@@ -1,0 +1,206 @@
+#include "ops/gpu/staged/staged_backend.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "ops/host_ops.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+/// Of a location: it means nothing to the others, who do not look there.
+constexpr std::uint64_t kTicket = std::uint64_t{1} << 59;
+
+BatchTraits on_host(const BatchTraits& traits) {
+  BatchTraits made = traits;
+  made.device = {};
+  return made;
+}
+
+/// The elements of a member's output.
+std::int64_t output_count(const BatchTraits& traits, const BatchMember& member) {
+  if (traits.kind == OpKind::Reducescatter) return member.counts.at(static_cast<std::size_t>(traits.set->rank));
+  if (is_pulled(traits.kind)) return std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0});
+  return member.count;
+}
+
+class StagedExecution : public Execution {
+ public:
+  /// Where a tensor goes when the host is done.
+  struct Output {
+    std::shared_ptr<std::byte> from;
+    std::shared_ptr<std::byte> input;  ///< kept as long
+    void* to;
+    std::size_t bytes;
+  };
+
+  StagedExecution(StagedBackend& backend, std::vector<std::string_view> names, std::vector<Output> outputs)
+      : backend_(backend), names_(std::move(names)), site_(backend.site(names_)), outputs_(std::move(outputs)), completion_(site_) {}
+
+  void run(std::unique_ptr<Execution> host) { host_ = std::move(host); }
+
+  Progress advance() override {
+    if (done_) return Progress::Done;
+    if (!copying_) {
+      const Progress progress = host_->advance();
+      if (progress != Progress::Done) return progress;
+      copy_back();
+    }
+    const CudaCode code = completion_.query();
+    if (code == CudaCode::NotReady) return Progress::Idle;
+    check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+    done_ = true;
+    outputs_.clear();
+    host_.reset();
+    return Progress::Done;
+  }
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return since_; }
+
+ private:
+  void copy_back() {
+    const DeviceGuard guard(site_);
+    since_ = std::chrono::steady_clock::now();
+    for (const Output& output : outputs_) {
+      if (output.bytes == 0) continue;
+      check(site_, site_.table->memcpy_async(output.to, output.from.get(), output.bytes, backend_.stream().get()), "cudaMemcpyAsync");
+    }
+    completion_.record(site_, backend_.stream());
+    copying_ = true;
+  }
+
+  StagedBackend& backend_;
+  const std::vector<std::string_view> names_;
+  const Site site_;
+  std::vector<Output> outputs_;
+  Event completion_;
+  std::unique_ptr<Execution> host_;
+  std::optional<std::chrono::steady_clock::time_point> since_;
+  bool copying_ = false;
+  bool done_ = false;
+};
+
+}  // namespace
+
+StagedBackend::StagedBackend(const NcclTable& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena,
+                             int index, std::function<bool()> interrupted)
+    : table_(table),
+      rank_(rank),
+      device_(device),
+      host_(std::move(host)),
+      arena_(std::move(arena)),
+      index_(static_cast<std::size_t>(index)),
+      interrupted_(std::move(interrupted)),
+      guard_(arena_->allocate(1)) {}
+
+StagedBackend::~StagedBackend() { arena_->free(guard_); }
+
+Backend* StagedBackend::host_backend(const BatchTraits& traits) const {
+  const BatchTraits wanted = on_host(traits);
+  const auto found = std::find_if(host_.begin(), host_.end(), [&](const Backend* backend) { return backend->supports(wanted); });
+  return found == host_.end() ? nullptr : *found;
+}
+
+std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
+  return {arena_->allocate(bytes), [arena = arena_](std::byte* block) { arena->free(block); }};
+}
+
+/// Returns when the stream has done what it was given.
+void StagedBackend::pass(const Site& site, const Stream& stream) const {
+  Event passed(site);
+  passed.record(site, stream);
+  auto pause = std::chrono::microseconds(0);
+  for (;;) {
+    const CudaCode code = passed.query();
+    if (code != CudaCode::NotReady) return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+    if (interrupted_ && interrupted_()) fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
+  }
+}
+
+/// Returns when the tensor is on the host.
+void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes) {
+  const DeviceGuard guard(site);
+  std::unique_ptr<Stream> stream;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      stream = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (stream == nullptr) {
+    stream = std::make_unique<Stream>();
+    stream->create(site);
+  }
+  if (member.ready_event != nullptr) {
+    check(site, table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)), "cudaStreamWaitEvent");
+    pass(site, *stream);  // here, where the wait can be given up: a copy to pageable memory blocks until its turn has come
+  }
+  check(site, table_.memcpy_async(to, member.input, bytes, stream->get()), "cudaMemcpyAsync");
+  pass(site, *stream);
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(stream));
+}
+
+std::uint64_t StagedBackend::prepare(const BatchTraits& traits, BatchMember& member) {
+  const std::size_t bytes = bytes_of(traits, member.count);
+  Held held{.block = host_block(bytes)};
+  const bool is_source = traits.kind != OpKind::Broadcast || traits.root == rank_;
+  const std::string_view name = member.name;
+  if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, held.block.get(), bytes);
+  BatchMember host = member;
+  host.input = held.block.get();
+  host.output = is_pulled(traits.kind) ? nullptr : held.block.get();
+  host.ready_event = nullptr;
+  held.location = host_backend(traits)->prepare(on_host(traits), host);
+  member.copied = true;
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t location = held.location == 0 ? kTicket | ++tickets_ : held.location;
+  held_.insert_or_assign(location, std::move(held));
+  return location;
+}
+
+StagedBackend::Held StagedBackend::take(std::uint64_t location) {
+  const std::lock_guard lock(mutex_);
+  auto node = held_.extract(location);
+  return node.empty() ? Held{} : std::move(node.mapped());
+}
+
+void StagedBackend::release(const BatchTraits& traits, std::uint64_t location) noexcept {
+  const Held held = take(location);
+  if (held.block != nullptr) host_backend(traits)->release(on_host(traits), held.location);
+}
+
+std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
+  const BatchTraits traits = batch.traits;
+  batch.traits = on_host(traits);
+  std::vector<std::string_view> names;
+  std::vector<StagedExecution::Output> outputs;
+  for (BatchMember& member : batch.members) {
+    names.push_back(member.name);
+    std::uint64_t& mine = member.locations.at(index_);
+    Held held = take(mine);
+    if (held.block == nullptr) fail(site(std::span(&names.back(), 1)), "a staged batch", "a tensor was launched that was never prepared");
+    mine = held.location;
+    const std::size_t bytes = bytes_of(traits, output_count(traits, member));
+    auto output = is_pulled(traits.kind) ? host_block(bytes) : held.block;
+    const bool has_it = traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
+    outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes});
+    member.input = held.block.get();
+    member.output = output.get();
+    member.ready_event = nullptr;
+  }
+  const Site here = site(names);
+  const DeviceGuard guard(here);
+  stream_.create(here);
+  auto execution = std::make_unique<StagedExecution>(*this, std::move(names), std::move(outputs));
+  execution->run(host_backend(traits)->launch(std::move(batch)));
+  return execution;
+}
+
+}  // namespace hvd::nccl

@@ -1,0 +1,76 @@
+#pragma once
+/// Room card: the Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of ranks
+/// that share a GPU in a way that neither NCCL nor CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels there
+/// like any host tensor, with the same results, and is copied back.
+/// The price: the submitting thread waits until the tensor is there, and every byte crosses to the host and back.
+///
+/// Threads: as Backend says. Owns the host blocks, its streams, and nothing else: the host's backends and the arena belong to the world.
+/// Fails with BackendError.
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "ops/gpu/api/gpu_api.h"
+#include "ops/gpu/api/handles.h"
+#include "ops/shm/arena.h"
+
+namespace hvd::nccl {
+
+class StagedBackend final : public Backend {
+ public:
+  /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this rank's in the domain. `interrupted`: true
+  /// once the world has failed, which ends every wait; may be empty.
+  StagedBackend(const NcclTable& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
+                std::function<bool()> interrupted);
+  ~StagedBackend() override;
+
+  std::string_view name() const override { return "staged"; }
+  bool supports(const BatchTraits& traits) const override {
+    return traits.device.kind == DeviceKind::Cuda && host_backend(traits) != nullptr;
+  }
+  std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
+  void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
+  std::unique_ptr<Execution> launch(Batch batch) override;
+
+  // ---- for the executions
+  [[nodiscard]] std::shared_ptr<std::byte> host_block(std::size_t bytes) const;
+  [[nodiscard]] Site site(std::span<const std::string_view> tensors) const {
+    return {.table = &table_, .rank = rank_, .device = device_, .tensors = tensors};
+  }
+  [[nodiscard]] const Stream& stream() const { return stream_; }
+
+ private:
+  /// A tensor's copy on the host, and what the host's backend returned for it.
+  struct Held {
+    std::shared_ptr<std::byte> block;
+    std::uint64_t location = 0;
+  };
+  [[nodiscard]] Backend* host_backend(const BatchTraits& traits) const;
+  [[nodiscard]] Held take(std::uint64_t location);
+  void pass(const Site& site, const Stream& stream) const;
+  void fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes);
+
+  const NcclTable& table_;
+  const int rank_;
+  const int device_;
+  const std::vector<Backend*> host_;
+  const std::shared_ptr<Arena> arena_;
+  const std::size_t index_;
+  const std::function<bool()> interrupted_;
+  std::byte* const guard_;  ///< so that no tensor's place is 0, which stands for "nothing brought"
+  Stream stream_;           ///< the driver's, for the way back
+
+  std::mutex mutex_;  // of the rest
+  std::vector<std::unique_ptr<Stream>> idle_;
+  std::map<std::uint64_t, Held> held_;  // by the location that `prepare` returned
+  std::uint64_t tickets_ = 0;
+};
+
+}  // namespace hvd::nccl

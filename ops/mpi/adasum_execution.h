@@ -1,0 +1,57 @@
+#pragma once
+/// Room card: Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a domain are combined in its arena, a tensor by
+/// whichever rank claims it; then the domains' results are combined in pairs of neighbours, the results again in pairs, by the leaders,
+/// a domain's first ranks: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and domains that have joined keep
+/// their places among the pairs, as zeros: the other of the pair goes on alone. It goes back down the same tree, and in
+/// every domain the other ranks copy it from their leader's blocks.
+/// A leader sends and receives whole tensors: 2 (h-1) times the data leave all h domains together, and a result is there after
+/// 2 log2(h) of those. Every intermediate result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result.
+/// The batch's state: `next_chunk` counts claimed tensors, `finished` tensors that are combined and then ranks that have copied,
+/// `complete`: the leader's blocks hold the result.
+
+#include <memory>
+#include <optional>
+
+#include "ops/kernels/reduce.h"
+#include "ops/mpi/chunks.h"
+#include "ops/mpi/execution.h"
+
+namespace hvd {
+
+class AdasumExecution final : public MpiExecution {
+ public:
+  AdasumExecution(MpiBackend& backend, Batch batch);
+  Progress advance() override;
+
+ private:
+  enum class Step { Combine, Gather, SendUp, HandDown, Wait };
+
+  [[nodiscard]] bool leads() const { return who_.self_place == 0; }
+  [[nodiscard]] bool is_root() const { return tree_.parent == who_.self_domain; }
+  [[nodiscard]] ChunkedRun run(std::size_t domain, unsigned phase) const;
+  void pack(Range range, std::byte* to) const;
+  void unpack(Range range, const std::byte* from);
+
+  bool combine_here();
+  bool gather();
+  bool send_up();
+  bool hand_down();
+  /// Leader: does what can be done now.
+  bool lead();
+
+  const Flattened flat_;
+  const Arrangement all_;  ///< with those who have joined
+  const TreePlace tree_;   ///< of the domains
+  kernels::Reduction here_, across_;
+  Step step_ = Step::Combine;
+  bool claimed_all_ = false;
+  std::size_t gathered_ = 0;  ///< children whose results are combined with this one
+  std::span<std::byte> theirs_;
+  std::optional<ChunkedReceive> from_child_;
+  std::optional<ChunkedSend> to_parent_;
+  std::optional<ChunkedReceive> from_parent_;
+  std::vector<std::unique_ptr<ChunkedSend>> to_children_;
+  std::size_t held_ = 0;  ///< elements of the result that have come down to this leader
+};
+
+}  // namespace hvd

@@ -1,0 +1,34 @@
+#pragma once
+/// Room card: alltoall across domains. What goes to a rank of the same domain is copied by that rank out of the sender's arena; what
+/// goes elsewhere travels in messages between the two ranks, each byte once. `finished` of the batch's state counts the ranks that have
+/// read what they want of the others' blocks; until all have, blocks stay as they are.
+
+#include <deque>
+
+#include "ops/mpi/chunks.h"
+#include "ops/mpi/execution.h"
+
+namespace hvd {
+
+class AlltoallExecution final : public MpiExecution {
+ public:
+  AlltoallExecution(MpiBackend& backend, Batch batch);
+  Progress advance() override;
+
+ private:
+  /// A rank of another domain.
+  struct Peer {
+    Peer(Requests& requests, const ChunkedRun& to, const ChunkedRun& from, Elements of_inputs, Elements of_outputs);
+    ChunkedSend send;
+    ChunkedReceive receive;
+    Elements sent, received;
+  };
+
+  void copy_here();
+  bool exchange(Peer& peer);
+
+  std::deque<Peer> peers_;  // stay where they are
+  bool copied_here_ = false;
+};
+
+}  // namespace hvd

@@ -1,0 +1,87 @@
+#pragma once
+/// Room card: broadcast and allgather across domains. Nothing is computed, so what counts is that every byte reaches a domain once.
+///
+/// Broadcast: one rank of each domain, its leader, gets the batch, flattened, in chunks down a binomial tree of the domains, and hands
+///   each on at once. In the root's domain the leader is the root. The other ranks of a domain copy what the leader's blocks hold so
+///   far; how many chunks that is, the batch's state says (`next_chunk`). `finished` counts those that have it all.
+/// Allgather: each rank sends its blocks to the leaders of all other domains. A leader collects them in a block of its arena and says in
+///   the batch's state where that is (`next_chunk`: location + 1) and that all has arrived (`complete`). Ranks of the same domain read
+///   each other's blocks. `finished` counts the ranks that have it all; until all do, blocks stay as they are.
+
+#include <array>
+#include <optional>
+
+#include "ops/mpi/execution.h"
+
+namespace hvd {
+
+/// A chunk under way, in a ring of a few.
+struct ChunkSlot {
+  std::span<std::byte> buffer;
+  std::size_t awaited = 0, sending = 0;
+};
+
+class BroadcastExecution final : public MpiExecution {
+ public:
+  BroadcastExecution(MpiBackend& backend, Batch batch);
+  Progress advance() override;
+  /// Of the ranks of one domain, the one that gets the data from elsewhere, or sends it there.
+  static int leader(std::span<const int> ranks, int root);
+
+ private:
+  static constexpr std::size_t kWindow = 4;
+  [[nodiscard]] Range chunk(std::size_t number) const;
+  [[nodiscard]] bool is_root() const { return parent_ < 0; }
+  [[nodiscard]] bool leads() const { return leader_ == who_.self_place; }
+  bool begin_next();
+  bool hand_on_next();
+  bool copy_next();
+
+  const Flattened flat_;
+  std::size_t leader_ = 0;  ///< its place among the domain's ranks
+  std::size_t chunk_elements_ = 1, chunks_ = 0;
+  int parent_ = -1;  ///< the rank that sends to this leader
+  std::vector<int> children_;
+  std::array<ChunkSlot, kWindow> slots_;
+  std::size_t begun_ = 0;  ///< chunks awaited or read so far
+  std::size_t held_ = 0;   ///< chunks that this rank has where they belong
+};
+
+class AllgatherExecution final : public MpiExecution {
+ public:
+  AllgatherExecution(MpiBackend& backend, Batch batch);
+  Progress advance() override;
+
+ private:
+  static constexpr std::size_t kWindow = 4;
+  /// What a rank contributes: its blocks of all members.
+  struct Source {
+    std::size_t number;  ///< the rank's place in the set
+    int rank;
+    Flattened flat;
+    std::size_t offset;  ///< of its bytes among those collected
+    std::array<ChunkSlot, kWindow> slots{};
+    std::size_t begun = 0, arrived = 0;
+  };
+
+  [[nodiscard]] std::size_t chunks(const Flattened& flat) const { return (flat.size() + chunk_elements_ - 1) / chunk_elements_; }
+  [[nodiscard]] Range chunk(const Flattened& flat, std::size_t number) const;
+  [[nodiscard]] bool leads() const { return who_.self_place == 0; }
+  [[nodiscard]] Source make_source(std::size_t number) const;
+  void place(const Source& source, Range range, const std::byte* from);
+  void copy_here();
+  bool send_next();
+  bool receive_next(Source& source);
+  bool collect();
+
+  std::size_t chunk_elements_ = 1;
+  std::vector<std::vector<std::size_t>> before_;  ///< per member: elements of the output before each rank's
+  std::vector<Source> here_, elsewhere_;          ///< in the set's order
+  std::vector<int> receivers_;
+  std::array<ChunkSlot, kWindow> outgoing_;
+  std::size_t sent_ = 0;
+  std::optional<std::uint64_t> collected_;  ///< leader: location of the collected bytes
+  bool copied_here_ = false, has_all_ = false;
+};
+
+}  // namespace hvd

@@ -1,0 +1,93 @@
+#pragma once
+/// Room card: messages under way between ranks, and the memory they travel in. `Exchange` is the communicator with its pool of buffers;
+/// `Requests` are the messages of one batch, which it outlives. Nothing blocks. One thread at a time.
+/// A synchronous send is one that is done only when the other side has begun to take it: who has nothing else to wait for must use it,
+/// because an ordinary send may be done while bytes of it still wait for a next call of MPI that this rank may not make for long.
+/// Fails with BackendError: MPI's own words, or a message that is not as long as expected.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "ops/mpi/call.h"
+
+namespace hvd {
+
+class Requests;
+
+class Exchange {
+ public:
+  /// `hosts[r]`: the host that rank r of `comm` is on.
+  Exchange(MpiComm comm, std::vector<int> hosts);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  [[nodiscard]] const MpiComm& comm() const { return comm_; }
+  /// Cancels and forgets all that is under way.
+  void abandon() noexcept;
+
+ private:
+  friend class Requests;
+  struct Buffer {
+    std::unique_ptr<std::byte[]> memory;  // NOLINT(modernize-avoid-c-arrays): not initialized
+    std::size_t bytes = 0;
+  };
+  /// Whether this rank's messages to `rank` leave the host.
+  [[nodiscard]] bool is_elsewhere(int rank) const;
+  Buffer take(std::size_t bytes);
+  void give(Buffer buffer);
+
+  MpiComm comm_;
+  const std::vector<int> hosts_;
+  std::vector<Buffer> pool_;
+  std::size_t pooled_bytes_ = 0;
+  std::unordered_set<Requests*> under_way_;
+};
+
+class Requests {
+ public:
+  /// `memory` owns what messages are sent from or received into, besides buffers: kept for as long as MPI may touch it.
+  Requests(Exchange& exchange, std::shared_ptr<void> memory);
+  ~Requests();
+  Requests(const Requests&) = delete;
+  Requests& operator=(const Requests&) = delete;
+
+  /// Memory that lasts as long as this object, and for as long as MPI may touch it. Aligned to 64.
+  std::span<std::byte> buffer(std::size_t bytes);
+
+  /// Each adds one to `pending` and, when it is done, a later `poll` takes one off. `pending` must stay where it is until then.
+  void send(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
+  void send_synchronously(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
+  void receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending);
+
+  /// True if a message was done.
+  bool poll();
+  [[nodiscard]] bool idle() const { return requests_.empty(); }
+  /// Bytes sent so far, to ranks on other hosts only.
+  [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
+  /// Cancels and forgets what is under way. What MPI may still touch is never freed.
+  void abandon() noexcept;
+
+ private:
+  struct Message {
+    std::size_t* pending;
+    int peer;
+    int expected;  ///< bytes to receive; -1 for a send
+  };
+  void add(MPI_Request request, Message message);
+
+  Exchange& exchange_;
+  std::shared_ptr<void> memory_;
+  std::vector<Exchange::Buffer> buffers_;
+  std::vector<MPI_Request> requests_;
+  std::vector<Message> messages_;
+  std::vector<int> done_;
+  std::vector<MPI_Status> statuses_;
+  std::uint64_t bytes_to_other_hosts_ = 0;
+};
+
+}  // namespace hvd

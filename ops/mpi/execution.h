@@ -1,0 +1,88 @@
+#pragma once
+/// Room card: what the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas of
+/// the domain, and which ranks take part from where. For the driver's thread only.
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "ops/mpi/backend.h"
+
+namespace hvd {
+
+/// A part of each of a batch's members, laid end to end.
+struct Elements {
+  Flattened flat;
+  std::vector<std::size_t> starts;  ///< per member: where in it the part begins
+};
+
+class MpiExecution : public Execution {
+ public:
+  MpiExecution(MpiBackend& backend, Batch batch)
+      : backend_(backend),
+        batch_(std::move(batch)),
+        state_(backend.board().batch(batch_.sequence)),
+        who_(backend.arrange(batch_.ranks)),
+        alone_(backend.arrange(batch_.traits.set->ranks).alone()),
+        element_(element_bytes(batch_.traits.dtype)),
+        requests_(backend.exchange(), backend.staging().owner()) {
+    for (const int rank : who_.here()) indices_.push_back(backend_.domain_index(rank));
+  }
+
+ protected:
+  [[nodiscard]] std::size_t bytes_of(std::int64_t count) const { return static_cast<std::size_t>(count) * element_; }
+  [[nodiscard]] std::size_t ranks_here() const { return indices_.size(); }
+  /// Whether no other rank of the set is in this rank's domain, be it joined or not: `prepare` brought nothing into the arena, and
+  /// the user's own memory is worked on.
+  [[nodiscard]] bool alone() const { return alone_; }
+  /// The member in the arena of the rank at this place among the domain's ranks of the set.
+  [[nodiscard]] std::byte* shared(const BatchMember& member, std::size_t place) const {
+    const int index = indices_[place];
+    return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
+  }
+  [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
+    return member.locations[static_cast<std::size_t>(backend_.staging().self())];
+  }
+  /// Where that rank's elements are.
+  [[nodiscard]] const std::byte* input(const BatchMember& member, std::size_t place) const {
+    return alone_ ? static_cast<const std::byte*>(member.input) : shared(member, place);
+  }
+  /// Where they belong.
+  [[nodiscard]] std::byte* output(const BatchMember& member, std::size_t place) const {
+    return alone_ ? static_cast<std::byte*>(member.output) : shared(member, place);
+  }
+  /// Part `number` of every member, where `counts` (of BatchMember) are the sizes of the parts.
+  [[nodiscard]] Elements part_of_members(std::vector<std::int64_t> BatchMember::*counts, std::size_t number) const {
+    std::vector<std::size_t> sizes;
+    std::vector<std::size_t> starts;
+    for (const auto& member : batch_.members) {
+      const auto part = (member.*counts).begin() + static_cast<std::ptrdiff_t>(number);
+      sizes.push_back(static_cast<std::size_t>(*part));
+      starts.push_back(static_cast<std::size_t>(std::accumulate((member.*counts).begin(), part, std::int64_t{0})));
+    }
+    return {Flattened(sizes), std::move(starts)};
+  }
+  /// The number among those that take part.
+  [[nodiscard]] std::size_t number_of(int rank) const {
+    return static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
+  }
+  [[nodiscard]] int self() const { return who_.here()[who_.self_place]; }
+  [[nodiscard]] static Flattened flatten(const Batch& batch) {
+    std::vector<std::size_t> counts;
+    counts.reserve(batch.members.size());
+    for (const auto& member : batch.members) counts.push_back(static_cast<std::size_t>(member.count));
+    return Flattened(counts);
+  }
+  void count_sent_bytes() { backend_.stats().add(backend_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
+
+  MpiBackend& backend_;
+  const Batch batch_;
+  BatchState& state_;
+  const Arrangement who_;  ///< of those that take part
+  const bool alone_;
+  const std::size_t element_;
+  std::vector<int> indices_;  ///< in the domain, of its ranks of the set
+  Requests requests_;
+};
+
+}  // namespace hvd

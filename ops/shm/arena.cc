@@ -1,0 +1,90 @@
+#include "ops/shm/arena.h"
+
+#include <algorithm>
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+
+namespace hvd {
+
+namespace {
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPagedFrom = 64 << 10;
+
+std::size_t rounded(std::size_t bytes) {
+  const std::size_t unit = bytes >= kPagedFrom ? kPage : kLine;
+  return (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit;
+}
+}  // namespace
+
+Arena::Arena(std::span<std::byte> memory) : memory_(memory) { insert_free(0, memory.size()); }
+
+void Arena::insert_free(std::size_t offset, std::size_t bytes) {
+  free_by_offset_[offset] = bytes;
+  free_by_size_.emplace(bytes, offset);
+}
+
+void Arena::erase_free(std::map<std::size_t, std::size_t>::iterator block) {
+  auto [first, last] = free_by_size_.equal_range(block->second);
+  free_by_size_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == block->first; }));
+  free_by_offset_.erase(block);
+}
+
+std::byte* Arena::allocate(std::size_t bytes) {
+  if (std::byte* block = try_allocate(bytes); block != nullptr) return block;
+  throw BackendError(formatted("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
+}
+
+std::byte* Arena::try_allocate(std::size_t bytes) {
+  const std::size_t wanted = rounded(bytes);
+  const std::size_t alignment = wanted >= kPagedFrom ? kPage : kLine;
+  const std::lock_guard lock(mutex_);
+  // Best fit. A block may lose up to a page to alignment, so the first that is large enough may still not do.
+  for (auto entry = free_by_size_.lower_bound(wanted); entry != free_by_size_.end(); ++entry) {
+    const auto block = free_by_offset_.find(entry->second);
+    const std::size_t begin = block->first;
+    const std::size_t end = begin + block->second;
+    const std::size_t start = (begin + alignment - 1) / alignment * alignment;
+    if (start + wanted > end) continue;
+    erase_free(block);
+    if (start > begin) insert_free(begin, start - begin);
+    if (start + wanted < end) insert_free(start + wanted, end - start - wanted);
+    used_[start] = wanted;
+    return memory_.data() + start;
+  }
+  return nullptr;
+}
+
+void Arena::free(void* block) noexcept {
+  if (block == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto used = used_.find(offset(block));
+  if (used == used_.end()) return;
+  std::size_t begin = used->first;
+  std::size_t bytes = used->second;
+  used_.erase(used);
+  if (const auto next = free_by_offset_.find(begin + bytes); next != free_by_offset_.end()) {
+    bytes += next->second;
+    erase_free(next);
+  }
+  auto previous = free_by_offset_.lower_bound(begin);
+  if (previous != free_by_offset_.begin()) {
+    --previous;
+    if (previous->first + previous->second == begin) {
+      begin = previous->first;
+      bytes += previous->second;
+      erase_free(previous);
+    }
+  }
+  insert_free(begin, bytes);
+}
+
+std::size_t Arena::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t total = 0;
+  for (const auto& [offset, bytes] : used_) total += bytes;
+  return total;
+}
+
+}  // namespace hvd

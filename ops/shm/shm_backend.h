@@ -1,0 +1,51 @@
+#pragma once
+/// Room card: collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
+/// worked on in place, another is staged there when it is submitted (while it is still in the submitter's cache) and copied back
+/// when the batch is done. Reductions and broadcasts are cut into chunks that any rank claims, so that a rank that is not scheduled
+/// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
+/// order, whoever does it and whatever batch it travels in.
+/// Owns the staging blocks between `prepare` and the end of the batch. Throws BackendError when the arena is full.
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/stats.h"
+#include "hvd/topology.h"
+#include "ops/host_ops.h"
+#include "ops/shm/staging.h"
+
+namespace hvd {
+
+class ShmBackend final : public Backend {
+ public:
+  ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology, std::shared_ptr<StatsCounters> stats);
+
+  std::string_view name() const override { return "shm"; }
+  /// CPU tensors, process sets within this domain.
+  bool supports(const BatchTraits& traits) const override;
+  std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
+  void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
+  std::unique_ptr<Execution> launch(Batch batch) override;
+  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
+  void drop(std::uint64_t location) noexcept override;
+  bool is_free(std::uint64_t location) override;
+  std::byte* kept(std::uint64_t location) override;
+  bool run_for_all(const BatchTraits& traits, std::int64_t count, std::span<const std::uint64_t> locations) override;
+  bool rings() const override { return true; }
+  bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
+
+  // ---- for the executions
+  [[nodiscard]] Staging& staging() { return staging_; }
+  [[nodiscard]] Board& board() const { return board_; }
+  [[nodiscard]] int domain_index(int rank) const;
+
+ private:
+  Board& board_;
+  const Topology topology_;
+  Staging staging_;
+  std::shared_ptr<StatsCounters> stats_;
+  std::vector<void*> blocks_;  // of `run_for_all`, as are the next two
+  std::vector<const void*> inputs_;
+  std::vector<std::byte> gathered_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,88 @@
+#include "ops/shm/staging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+namespace {
+constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // of a location: the block is the backend's, not the user's
+constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // and stays when what it held is released
+constexpr std::uint64_t kOffset = kKept - 1;
+}  // namespace
+
+Staging::Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self)
+    : memory_(std::move(memory)), arena_(std::move(arena)), self_(self) {}
+
+std::optional<std::uint64_t> Staging::find(const void* address) const {
+  if (!arena_ || !arena_->contains(address)) return std::nullopt;
+  return arena_->offset(address);
+}
+
+std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
+  if (!arena_) throw BackendError("a rank without shared memory cannot stage a tensor there");
+  std::byte* block = arena_->allocate(bytes);
+  if (input != nullptr && bytes > 0) std::memcpy(block, input, bytes);
+  return arena_->offset(block) | kStaged;
+}
+
+bool Staging::is_staged(std::uint64_t location) { return (location & kStaged) != 0; }
+
+std::optional<std::uint64_t> Staging::keep(std::size_t bytes) {
+  if (!arena_) return std::nullopt;
+  return stage(nullptr, bytes) | kKept;
+}
+
+void Staging::drop(std::uint64_t location) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto used = std::find_if(deferred_.begin(), deferred_.end(), [&](const Deferred& d) { return d.location == location; });
+  if (used == deferred_.end()) return arena_->free(arena_->at(location & kOffset));
+  used->location &= ~kKept;  // goes when its batch is over
+  deferred_kept_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Staging::is_free(std::uint64_t location, const std::function<bool(std::uint64_t sequence)>& is_over) {
+  if (deferred_kept_.load(std::memory_order_relaxed) == 0) return true;
+  release_over(is_over);
+  const std::lock_guard lock(mutex_);
+  return std::none_of(deferred_.begin(), deferred_.end(), [&](const Deferred& d) { return d.location == location; });
+}
+
+bool Staging::is_kept(std::uint64_t location) { return (location & kKept) != 0; }
+
+void Staging::release(std::uint64_t location) noexcept {
+  if (is_staged(location) && !is_kept(location)) arena_->free(arena_->at(location & kOffset));
+}
+
+void Staging::take_out(std::uint64_t location, void* output, std::size_t bytes) {
+  if (!is_staged(location)) return;
+  std::byte* block = arena_->at(location & kOffset);
+  if (bytes > 0) std::memcpy(output, block, bytes);
+  release(location);
+}
+
+void Staging::release_later(std::uint64_t sequence, std::uint64_t location) {
+  if (!is_staged(location)) return;
+  if (is_kept(location)) deferred_kept_.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  deferred_.push_back({sequence, location});
+}
+
+void Staging::release_over(const std::function<bool(std::uint64_t sequence)>& is_over) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(deferred_, [&](const Deferred& deferred) {
+    if (!is_over(deferred.sequence)) return false;
+    if (is_kept(deferred.location)) deferred_kept_.fetch_sub(1, std::memory_order_relaxed);
+    release(deferred.location);
+    return true;
+  });
+}
+
+std::byte* Staging::address(int index, std::uint64_t location) const {
+  return memory_.arenas[static_cast<std::size_t>(index)].data() + (location & kOffset);
+}
+
+}  // namespace hvd

@@ -1,0 +1,59 @@
+#pragma once
+/// Room card: how a tensor gets into memory that every rank of the domain sees, and back. A location says where it is: memory of the
+/// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread.
+/// Fails with BackendError when the arena is full.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ops/shm/arena.h"
+
+namespace hvd {
+
+class Staging {
+ public:
+  /// `self`: this rank's index in the domain. `arena` may be null for a rank that shares memory with nobody.
+  Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self);
+
+  /// Of memory that lies in the arena already; none elsewhere.
+  [[nodiscard]] std::optional<std::uint64_t> find(const void* address) const;
+  /// A block of `bytes`, filled from `input` unless that is null.
+  std::uint64_t stage(const void* input, std::size_t bytes);
+  [[nodiscard]] static bool is_staged(std::uint64_t location);
+  /// A block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory.
+  std::optional<std::uint64_t> keep(std::size_t bytes);
+  void drop(std::uint64_t location) noexcept;
+  /// Whether no batch that is not over reads from the kept block.
+  bool is_free(std::uint64_t location, const std::function<bool(std::uint64_t sequence)>& is_over);
+  [[nodiscard]] static bool is_kept(std::uint64_t location);
+  /// Gives a staged block back; does nothing for the user's own memory.
+  void release(std::uint64_t location) noexcept;
+  /// Copies a staged block to `output` and gives it back; does nothing for the user's own memory.
+  void take_out(std::uint64_t location, void* output, std::size_t bytes);
+  /// Gives a staged block back when batch `sequence` is over, at a later `release_over`.
+  void release_later(std::uint64_t sequence, std::uint64_t location);
+  void release_over(const std::function<bool(std::uint64_t sequence)>& is_over);
+
+  /// Where the tensor of the rank with this index in the domain is, in this process.
+  [[nodiscard]] std::byte* address(int index, std::uint64_t location) const;
+  [[nodiscard]] int self() const { return self_; }
+  /// Keeps the mapping alive.
+  [[nodiscard]] const std::shared_ptr<void>& owner() const { return memory_.owner; }
+
+ private:
+  DomainMemory memory_;
+  std::shared_ptr<Arena> arena_;
+  const int self_;
+  struct Deferred {
+    std::uint64_t sequence, location;
+  };
+  std::mutex mutex_;
+  std::vector<Deferred> deferred_;
+  std::atomic<std::size_t> deferred_kept_{0};
+};
+
+}  // namespace hvd
