@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the port through which a batch is executed. Called by the rank's driver only (the coordination thread, or a
+/// The port through which a batch is executed. Called by the rank's driver only (the coordination thread, or a
 /// user thread inside `wait()` that has taken its place): one thread at a time, never two. `prepare` and `release` are the
 /// exception: the submitting thread calls them, possibly several at once.
 /// A backend owns its communicators, streams and staging memory; the buffers of a member belong to the submission.
@@ -135,7 +135,7 @@ class Backend {
   }
 
   /// True when idle executions learn of progress through the board's bell; false when they must be polled.
-  virtual bool rings() const { return false; }
+  virtual bool notifies() const { return false; }
   /// True when no rank of the domain needs the others' help to finish such a batch of so many bytes, once it is agreed; false when
   /// each rank has to take part soon.
   virtual bool any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const { return false; }

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: every knob, whole: meaning, unit, default, and what gets worse when it is raised. A value, read once at `init()`.
+/// Every knob, whole: meaning, unit, default, and what gets worse when it is raised. A value, read once at `init()`.
 /// The only place that reads the environment.
 
 #include <chrono>

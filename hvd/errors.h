@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: every way an operation can fail. `Error` and its children are thrown at the edge, in the caller's thread;
+/// Every way an operation can fail. `Error` and its children are thrown at the edge, in the caller's thread;
 /// between threads and ranks a failure travels as a `Status` value.
 
 #include <stdexcept>

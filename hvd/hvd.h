@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the front door of the core, for raw buffers, without LibTorch. All functions throw NotInitialized before `init()` and
+/// The front door of the core, for raw buffers, without LibTorch. All functions throw NotInitialized before `init()` and
 /// may be called by any thread unless they say otherwise; the functions marked collective must be called by all ranks.
 
 #include <cstddef>
@@ -88,7 +88,7 @@ template <class T>
 class Handle {
  public:
   Handle() = default;
-  Handle(std::shared_ptr<Engine> engine, std::shared_ptr<Pending> pending, std::function<T()> result)
+  Handle(std::shared_ptr<Engine> engine, std::shared_ptr<HandleState> pending, std::function<T()> result)
       : engine_(std::move(engine)), pending_(std::move(pending)), result_(std::move(result)) {}
   /// Blocks until the operation is done and returns what the plain form returns, or throws what it failed with. For tensors on a GPU until
   /// it is enqueued there: the caller's current stream then waits for it, and an error that the device meets later is the next operation's.
@@ -103,7 +103,7 @@ class Handle {
 
  private:
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<Pending> pending_;
+  std::shared_ptr<HandleState> pending_;
   std::function<T()> result_;
 };
 
@@ -179,8 +179,8 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name);
 /// The running engine. Throws NotInitialized.
 std::shared_ptr<Engine> engine();
-void wait_for(Engine& engine, Pending& pending);
-bool poll_for(Engine& engine, const Pending& pending);
+void wait_for(Engine& engine, HandleState& pending);
+bool poll_for(Engine& engine, const HandleState& pending);
 
 template <class T>
 T Handle<T>::wait() const {

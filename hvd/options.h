@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what users say beside their tensors. Values; the fields' defaults are what Horovod's are.
+/// What users say beside their tensors. Values; the fields' defaults are what Horovod's are.
 
 #include <memory>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a program that starts its own ranks, so that it needs no launcher on its command line. It is started once more under
+/// A program that starts its own ranks, so that it needs no launcher on its command line. It is started once more under
 /// `mpirun`, with the same arguments, as often as there are ranks. Thread: the main one, before `init()`. Owns the launcher's process, and
 /// a folder for what the ranks have to say (in TMPDIR, or /tmp), while it waits.
 

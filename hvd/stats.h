@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: counters since `init()`. The engine and the backends add; anyone reads. Relaxed atomics: each is exact, but they are
+/// Counters since `init()`. The engine and the backends add; anyone reads. Relaxed atomics: each is exact, but they are
 /// not read at one instant.
 
 #include <atomic>

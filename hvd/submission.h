@@ -1,6 +1,6 @@
 #pragma once
-/// Room card: what a user gives the engine, and what the user holds until it is done. A Submission is moved into the engine and
-/// owned by it; a Pending is shared by the engine and the user's handle.
+/// What a user gives the engine, and what the user holds until it is done. A Submission is moved into the engine and
+/// owned by it; a HandleState is shared by the engine and the user's handle.
 
 #include <atomic>
 #include <cstdint>
@@ -50,7 +50,7 @@ struct Submission {
 };
 
 /// The state behind a handle. The engine writes everything before it stores `done`; then it is only read.
-struct Pending {
+struct HandleState {
   std::atomic<bool> done{false};
   std::atomic<bool> waited_for{false};  ///< a thread is, or was, inside `wait()`
   std::atomic<bool> enqueued{false};    ///< of a submission `on_stream`: `wait()` may return; all but `status` is written

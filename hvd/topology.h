@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: who is where. Made once at `init()`; a value.
+/// Who is where. Made once at `init()`; a value.
 
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the port through which the domains of a world agree: one rank of each, its leader, sends and receives messages.
+/// The port through which the domains of a world agree: one rank of each, its leader, sends and receives messages.
 /// Called by the leader's driver only. Messages between two leaders arrive whole and in order. Nothing blocks.
 
 #include <optional>

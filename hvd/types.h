@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the words every floor shares: element types, operations, shapes, devices.
+/// The words every floor shares: element types, operations, shapes, devices.
 /// Values only; no thread, no state, nothing fails but the checked conversions (InvalidArgument).
 
 #include <cstddef>

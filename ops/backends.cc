@@ -31,27 +31,27 @@ std::vector<nccl::SharedControl*> share_controls(const Topology& topology, const
   return controls;
 }
 
-std::optional<nccl::Way> wanted_way(GpuBackend wanted) {
+std::optional<nccl::GpuRoute> wanted_way(GpuBackend wanted) {
   switch (wanted) {
     case GpuBackend::Nccl:
-      return nccl::Way::Nccl;
+      return nccl::GpuRoute::Nccl;
     case GpuBackend::Shared:
-      return nccl::Way::SharedGpu;
+      return nccl::GpuRoute::SharedGpu;
     case GpuBackend::Staged:
-      return nccl::Way::Staged;
+      return nccl::GpuRoute::Staged;
     default:
       return std::nullopt;
   }
 }
 
 /// Of the words, what this NCCL has.
-nccl::Registration registration_of(NcclRegistration wanted, const nccl::NcclTable& table) {
+nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& table) {
   if (wanted == NcclRegistration::None) return nccl::Registration::None;
   return wanted == NcclRegistration::Window && table.window_register ? nccl::Registration::Window : nccl::Registration::Buffer;
 }
 
 /// Behind those for host tensors, which `made` has already.
-void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
+void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
   const int device = nccl::device_of(table, topology.local_rank);
@@ -63,8 +63,8 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
   const auto placement =
       std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(), wanted_way(parts.config.gpu_backend));
   made.devices += ", " + placement->describe();
-  const auto takes = [placement](nccl::Way way) {
-    return [=](const ProcessSetInfo& set) { return placement->way_of_set(set.id, set.ranks) == way; };
+  const auto takes = [placement](nccl::GpuRoute way) {
+    return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
   };
   const auto interrupted = [board = parts.board.get()] { return board->failed(); };  // the engine owns both, the board longer
 
@@ -76,7 +76,7 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
   options.patience.interrupted = interrupted;
   options.registration = registration_of(parts.config.nccl_registration, table);
   options.streams = parts.config.num_nccl_streams;
-  options.takes = takes(nccl::Way::Nccl);
+  options.takes = takes(nccl::GpuRoute::Nccl);
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   auto exchange = [bootstrap, interrupted, limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -87,7 +87,7 @@ void add_gpu_backends(Backends& made, const nccl::NcclTable& table, const Engine
 
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
   nccl::SharedGpuOptions shared;
-  shared.takes = takes(nccl::Way::SharedGpu);
+  shared.takes = takes(nccl::GpuRoute::SharedGpu);
   made.all.push_back(std::make_unique<nccl::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
 
   made.all.push_back(
@@ -104,7 +104,7 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
   if (topology.domains > 1)
     made.all.push_back(
         std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm().get()), topology, memory, arena, *parts.board, parts.stats));
-  if (const auto* table = nccl::real_nccl_table()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
+  if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;
 }
 

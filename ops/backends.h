@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the one list of what can execute batches, in the order in which they are asked.
+/// The one list of what can execute batches, in the order in which they are asked.
 
 #include <memory>
 #include <string>

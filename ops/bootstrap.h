@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how a process finds the others before there is an engine: MPI, which it starts or adopts, or nobody. Everything here is
+/// How a process finds the others before there is an engine: MPI, which it starts or adopts, or nobody. Everything here is
 /// collective over all ranks and happens inside `init()`, in the caller's thread; the blocking calls of MPI are for this time alone.
 /// Owns the communicator. Fails with BackendError, Mismatch or InvalidArgument.
 

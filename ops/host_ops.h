@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the backends of host memory have in common: which operations they do, and how a batch's traits become arithmetic.
+/// What the backends of host memory have in common: which operations they do, and how a batch's traits become arithmetic.
 
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the arithmetic of who does what: pure functions of sizes and ranks, the same on every rank that asks. Nothing fails.
+/// The arithmetic of who does what: pure functions of sizes and ranks, the same on every rank that asks. Nothing fails.
 
 #include <algorithm>
 #include <cstddef>

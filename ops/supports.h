@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: which operations a backend does, given the reductions that it has kernels for. Pure.
+/// Which operations a backend does, given the reductions that it has kernels for. Pure.
 
 #include "hvd/backend.h"
 

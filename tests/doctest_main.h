@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the mains of the test programs share. Include once per program, in its main.cc.
+/// What the mains of the test programs share. Include once per program, in its main.cc.
 /// A hang is a failure with a name: the watchdog's thread ends the program when one test case runs longer than its time, and says which
 /// case, where and on which rank. A filter that matches no test case is a failure, not a pass.
 

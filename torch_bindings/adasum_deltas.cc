@@ -109,7 +109,7 @@ void AdasumDeltas::put_back() {
   for (auto& slot : slots_) slot.parameter.copy_(slot.start);
 }
 
-std::shared_ptr<Pending> AdasumDeltas::submit(const std::vector<std::size_t>& slots, std::size_t number) {
+std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>& slots, std::size_t number) {
   const Slot& first = slots_[slots.front()];
   Submission submission;
   submission.kind = OpKind::Allreduce;
@@ -145,7 +145,7 @@ void AdasumDeltas::combine() {
     }
     by_device[slot.wire.device().str()].push_back(i);
   }
-  std::vector<std::pair<std::size_t, std::shared_ptr<Pending>>> under_way;
+  std::vector<std::pair<std::size_t, std::shared_ptr<HandleState>>> under_way;
   std::exception_ptr failure;
   try {
     for (const auto& [device, slots] : by_device) under_way.emplace_back(slots.front(), submit(slots, under_way.size()));

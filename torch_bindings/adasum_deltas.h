@@ -53,7 +53,7 @@ class AdasumDeltas {
     at::Tensor wire;   ///< its change
   };
   void make_room(Slot& slot) const;
-  [[nodiscard]] std::shared_ptr<Pending> submit(const std::vector<std::size_t>& slots, std::size_t number);
+  [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots, std::size_t number);
 
   const Terms terms_;
   std::vector<Slot> slots_;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: automatic mixed precision for a scope: the products in it are computed in 16 bits, what needs more in fp32, as
+/// Automatic mixed precision for a scope: the products in it are computed in 16 bits, what needs more in fp32, as
 /// LibTorch's lists for the device say. The forward pass belongs into the scope, backward does not. Belongs to the thread that made it.
 
 #include <c10/core/DeviceType.h>

@@ -34,7 +34,7 @@ struct Operation {
   bool in_place = false;          ///< `given` are changed
   std::vector<std::shared_ptr<void>> events;
   using Rows = std::vector<std::vector<std::int64_t>>;
-  std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in Pending, once it is done
+  std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
 
   void add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what) {
     TensorArgument argument = detail::argument(to_send, to_receive, what);
@@ -83,7 +83,7 @@ bool needs_gradient(const Tensors& tensors) {
 }
 
 /// What `wait()` returns.
-Tensors finish(const std::shared_ptr<Operation>& operation, const Pending& pending) {
+Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& pending) {
   *operation->rows = pending.rows;
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;
@@ -442,8 +442,8 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 template <class Options>
-Immediate immediate(OpKind kind, const at::Tensor& tensor, const Options& options) {
-  Immediate call;
+SmallCall small_call(OpKind kind, const at::Tensor& tensor, const Options& options) {
+  SmallCall call;
   call.kind = kind;
   call.process_set = options.process_set.id();
   call.name = options.name;
@@ -459,12 +459,12 @@ Immediate immediate(OpKind kind, const at::Tensor& tensor, const Options& option
   return call;
 }
 
-bool run(Immediate& call, const at::Tensor& output) {
+bool run(SmallCall& call, const at::Tensor& output) {
   call.output = output.mutable_data_ptr();
-  return engine()->run_immediately(call);
+  return engine()->try_fast_path(call);
 }
 
-bool run_in_place(Immediate& call, const at::Tensor& tensor) {
+bool run_in_place(SmallCall& call, const at::Tensor& tensor) {
   if (!run(call, tensor)) return false;
   detail::note_change(tensor);
   return true;
@@ -493,25 +493,25 @@ struct Rows {
 template <class Options>
 at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options) {
   if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
-  Immediate call = immediate(kind, tensor, options);
+  SmallCall call = small_call(kind, tensor, options);
   Rows rows{tensor, {}};
   call.allocate = &Rows::allocate;
   call.context = &rows;
-  return engine()->run_immediately(call) ? rows.result : at::Tensor();
+  return engine()->try_fast_path(call) ? rows.result : at::Tensor();
 }
 
 }  // namespace
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
   if (may_run(tensor, options) && !needs_gradient({tensor})) {
-    Immediate call = immediate(OpKind::Allreduce, tensor, options);
+    SmallCall call = small_call(OpKind::Allreduce, tensor, options);
     if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); run(call, output)) return output;
   }
   return start(allreduction({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options) {
   if (may_run(tensor, options) && !detail::changes_history(tensor, "allreduce", options.name)) {
-    Immediate call = immediate(OpKind::Allreduce, tensor, options);
+    SmallCall call = small_call(OpKind::Allreduce, tensor, options);
     if (run_in_place(call, tensor)) return tensor;
   }
   return run_in_place("allreduce", {tensor}, options).front();
@@ -550,14 +550,14 @@ Handle<Tensors> grouped_allgather_async(const Tensors& tensors, const AllgatherO
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   if (is_plain(tensor) && is_small(tensor) && !needs_gradient({tensor})) {
-    Immediate call = immediate(OpKind::Broadcast, tensor, options);
+    SmallCall call = small_call(OpKind::Broadcast, tensor, options);
     if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); run(call, output)) return output;
   }
   return start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
   if (is_plain(tensor) && is_small(tensor) && !detail::changes_history(tensor, "broadcast", options.name)) {
-    Immediate call = immediate(OpKind::Broadcast, tensor, options);
+    SmallCall call = small_call(OpKind::Broadcast, tensor, options);
     if (run_in_place(call, tensor)) return tensor;
   }
   return run_in_place("broadcast", {tensor}, options).front();

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: gradients that travel lossily compressed, with a memory of what was left out, which is added to the next step's gradients
+/// Gradients that travel lossily compressed, with a memory of what was left out, which is added to the next step's gradients
 /// (error feedback: Seide et al. 2014; Karimireddy et al. 2019), so that nothing is lost but only late.
 ///   int8      blocks of 256 values with a scale each (Dettmers 2016). Each rank sums one part of all gradients and sends the sum on,
 ///             rounded again, with a memory of its own (DoubleSqueeze, Tang et al. 2019): an error is at most half a step of the scale,

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: data parallel training within one process, without ranks: replicas of a module on CPU threads or on several GPUs, forward
+/// Data parallel training within one process, without ranks: replicas of a module on CPU threads or on several GPUs, forward
 /// and backward at the same time, gradients summed into the one module. On the CPU LibTorch's own data_parallel does not exist, and a
 /// backward pass runs in one thread.
 /// Threads: makes its own, joined before it returns. Several threads may call at once. Replicas on the CPU share the number of LibTorch's

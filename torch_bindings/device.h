@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the few things LibTorch knows of a GPU's streams. The null twin (device_none.cc) is for builds without CUDA: there
+/// The few things LibTorch knows of a GPU's streams. The null twin (device_none.cc) is for builds without CUDA: there
 /// are no GPU tensors there.
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,6 @@ namespace hvd::detail {
 /// The event lives as long as the pointer.
 std::shared_ptr<void> ready_event(const at::Tensor& tensor);
 /// Makes the current stream of the tensor's device wait for what follows the outputs.
-void wait_on_current_stream(const at::Tensor& tensor, const std::vector<Pending::Completion>& completions);
+void wait_on_current_stream(const at::Tensor& tensor, const std::vector<HandleState::Completion>& completions);
 
 }  // namespace hvd::detail

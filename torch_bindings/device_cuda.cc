@@ -24,7 +24,7 @@ std::shared_ptr<void> ready_event(const at::Tensor& tensor) {
   return owner;
 }
 
-void wait_on_current_stream(const at::Tensor& tensor, const std::vector<Pending::Completion>& completions) {
+void wait_on_current_stream(const at::Tensor& tensor, const std::vector<HandleState::Completion>& completions) {
   if (completions.empty() || !tensor.is_cuda()) return;
   const c10::cuda::CUDAGuard guard(tensor.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream();

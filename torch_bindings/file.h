@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: replacing a file so that a reader, or a crash at any moment, finds the old or the new one whole. One process, any thread.
+/// Replacing a file so that a reader, or a crash at any moment, finds the old or the new one whole. One process, any thread.
 /// Fails by throwing CheckpointError that names the file and the system's reason.
 
 #include <string>

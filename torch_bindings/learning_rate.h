@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: learning rates for large batches, after Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour (2017).
+/// Learning rates for large batches, after Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour (2017).
 /// k times the batch takes k times the learning rate, reached by a gradual warm-up. Thread: the optimizer's. Refers to the optimizer.
 
 #include <torch/optim/optimizer.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how good a model is on data that the ranks share out, each sample counted once. Sums are made in fp64, so that the result
+/// How good a model is on data that the ranks share out, each sample counted once. Sums are made in fp64, so that the result
 /// hardly depends on how many ranks there are.
 /// Thread: one at a time; functions marked collective are called by all ranks of the set. Errors: InvalidArgument at the call; Mismatch
 /// where the ranks' names or shapes differ.

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the gradients of one optimizer on their way. Parameters are dealt to buckets, in the order in which backward gives
+/// The gradients of one optimizer on their way. Parameters are dealt to buckets, in the order in which backward gives
 /// their gradients; a bucket is one submission, made when its last gradient is there, or by `synchronize()`.
 /// `on_gradient` runs in autograd's threads, several at once; the rest in the optimizer's. One mutex.
 /// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
@@ -143,7 +143,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::size_t missing = 0;  ///< gradients that are awaited still, once they have been counted
     bool submitted = false;
     bool together = false;  ///< see Taking
-    std::shared_ptr<Pending> pending;
+    std::shared_ptr<HandleState> pending;
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: batch normalisation over the batches of all ranks together (Ioffe, Szegedy: Batch normalization, 2015; across devices as
+/// Batch normalisation over the batches of all ranks together (Ioffe, Szegedy: Batch normalization, 2015; across devices as
 /// in Peng et al.: MegDet, 2018). Forward gathers each rank's mean, sum of squared deviations and count at once and combines them as
 /// Chan, Golub and LeVeque do (Updating formulae and a pairwise algorithm for computing sample variances, 1979); backward adds up two
 /// sums per channel at once.

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: between at::Tensor and the core's buffers. Functions only; any thread.
+/// Between at::Tensor and the core's buffers. Functions only; any thread.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how many threads LibTorch may use: cores / local ranks, set at `init()` unless the user has fixed the number
+/// How many threads LibTorch may use: cores / local ranks, set at `init()` unless the user has fixed the number
 /// (OMP_NUM_THREADS, MKL_NUM_THREADS). More would make the ranks of a host fight for its cores.
 
 namespace hvd::detail {

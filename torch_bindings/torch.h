@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: all of hvd for LibTorch users: `#include <hvd/torch.h>`.
+/// All of hvd for LibTorch users: `#include <hvd/torch.h>`.
 
 #include "hvd/hvd.h"
 #include "hvd/spawn.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the GPU that this rank measures on, as far as hvd_bench needs it. In a build without CUDA (gpu_none.cc) there is none.
+/// The GPU that this rank measures on, as far as hvd_bench needs it. In a build without CUDA (gpu_none.cc) there is none.
 /// Fails with WrongOptions where there is no GPU, and with std::runtime_error and CUDA's words.
 
 #include <hvd/types.h>

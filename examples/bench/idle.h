@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the library costs while nobody uses it. Collective.
+/// What the library costs while nobody uses it. Collective.
 
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the command line of hvd_bench as a value. Wrong options throw `WrongOptions`, whose text says what is allowed.
+/// The command line of hvd_bench as a value. Wrong options throw `WrongOptions`, whose text says what is allowed.
 
 #include <hvd/hvd.h>
 

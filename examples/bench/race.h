@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: measures several ways of doing the same work in turn, round by round, so that what else the machine does meets all of
+/// Measures several ways of doing the same work in turn, round by round, so that what else the machine does meets all of
 /// them alike. Collective: every rank calls `race` with the same list.
 
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: plain MPI calls for --versus, nothing around them. Errors end the job, as MPI does by default.
+/// Plain MPI calls for --versus, nothing around them. Errors end the job, as MPI does by default.
 
 #include <mpi.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what was measured, as a table in the columns of nccl-tests and as JSON. Rank 0 only; a file that cannot be written throws
+/// What was measured, as a table in the columns of nccl-tests and as JSON. Rank 0 only; a file that cannot be written throws
 /// std::runtime_error.
 
 #include <fstream>

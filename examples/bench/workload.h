@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the tensors of one measurement and the ways of working on them. Owns their memory. Collective: all ranks build the
+/// The tensors of one measurement and the ways of working on them. Owns their memory. Collective: all ranks build the
 /// same workloads in the same order.
 
 #include <hvd/hvd.h>

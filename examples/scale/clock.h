@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the two times of a simulation: virtual time, which is its result, and the processor time that the library's own code takes
+/// The two times of a simulation: virtual time, which is its result, and the processor time that the library's own code takes
 /// here while it is simulated.
 
 #include <chrono>

@@ -17,11 +17,11 @@ Host::Host(const World& world, const Program& program, const std::unordered_map<
       table_(table),
       wires_(std::move(wires)),
       units_(program.units.size(), {0, std::vector<bool>(static_cast<std::size_t>(world.ranks)), 0}) {
-  relay_ = std::make_unique<hvd::Relay>(*this, actions());
+  leader_tree_ = std::make_unique<hvd::LeaderTree>(*this, actions());
 }
 
-hvd::RelayActions Host::actions() {
-  hvd::RelayActions actions;
+hvd::LeaderTreeActions Host::actions() {
+  hvd::LeaderTreeActions actions;
   actions.introduce = [this](const hvd::UnitKey& key, int rank, const hvd::Signature&) {
     if (world_.host_of(rank) != number_) introduce(key, rank);
   };
@@ -32,7 +32,7 @@ hvd::RelayActions Host::actions() {
   };
   actions.leave = [](int) {};
   actions.end = [] {};
-  actions.conflict = [](int, const std::string& name, const std::vector<hvd::Claim>&) {
+  actions.conflict = [](int, const std::string& name, const std::vector<hvd::StuckRank>&) {
     throw std::logic_error("a conflict about " + name);
   };
   actions.fail = [](const hvd::Status& status) { throw std::logic_error(status.text()); };
@@ -78,7 +78,7 @@ std::optional<hvd::Message> Host::receive() {
 }
 
 std::optional<Time> Host::next_work() const {
-  if (!news_.empty()) return busy_until_;
+  if (!local_events_.empty()) return busy_until_;
   if (!inbox_.empty()) return std::max(busy_until_, inbox_.top().arrival);
   return std::nullopt;
 }
@@ -97,31 +97,31 @@ bool Host::submit(int rank, std::size_t index) {
     const Time took = table_.introduce(unit, index, rank);
     step_.table_took += took;
     log_took_ += took;
-    news_.push_back({hvd::News::Kind::Introduced, unit.key, rank, unit.signature, {}});
+    local_events_.push_back({hvd::LocalEvent::Kind::Introduced, unit.key, rank, unit.signature, {}});
   }
   if (++arrivals.submitted < world_.ranks_on(number_)) return false;
   arrivals.submitted = 0;
   auto [what, took] = table_.ready(unit, rank);
   step_.table_took += took;
   log_took_ += took;
-  news_.push_back({hvd::News::Kind::Ready, unit.key, -1, nullptr, std::move(what)});
+  local_events_.push_back({hvd::LocalEvent::Kind::Ready, unit.key, -1, nullptr, std::move(what)});
   return true;
 }
 
-/// What hvd::Engine::drive_relay does.
+/// What hvd::Engine::drive_leader_tree does.
 void Host::drive(Time now) {
   driven_at_ = now;
   messages_took_ = Time(0);
   not_relay_ = Time(0);
   table_took_ = std::exchange(log_took_, Time(0));
   began_ = processor_time();
-  for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
-  relay_->advance();
+  for (auto& news : std::exchange(local_events_, {})) leader_tree_->tell(std::move(news));
+  leader_tree_->advance();
   if (is_root() && open_batches_ == 0 && table_.negotiator().has_agreed(table_.negotiator().scope_of(0))) {
-    relay_->announce_cut();
+    leader_tree_->announce_cut();
     cut();
   }
-  relay_->advance();
+  leader_tree_->advance();
   const Time took = relay_took();
   step_.relay_took += took;
   busy_until_ = now + (world_.charge_measured ? took + table_took_ : messages_took_);

@@ -1,7 +1,7 @@
 #pragma once
-/// Room card: one simulated host: its leader's hvd::Relay, and hvd::Engine's part around it: what the host's ranks submit becomes records
-/// of the table and news for the relay, and what the relay brings becomes records. Is its own transport: counts what passes, and gives it
-/// to the simulated network. Runs only inside `drive`, at a moment of virtual time, and is then busy for a while.
+/// One simulated host: its leader's hvd::LeaderTree, and hvd::Engine's part around it: what the host's ranks submit becomes
+/// records of the table and news for the relay, and what the relay brings becomes records. Is its own transport: counts what passes, and
+/// gives it to the simulated network. Runs only inside `drive`, at a moment of virtual time, and is then busy for a while.
 
 #include <cstdint>
 #include <functional>
@@ -85,7 +85,7 @@ class Host final : public hvd::Transport {
   std::optional<Time> wake;
 
  private:
-  hvd::RelayActions actions();
+  hvd::LeaderTreeActions actions();
   void introduce(const hvd::UnitKey& key, int rank);
   void agree(const hvd::UnitKey& key, const hvd::Agreement& what);
   void cut();
@@ -104,7 +104,7 @@ class Host final : public hvd::Transport {
   const int number_;
   Table& table_;
   Wires wires_;
-  std::unique_ptr<hvd::Relay> relay_;
+  std::unique_ptr<hvd::LeaderTree> leader_tree_;
 
   struct Arrivals {
     int submitted = 0;             ///< ranks of this host, in this round
@@ -112,7 +112,7 @@ class Host final : public hvd::Transport {
     int introductions = 0;
   };
   std::vector<Arrivals> units_;
-  std::vector<hvd::News> news_;
+  std::vector<hvd::LocalEvent> local_events_;
   std::size_t decided_ = 0;  // of the root's decisions, those that have reached this host
   std::size_t open_batches_ = 0;
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the simulated wires between the hosts. A message leaves when its sender's card has sent what came before, takes its bytes'
+/// The simulated wires between the hosts. A message leaves when its sender's card has sent what came before, takes its bytes'
 /// time, a delay, and a random while longer, and never overtakes another of the same sender and receiver. A receiver's card takes any
 /// number of messages at once. One thread; the same seed gives the same times.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the simulated ranks submit in every step: the same submissions on all of them, as the optimizer wrapper makes them
+/// What the simulated ranks submit in every step: the same submissions on all of them, as the optimizer wrapper makes them
 /// from a network's gradients. A value.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a hvd::Negotiator that several hosts read. What the root decides reaches all hosts in the same order, so their tables are
+/// A hvd::Negotiator that several hosts read. What the root decides reaches all hosts in the same order, so their tables are
 /// equal; one that a group of hosts shares reads each record once, when the first of them gets to it, and the others are held to the same
 /// records byte by byte. What differs between hosts, the order of introductions, does not reach the decisions.
 /// Fails by throwing std::logic_error: the hosts have drifted apart.

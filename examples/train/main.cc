@@ -6,8 +6,8 @@
 #include <string>
 #include <thread>
 
+#include "examples/train/trainer/collectively.h"
 #include "examples/train/trainer/options.h"
-#include "examples/train/trainer/together.h"
 #include "examples/train/trainer/trainer.h"
 
 namespace {

@@ -19,8 +19,8 @@ Handle<void> submit_only(Submission submission) {
   return {std::move(running), std::move(pending), [] {}};
 }
 
-Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set) {
-  Immediate call;
+SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set) {
+  SmallCall call;
   call.kind = kind;
   call.process_set = set.id();
   call.name = name;
@@ -135,9 +135,9 @@ Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const Al
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
   if (is_on_host(input) && is_on_host(output) && input.dtype == output.dtype && input.shape == output.shape &&
       options.compression == Compression::none()) {
-    Immediate call = immediate(OpKind::Allreduce, input, output, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Allreduce, input, output, options.name, options.process_set);
     set_reduction(call, options);
-    if (engine()->run_immediately(call)) return;
+    if (engine()->try_fast_path(call)) return;
   }
   submit_and_wait({input}, {output}, options);
 }
@@ -151,9 +151,9 @@ void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buff
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
   if (is_on_host(buffer)) {
-    Immediate call = immediate(OpKind::Broadcast, buffer, buffer, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Broadcast, buffer, buffer, options.name, options.process_set);
     call.root = options.root_rank;
-    if (engine()->run_immediately(call)) return;
+    if (engine()->try_fast_path(call)) return;
   }
   submit_and_wait(broadcasting(buffer, options));
 }

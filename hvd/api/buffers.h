@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the files behind hvd/hvd.h have in common; nobody else includes it. The caller's thread; fails as hvd/hvd.h says.
+/// What the files behind hvd/hvd.h have in common; nobody else includes it. The caller's thread; fails as hvd/hvd.h says.
 ///   hvd.cc        the world as users see it: ranks, process sets, timeline, join and barrier
 ///   buffers.cc    allreduce and broadcast of raw buffers
 ///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
@@ -16,16 +16,16 @@ namespace hvd {
 void submit_and_wait(Submission submission);
 Handle<void> submit_only(Submission submission);
 
-/// What `Engine::run_immediately` is asked for. The call must not outlive the arguments.
-Immediate immediate(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set);
-/// Of an Immediate or a Submission.
+/// What `Engine::try_fast_path` is asked for. The call must not outlive the arguments.
+SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set);
+/// Of an SmallCall or a Submission.
 template <class Call, class Options>
 void set_reduction(Call& call, const Options& options) {
   call.op = options.op;
   call.prescale_factor = options.prescale_factor;
   call.postscale_factor = options.postscale_factor;
 }
-/// Whether `Engine::run_immediately` may be tried: it looks at no more than that.
+/// Whether `Engine::try_fast_path` may be tried: it looks at no more than that.
 inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device() && buffer.data != nullptr; }
 
 /// What each rank of `running` has; in the order of the ranks.

@@ -21,11 +21,11 @@ struct Rows {
 };
 
 /// None where it takes the long way.
-std::optional<Gathered> run_by_rows(Immediate& call, const Buffer& input) {
+std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
   call.allocate = &Rows::allocate;
   call.context = &rows;
-  if (!engine()->run_immediately(call)) return std::nullopt;
+  if (!engine()->try_fast_path(call)) return std::nullopt;
   return std::move(rows.result);
 }
 
@@ -85,7 +85,7 @@ Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) 
   return made;
 }
 
-Exchanged exchanged(const Gathering& made, const Pending& pending) {
+Exchanged exchanged(const Gathering& made, const HandleState& pending) {
   Gathered& result = made.results->front();
   return {result.data, result.shape, pending.rows.front()};
 }
@@ -118,7 +118,7 @@ Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& op
 }
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    Immediate call = immediate(OpKind::Allgather, input, {}, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Allgather, input, {}, options.name, options.process_set);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(gathering({input}, options)).front());
@@ -135,7 +135,7 @@ Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOpt
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    Immediate call = immediate(OpKind::Reducescatter, input, {}, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options.name, options.process_set);
     set_reduction(call, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }

@@ -77,8 +77,8 @@ ProcessSet process_set(int id) {
   return ProcessSet(id);
 }
 
-void wait_for(Engine& engine, Pending& pending) { engine.wait(pending); }
-bool poll_for(Engine& engine, const Pending& pending) { return engine.poll(pending); }
+void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
+bool poll_for(Engine& engine, const HandleState& pending) { return engine.poll(pending); }
 
 ProcessSet add_process_set(const std::vector<int>& ranks) {
   Shape ordered(ranks.begin(), ranks.end());
@@ -108,10 +108,10 @@ int join(const ProcessSet& process_set) {
 }
 
 void barrier(const ProcessSet& process_set) {
-  Immediate call;
+  SmallCall call;
   call.kind = OpKind::Barrier;
   call.process_set = process_set.id();
-  if (engine()->run_immediately(call)) return;
+  if (engine()->try_fast_path(call)) return;
   Submission submission;
   submission.kind = OpKind::Barrier;
   submission.process_set = process_set.id();

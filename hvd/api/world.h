@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the one world a process is in. `ops/` makes it, `hvd/hvd.h` works on it. The only global state of the library.
+/// The one world a process is in. `ops/` makes it, `hvd/hvd.h` works on it. The only global state of the library.
 
 #include <chrono>
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: which core a thread of the library runs on. Free functions; the list of cores is `Config::thread_affinity`.
+/// Which core a thread of the library runs on. Free functions; the list of cores is `Config::thread_affinity`.
 
 #include <string>
 #include <vector>

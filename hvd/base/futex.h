@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: sleeping on a 32-bit word that may be shared between processes (std::atomic::wait is private to one).
+/// Sleeping on a 32-bit word that may be shared between processes (std::atomic::wait is private to one).
 /// Any thread. A missed wake-up costs at most the timeout; nothing fails.
 
 #include <linux/futex.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
+/// Lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
 
 #include <string_view>
 #include <utility>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: text from a format string, checked at compile time, and values: fmt's. Any thread.
+/// Text from a format string, checked at compile time, and values: fmt's. Any thread.
 /// fmt is header-only here (the LibTorch wheel puts its own, newer fmt on the include path, which does not go with the system's compiled
 /// one); its machinery costs 8 s in every file that formats, 20 s with sanitizers. So each library compiles it once, for the fmt it sees.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: flat bytes in, flat bytes out, for records and messages. `Reader` never reads past its input: what is short or
+/// Flat bytes in, flat bytes out, for records and messages. `Reader` never reads past its input: what is short or
 /// malformed throws WireError. Native byte order: all ranks of a world run the same binary.
 
 #include <cstddef>

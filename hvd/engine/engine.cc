@@ -26,24 +26,24 @@ Engine::Engine(EngineParts parts)
                   parts_.config.disable_group_fusion),
       last_look_(Clock::now()) {
   if (parts_.transport) {
-    RelayActions actions;
+    LeaderTreeActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
     actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
     actions.cut = [this] { return cut_world(); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
     actions.fail = [this](const Status& status) { board_.set_failure(status); };
     actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
-    actions.conflict = [this](int set, const std::string& name, const std::vector<Claim>& claims) {
-      with_log(0, [&] { commit_conflict(set, name, claims); });
+    actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
+      with_log(0, [&] { commit_conflict(set, name, stuck_ranks); });
     };
     actions.ranks_of = [this](int set) -> const std::vector<int>& { return negotiator_.process_set(set).ranks; };
     actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
-    relay_ = std::make_unique<Relay>(*parts_.transport, std::move(actions));
+    leader_tree_ = std::make_unique<LeaderTree>(*parts_.transport, std::move(actions));
   }
   const auto ranks = static_cast<std::size_t>(board_.ranks());
-  in_lanes_.reserve(kUnnamedNames);
-  lane_ranks_.reserve(ranks);
-  lane_locations_.reserve(ranks);
+  in_fast_path_.reserve(kUnnamedNames);
+  fast_ranks_.reserve(ranks);
+  fast_locations_.reserve(ranks);
   coordination_ = std::thread([this] { coordinate(); });
 }
 
@@ -60,14 +60,14 @@ void Engine::die_for_test() {
 
 // ------------------------------------------------------------------------------------------------------------------- driving
 
-bool Engine::try_take_wheel() {
+bool Engine::try_take_turn() {
   bool expected = false;
-  return !wheel_taken_.load(std::memory_order_relaxed) && wheel_taken_.compare_exchange_strong(expected, true, std::memory_order_acquire);
+  return !turn_taken_.load(std::memory_order_relaxed) && turn_taken_.compare_exchange_strong(expected, true, std::memory_order_acquire);
 }
 
-void Engine::leave_wheel() {
+void Engine::leave_turn() {
   const bool unfinished = !running_.empty();
-  wheel_taken_.store(false, std::memory_order_release);
+  turn_taken_.store(false, std::memory_order_release);
   bool others = false;
   bool more = unfinished;
   {
@@ -79,7 +79,7 @@ void Engine::leave_wheel() {
   if (more) board_.ring_worker(board_.self());
 }
 
-bool Engine::drive_once() noexcept {
+bool Engine::progress() noexcept {
   bool progressed = false;
   try {
     if (board_.failed()) {
@@ -104,7 +104,7 @@ bool Engine::drive_once() noexcept {
       if (progress == Progress::Done) finish(running);
     }
     std::erase_if(running_, [](const Running& running) { return running.over; });
-    if (relay_) drive_relay(progressed);
+    if (leader_tree_) drive_leader_tree(progressed);
   } catch (...) {
     fail_world(status_of_current_exception());
     return false;
@@ -232,9 +232,9 @@ bool Engine::cut_world() {
     // A domain that takes no part in what is cut needs no room for it.
     const bool opens = negotiator_.has_agreed(Scope::World) && negotiator_.takes_part_next(Scope::World);
     if (opens && !board_.can_open(first, kDataTypes)) return;
-    if (relay_->is_root()) relay_->announce_cut();
+    if (leader_tree_->is_root()) leader_tree_->announce_cut();
     commit(Negotiator::cut_record(Scope::World));
-    if (relay_->is_root())
+    if (leader_tree_->is_root())
       for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, opens});
     cut = true;
   });
@@ -246,32 +246,32 @@ bool Engine::cut_world() {
   return cut;
 }
 
-void Engine::drive_relay(bool& progressed) {
+void Engine::drive_leader_tree(bool& progressed) {
   {
     const std::lock_guard lock(mutex_);
-    for (auto& news : std::exchange(news_, {})) relay_->tell(std::move(news));
-    progressed = relay_->advance() || progressed;
-    if (relay_->is_root() && negotiator_.has_agreed(Scope::World)) {
+    for (auto& news : std::exchange(local_events_, {})) leader_tree_->tell(std::move(news));
+    progressed = leader_tree_->advance() || progressed;
+    if (leader_tree_->is_root() && negotiator_.has_agreed(Scope::World)) {
       std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
         return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
       });
       if (open_world_cuts_.empty() && cut_world()) progressed = true;
     }
-    if (relay_->is_root() && relay_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
-      relay_->announce_end();
+    if (leader_tree_->is_root() && leader_tree_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
+      leader_tree_->announce_end();
       with_log(0, [&] { commit(Negotiator::end()); });
     }
-    progressed = relay_->advance() || progressed;
+    progressed = leader_tree_->advance() || progressed;
   }
 }
 
 bool Engine::must_poll() const {
   // What comes over a wire or from a device rings no bell here.
   if (parts_.transport) return true;
-  return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->rings(); });
+  return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->notifies(); });
 }
 
-void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
+void Engine::idle_wait(std::uint32_t seen_bell, unsigned idle_rounds) {
   if (must_poll()) {
     if (idle_rounds < kYields && static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores) return std::this_thread::yield();
     const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
@@ -280,7 +280,7 @@ void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
   }
   if (static_cast<unsigned>(board_.ranks()) <= parts_.cores) {
     for (int i = 0; i < kSpins; ++i) {
-      if (board_.wait_bell().load(std::memory_order_acquire) != seen_bell) return;
+      if (board_.wait_doorbell().load(std::memory_order_acquire) != seen_bell) return;
       cpu_relax();
     }
   }
@@ -288,40 +288,40 @@ void Engine::nap(std::uint32_t seen_bell, unsigned idle_rounds) {
 }
 
 namespace {
-bool may_go_on(const Pending& pending) {
+bool may_go_on(const HandleState& pending) {
   return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
 }
 }  // namespace
 
-void Engine::wait(Pending& pending) {
+void Engine::wait(HandleState& pending) {
   pending.waited_for.store(true, std::memory_order_relaxed);
   while (!may_go_on(pending)) {
-    if (try_take_wheel()) {
+    if (try_take_turn()) {
       for (unsigned idle = 0; !may_go_on(pending);) {
-        const std::uint32_t bell = board_.wait_bell().load(std::memory_order_seq_cst);
-        if (drive_once()) {
+        const std::uint32_t bell = board_.wait_doorbell().load(std::memory_order_seq_cst);
+        if (progress()) {
           idle = 0;
         } else if (!may_go_on(pending)) {
-          nap(bell, idle++);
+          idle_wait(bell, idle++);
           look_for_trouble();
         }
       }
-      leave_wheel();
+      leave_turn();
     } else {
       std::unique_lock lock(mutex_);
       ++waiters_;
-      changed_.wait_for(lock, kSleep, [&] { return may_go_on(pending) || !wheel_taken_.load(); });
+      changed_.wait_for(lock, kSleep, [&] { return may_go_on(pending) || !turn_taken_.load(); });
       --waiters_;
     }
   }
   if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
 }
 
-bool Engine::poll(const Pending& pending) {
+bool Engine::poll(const HandleState& pending) {
   if (may_go_on(pending)) return true;
-  if (try_take_wheel()) {
-    drive_once();
-    leave_wheel();
+  if (try_take_turn()) {
+    progress();
+    leave_turn();
   }
   return may_go_on(pending);
 }
@@ -331,20 +331,20 @@ void Engine::coordinate() {
   board_.begin_life();
   auto pause = kSleep;
   while (!stop_thread_.load() && !die_.load()) {
-    const std::uint32_t bell = board_.work_bell(board_.self()).load(std::memory_order_seq_cst);
+    const std::uint32_t bell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     pause = kSleep;
-    if (try_take_wheel()) {
-      for (int round = 0; round < 64 && drive_once(); ++round) {
+    if (try_take_turn()) {
+      for (int round = 0; round < 64 && progress(); ++round) {
       }
       look_for_trouble();
       bool outstanding = !running_.empty();
       const bool polls = must_poll();
       {
         const std::lock_guard lock(mutex_);
-        const bool uncut = relay_ && relay_->is_root() && negotiator_.has_agreed(Scope::World);
-        outstanding = outstanding || uncut || (parts_.transport && (!ledger_.empty() || relay_->is_waiting()));
+        const bool uncut = leader_tree_ && leader_tree_->is_root() && negotiator_.has_agreed(Scope::World);
+        outstanding = outstanding || uncut || (parts_.transport && (!ledger_.empty() || leader_tree_->is_waiting()));
       }
-      wheel_taken_.store(false, std::memory_order_release);
+      turn_taken_.store(false, std::memory_order_release);
       {
         const std::lock_guard lock(mutex_);
         if (waiters_ > 0) changed_.notify_all();

@@ -1,7 +1,7 @@
 #pragma once
-/// Room card: one rank's engine. Takes submissions, announces them to the other ranks, and drives what is agreed to its end.
+/// One rank's engine. Takes submissions, announces them to the other ranks, and drives what is agreed to its end.
 ///
-///   submit -> [Ledger] -announce-> [Board's log] -read-> [Negotiator] -cut-> [Planner] -batches-> [Backend] -> Pending
+///   submit -> [Ledger] -announce-> [Board's log] -read-> [Negotiator] -cut-> [Planner] -batches-> [Backend] -> HandleState
 ///
 /// Threads: `submit` may be called by any; it announces in the caller's thread. Exactly one thread at a time has the driver's role:
 /// it reads the log, launches and advances batches, and is the only one that calls backends and transport. That is a user thread
@@ -58,14 +58,15 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Any thread. Throws InvalidArgument or DuplicateName (and then nothing has happened), Shutdown, or what ended the world.
-  std::shared_ptr<Pending> submit(Submission submission, After after = After::Return);
-  /// Any thread. Submits the operation and waits for it, without memory from the heap, if this rank has a lane for it: if it has been
-  /// submitted twice before by a caller that waited. False, and nothing has happened, if not: to be submitted. Throws as `wait` does.
-  bool run_immediately(const Immediate& call);
+  std::shared_ptr<HandleState> submit(Submission submission, After after = After::Return);
+  /// Any thread. Submits the operation and waits for it, without memory from the heap, if this rank has a persistent operation for it: if
+  /// it has been submitted twice before by a caller that waited. False, and nothing has happened, if not: to be submitted. Throws as `wait`
+  /// does.
+  bool try_fast_path(const SmallCall& call);
   /// Any thread. Returns when the submission is done, or enqueued if it is `on_stream`; throws what it failed with.
-  void wait(Pending& pending);
+  void wait(HandleState& pending);
   /// Any thread. Whether it is done, failed included; does a little driving, so that polling alone gets there.
-  bool poll(const Pending& pending);
+  bool poll(const HandleState& pending);
 
   /// Any thread. Memory on the device for tensors of an operation like this one, which then needs no packing: see Backend::allocate. Null
   /// where the operation would not gain from it.
@@ -84,8 +85,8 @@ class Engine {
 
   /// For tests: the coordination thread ends as if the process had been killed.
   void die_for_test();
-  /// For tests: how many lanes there are; gives back what they keep. None may be in use.
-  std::size_t drop_lanes_for_test();
+  /// For tests: how many persistent operations there are; gives back what they keep. None may be in use.
+  std::size_t drop_persistent_for_test();
 
  private:
   /// A batch to launch, with what must be read when it is cut: later the slots may belong to other tensors.
@@ -139,13 +140,13 @@ class Engine {
   [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
   void raise_if_over() const;
 
-  // ---- lanes; under mutex_
-  /// For an entry that has ended well and is worth it. Never throws: without a lane the next one is submitted as this was.
-  void make_lane(const Entry& entry) noexcept;
-  void drop_lane(const UnitKey& key) noexcept;
-  bool take_lane(Lane& lane, const Immediate& call, Entry*& entry);
+  // ---- persistent operations; under mutex_
+  /// For an entry that has ended well and is worth it. Never throws: without a persistent operation the next one is submitted as this was.
+  void make_persistent(const Entry& entry) noexcept;
+  void drop_persistent(const UnitKey& key) noexcept;
+  bool take_persistent(PersistentOp& op, const SmallCall& call, Entry*& entry);
   /// The last to arrive does the work for all. False if it must be agreed in the log.
-  bool run_for_all(const Lane& lane);
+  bool run_for_all(const PersistentOp& op);
   /// Finishes what others have done for this rank.
   void take_results();
   void take_result(Entry& entry);
@@ -169,19 +170,19 @@ class Engine {
   [[nodiscard]] bool evictable(std::uint32_t id) const;
 
   // ---- driving
-  bool try_take_wheel();
-  void leave_wheel();
-  bool drive_once() noexcept;
+  bool try_take_turn();
+  void leave_turn();
+  bool progress() noexcept;
   void launch(Prepared batch);
   BatchMember make_member(const Prepared& batch, std::size_t index);
   /// Says where the outputs will be to follow, once all of the batch is enqueued.
   void hand_over(Running& running);
   void finish(Running& running);
   void retire(const CutBatch& cut);
-  void nap(std::uint32_t seen_bell, unsigned idle_rounds);
+  void idle_wait(std::uint32_t seen_bell, unsigned idle_rounds);
   [[nodiscard]] bool must_poll() const;
   void ring_after(const Outcomes& outcomes);
-  void drive_relay(bool& progressed);
+  void drive_leader_tree(bool& progressed);
   /// Cuts the world's next batches, which the root announces. False if the board has no room for them yet.
   bool cut_world();
 
@@ -194,10 +195,10 @@ class Engine {
   void look_for_trouble();
   void report_stalls();
   /// Who keeps the entry waiting, as far as this rank can know.
-  [[nodiscard]] std::string blame(const Entry& entry) const;
+  [[nodiscard]] std::string describe_missing(const Entry& entry) const;
   void look_for_conflicts();
-  void commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims);
-  [[nodiscard]] std::vector<Claim> stuck_here(int process_set, const std::string& name) const;
+  void commit_conflict(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
+  [[nodiscard]] std::vector<StuckRank> stuck_here(int process_set, const std::string& name) const;
   void coordinate();
 
   EngineParts parts_;
@@ -205,13 +206,13 @@ class Engine {
   const bool spare_cores_;
 
   mutable std::mutex mutex_;         // guards what follows
-  std::condition_variable changed_;  // an entry is done, or the wheel is free
+  std::condition_variable changed_;  // an entry is done, or the turn is free
   Ledger ledger_;
   std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> later_;  // submissions that wait for their name, which is in flight
-  Lanes lanes_;
-  std::vector<Entry*> in_lanes_;  // entries that have arrived and whose result may come without a record
-  std::vector<std::uint64_t> lane_locations_;
-  std::vector<int> lane_ranks_;
+  PersistentOps persistent_ops_;
+  std::vector<Entry*> in_fast_path_;  // entries that have arrived and whose result may come without a record
+  std::vector<std::uint64_t> fast_locations_;
+  std::vector<int> fast_ranks_;
   Negotiator negotiator_;
   std::vector<Prepared> to_launch_;
   std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_;  // how many there were
@@ -219,12 +220,12 @@ class Engine {
   Status over_;                                              // why submissions are refused
   bool stopping_ = false;
   int waiters_ = 0;
-  std::vector<News> news_;  // what the relay has still to pass on
+  std::vector<LocalEvent> local_events_;  // what the relay has still to pass on
 
-  std::atomic<bool> wheel_taken_{false};
-  std::deque<Running> running_;   // the driver's own
-  std::unique_ptr<Relay> relay_;  // the driver's own
-  bool failure_handled_ = false;  // the driver's own
+  std::atomic<bool> turn_taken_{false};
+  std::deque<Running> running_;              // the driver's own
+  std::unique_ptr<LeaderTree> leader_tree_;  // the driver's own
+  bool failure_handled_ = false;             // the driver's own
 
   struct WorldCut {
     std::uint64_t sequence;

@@ -141,7 +141,7 @@ void Engine::agree_by_root(const UnitKey& key, const Agreement& what) {
       if (done) commit(Negotiator::agreement(unit->id, what));
     });
     if (done) return;
-    relay_->retell(key);
+    leader_tree_->retell(key);
   }
   throw BackendError(formatted("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
 }

@@ -15,8 +15,8 @@ constexpr auto kConflictTime = 1s;
 }  // namespace
 
 void Engine::finish_entry(Entry& entry, Status status) {
-  if (entry.lane != nullptr) {
-    std::erase(in_lanes_, &entry);
+  if (entry.op != nullptr) {
+    std::erase(in_fast_path_, &entry);
     if (!status.ok() && entry.announced && board_.has_result(entry.unit)) return take_result(entry);  // it was done before that
   }
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
@@ -24,12 +24,12 @@ void Engine::finish_entry(Entry& entry, Status status) {
   if (entry.trace != 0) timeline().finished(entry.trace, status);
   const auto pending = entry.pending;
   std::unique_ptr<Entry> owned;
-  if (entry.lane != nullptr && status.ok()) {
-    entry.lane->place = ledger_.take_out(entry);
+  if (entry.op != nullptr && status.ok()) {
+    entry.op->place = ledger_.take_out(entry);
   } else {
     owned = ledger_.remove(entry);
-    if (status.ok() && entry.repeats) make_lane(entry);
-    if (!status.ok()) drop_lane(entry.key);
+    if (status.ok() && entry.repeats) make_persistent(entry);
+    if (!status.ok()) drop_persistent(entry.key);
   }
   pending->status = std::move(status);
   pending->done.store(true, std::memory_order_release);
@@ -74,10 +74,10 @@ void Engine::fail_everything(const Status& status) noexcept {
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish_entry(*entry, status);  // the others' submitters find `over_` set
   fail_later(status);
-  if (relay_) {
+  if (leader_tree_) {
     try {
-      relay_->failed(status);
-      relay_->advance();
+      leader_tree_->failed(status);
+      leader_tree_->advance();
     } catch (...) {
       log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
     }
@@ -99,8 +99,8 @@ void Engine::look_for_trouble() {
   report_stalls();
 }
 
-std::vector<Claim> Engine::stuck_here(int process_set, const std::string& name) const {
-  std::vector<Claim> claims;
+std::vector<StuckRank> Engine::stuck_here(int process_set, const std::string& name) const {
+  std::vector<StuckRank> stuck_ranks;
   const auto units = negotiator_.units_of(process_set, name);
   const auto& ranks = negotiator_.process_set(process_set).ranks;
   const auto& domain = parts_.topology.domain_ranks;
@@ -111,9 +111,9 @@ std::vector<Claim> Engine::stuck_here(int process_set, const std::string& name) 
     };
     const auto stuck = std::find_if(units.begin(), units.end(), is_stuck);
     if (stuck == units.end()) return {};
-    claims.push_back({domain[index], (*stuck)->key.kind});
+    stuck_ranks.push_back({domain[index], (*stuck)->key.kind});
   }
-  return claims;
+  return stuck_ranks;
 }
 
 void Engine::look_for_conflicts() {
@@ -127,27 +127,27 @@ void Engine::look_for_conflicts() {
   });
   for (const auto& [set, name] : negotiator_.ambiguous_names()) {
     if (negotiator_.scope_of(set) == Scope::World) {
-      if (!relay_) continue;
-      if (const auto claims = stuck_here(set, name); !claims.empty()) relay_->stuck(set, name, claims);
+      if (!leader_tree_) continue;
+      if (const auto stuck_ranks = stuck_here(set, name); !stuck_ranks.empty()) leader_tree_->stuck(set, name, stuck_ranks);
     } else if (negotiator_.process_set(set).rank >= 0) {
       with_log(256 + name.size() + 16 * static_cast<std::size_t>(board_.ranks()), [&] {
-        const auto claims = stuck_here(set, name);
-        const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
-        if (std::any_of(claims.begin(), claims.end(), differs)) commit_conflict(set, name, claims);
+        const auto stuck_ranks = stuck_here(set, name);
+        const auto differs = [&](const StuckRank& stuck_rank) { return stuck_rank.kind != stuck_ranks.front().kind; };
+        if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), differs)) commit_conflict(set, name, stuck_ranks);
       });
     }
   }
 }
 
-void Engine::commit_conflict(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+void Engine::commit_conflict(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   for (const Unit* unit : negotiator_.units_of(process_set, name)) {
-    const auto of_it = [&](const Claim& claim) { return claim.kind == unit->key.kind; };
-    if (std::any_of(claims.begin(), claims.end(), of_it)) board_.void_slot(unit->id, unit->slots);
+    const auto of_it = [&](const StuckRank& stuck_rank) { return stuck_rank.kind == unit->key.kind; };
+    if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), of_it)) board_.void_slot(unit->id, unit->slots);
   }
-  commit(Negotiator::conflict(process_set, name, claims));
+  commit(Negotiator::conflict(process_set, name, stuck_ranks));
 }
 
-std::string Engine::blame(const Entry& entry) const {
+std::string Engine::describe_missing(const Entry& entry) const {
   const auto& set = negotiator_.process_set(entry.key.process_set);
   const auto& domain = parts_.topology.domain_ranks;
   const auto& joined = negotiator_.joined(entry.key.process_set);
@@ -160,7 +160,7 @@ std::string Engine::blame(const Entry& entry) const {
   if (!missing.empty()) {
     text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
                      missing.size() == 1 ? "has" : "have");
-  } else if (const auto awaited = relay_ ? relay_->awaited(entry.key) : missing; awaited.size() == 1) {
+  } else if (const auto awaited = leader_tree_ ? leader_tree_->awaited(entry.key) : missing; awaited.size() == 1) {
     text = formatted("rank {}, on another host, has not submitted it", awaited.front());
   } else if (!awaited.empty()) {
     text = formatted("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
@@ -188,7 +188,7 @@ void Engine::report_stalls() {
     const bool due = !config.stall_check_disable && now - entry.reported >= config.stall_check_time;
     bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
     if (!over && !due) return;
-    const std::string culprits = blame(entry);
+    const std::string culprits = describe_missing(entry);
     // Whoever can name them has the first word.
     over = over && (!culprits.empty() || waited >= config.stall_shutdown_time + kGraceForDecisions);
     if (!over && !due) return;
@@ -221,15 +221,15 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto is_over = [this, deadline] {
     if (failure_handled_ || Clock::now() > deadline) return true;
     const std::lock_guard lock(mutex_);
-    return negotiator_.all_left() && ledger_.empty() && later_.empty() && news_.empty();
+    return negotiator_.all_left() && ledger_.empty() && later_.empty() && local_events_.empty();
   };
-  while (!try_take_wheel()) std::this_thread::sleep_for(50us);
+  while (!try_take_turn()) std::this_thread::sleep_for(50us);
   for (unsigned idle = 0; !is_over();) {
-    const std::uint32_t bell = board_.wait_bell().load(std::memory_order_seq_cst);
-    if (drive_once()) {
+    const std::uint32_t bell = board_.wait_doorbell().load(std::memory_order_seq_cst);
+    if (progress()) {
       idle = 0;
     } else if (!is_over()) {
-      nap(bell, idle++);
+      idle_wait(bell, idle++);
       look_for_trouble();
     }
   }

@@ -10,13 +10,14 @@ namespace hvd {
 
 namespace {
 
-constexpr std::uint64_t kByLane = std::uint64_t{1} << 60;  // of a Barrier's, which has no block: the rank has a lane for it
-constexpr int kLaneYields = 20;                            // 4 ranks on 2 cores, 4 B: 8 us instead of 22 with sleeping at once
-constexpr auto kLaneYieldTime = 50us;                      // a yield that takes longer gave the core to somebody else's work
+constexpr std::uint64_t kByFastPath = std::uint64_t{1}
+                                      << 60;  // of a Barrier's, which has no block: the rank has a persistent operation for it
+constexpr int kFastYields = 20;               // 4 ranks on 2 cores, 4 B: 8 us instead of 22 with sleeping at once
+constexpr auto kFastYieldTime = 50us;         // a yield that takes longer gave the core to somebody else's work
 
 }  // namespace
 
-void Engine::make_lane(const Entry& entry) noexcept {
+void Engine::make_persistent(const Entry& entry) noexcept {
   try {
     const auto kind = entry.key.kind;
     const bool has_block = entry.backends.size() == 1 && entry.signature.tensors.size() == 1;
@@ -24,53 +25,53 @@ void Engine::make_lane(const Entry& entry) noexcept {
     if (negotiator_.scope_of(entry.key.process_set) != Scope::Domain || !negotiator_.knows(entry.unit)) return;
     const Unit& unit = negotiator_.unit(entry.unit);
     const auto& set = negotiator_.process_set(entry.key.process_set);
-    auto lane = std::make_shared<Lane>();
-    lane->unit = unit.id;
-    lane->generation = unit.generation;
-    lane->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
-    if (!(unit.key == entry.key) || !lane->signature || !(*lane->signature == entry.signature)) return;
-    const auto known = lanes_.find(entry.key.process_set, kind, entry.key.name);
-    if (known && known->unit == lane->unit && known->generation == lane->generation && known->signature == lane->signature) return;
+    auto op = std::make_shared<PersistentOp>();
+    op->unit = unit.id;
+    op->generation = unit.generation;
+    op->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
+    if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return;
+    const auto known = persistent_ops_.find(entry.key.process_set, kind, entry.key.name);
+    if (known && known->unit == op->unit && known->generation == op->generation && known->signature == op->signature) return;
     const std::size_t ranks = set.ranks.size();
     if (has_block) {
       const TensorSignature& tensor = entry.signature.tensors.front();
-      lane->backend = entry.backends.front();
-      lane->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, set);
-      lane->count = element_count(tensor.shape);
-      lane->input_bytes = lane->result_bytes = static_cast<std::size_t>(lane->count) * element_bytes(tensor.dtype);
+      op->backend = entry.backends.front();
+      op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, set);
+      op->count = element_count(tensor.shape);
+      op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
       if (kind == OpKind::Allgather) {
-        lane->result_bytes *= ranks;
-        lane->result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
+        op->result_bytes *= ranks;
+        op->result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
       }
-      if (static_cast<std::int64_t>(lane->result_bytes) > kLaneBytes) return;
+      if (static_cast<std::int64_t>(op->result_bytes) > kSmallCallBytes) return;
       if (kind == OpKind::Reducescatter) {
         const std::int64_t rows = tensor.shape.front();
-        const std::size_t row = rows == 0 ? 0 : lane->input_bytes / static_cast<std::size_t>(rows);
+        const std::size_t row = rows == 0 ? 0 : op->input_bytes / static_cast<std::size_t>(rows);
         const auto place = static_cast<std::size_t>(set.rank);
         for (std::size_t before = 0; before < place; ++before)
-          lane->result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
-        lane->result_rows = scattered_rows(rows, ranks, place);
-        lane->result_bytes = static_cast<std::size_t>(lane->result_rows) * row;
+          op->result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
+        op->result_rows = scattered_rows(rows, ranks, place);
+        op->result_bytes = static_cast<std::size_t>(op->result_rows) * row;
       }
-      // Lanes of names that did not come back make room for this one.
-      while (lanes_.size() >= board_.slots()) {
-        const auto* stale = lanes_.find_if([&](const Lane& other) {
+      // PersistentOps of names that did not come back make room for this one.
+      while (persistent_ops_.size() >= board_.slots()) {
+        const auto* stale = persistent_ops_.find_if([&](const PersistentOp& other) {
           return !other.place.entry.empty() && !other.in_use.load() &&
                  (!negotiator_.knows(other.unit) || negotiator_.unit(other.unit).generation != other.generation);
         });
         if (stale == nullptr) return;
-        drop_lane(UnitKey(*stale));
+        drop_persistent(UnitKey(*stale));
       }
-      drop_lane(entry.key);
-      const auto location = lane->backend->keep(lane->traits, std::max<std::size_t>({lane->input_bytes, lane->result_bytes, 1}));
+      drop_persistent(entry.key);
+      const auto location = op->backend->keep(op->traits, std::max<std::size_t>({op->input_bytes, op->result_bytes, 1}));
       if (!location) return;
-      lane->location = *location;
+      op->location = *location;
     }
     auto fresh = std::make_unique<Entry>();
     fresh->key = entry.key;
     fresh->signature = entry.signature;
     fresh->backends = entry.backends;
-    fresh->lane = lane.get();
+    fresh->op = op.get();
     fresh->submission.kind = kind;
     fresh->submission.name = entry.submission.name;
     fresh->submission.process_set = entry.key.process_set;
@@ -80,42 +81,42 @@ void Engine::make_lane(const Entry& entry) noexcept {
     fresh->submission.root = entry.submission.root;
     fresh->submission.device = entry.submission.device;
     fresh->submission.tensors = entry.submission.tensors;
-    fresh->submission.allocate = [raw = lane.get()](std::size_t /*index*/, std::int64_t rows) -> void* {
+    fresh->submission.allocate = [raw = op.get()](std::size_t /*index*/, std::int64_t rows) -> void* {
       return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
     };
-    if (!has_block) lane->location = kByLane;
-    fresh->locations.assign(has_block ? 1 : 0, lane->location);
+    if (!has_block) op->location = kByFastPath;
+    fresh->locations.assign(has_block ? 1 : 0, op->location);
     fresh->prepared.assign(has_block ? 1 : 0, true);
-    lane->pending = fresh->pending;
+    op->pending = fresh->pending;
     // By way of the ledger, for its nodes. The entry that has just ended is out of it.
     Entry& placed = ledger_.admit(std::move(fresh));
     ledger_.bind(placed, unit.id);
-    lane->place = ledger_.take_out(placed);
-    lanes_.add(entry.key, std::move(lane));
+    op->place = ledger_.take_out(placed);
+    persistent_ops_.add(entry.key, std::move(op));
   } catch (...) {
-    log(LogLevel::Debug, "no lane for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
+    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
   }
 }
 
-void Engine::drop_lane(const UnitKey& key) noexcept {
-  if (const auto lane = lanes_.remove(key); lane && lane->backend != nullptr) lane->backend->drop(lane->location);
+void Engine::drop_persistent(const UnitKey& key) noexcept {
+  if (const auto op = persistent_ops_.remove(key); op && op->backend != nullptr) op->backend->drop(op->location);
 }
 
-std::size_t Engine::drop_lanes_for_test() {
+std::size_t Engine::drop_persistent_for_test() {
   const std::lock_guard lock(mutex_);
-  const std::size_t count = lanes_.size();
-  while (const auto* key = lanes_.find_if([](const Lane&) { return true; })) drop_lane(UnitKey(*key));
+  const std::size_t count = persistent_ops_.size();
+  while (const auto* key = persistent_ops_.find_if([](const PersistentOp&) { return true; })) drop_persistent(UnitKey(*key));
   return count;
 }
 
-bool Engine::take_lane(Lane& lane, const Immediate& call, Entry*& taken) {
+bool Engine::take_persistent(PersistentOp& op, const SmallCall& call, Entry*& taken) {
   const auto& set = negotiator_.process_set(call.process_set);
-  if (!lane.fits(call) || !negotiator_.joined(call.process_set).empty() || !negotiator_.knows(lane.unit)) return false;
-  const Unit& unit = negotiator_.unit(lane.unit);
-  if (unit.generation != lane.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != lane.signature) return false;
-  if (lane.backend != nullptr && !lane.backend->is_free(lane.location)) return false;
-  if (!ledger_.put_back(lane.place)) return false;
-  Entry& entry = *ledger_.find(lane.unit);
+  if (!op.fits(call) || !negotiator_.joined(call.process_set).empty() || !negotiator_.knows(op.unit)) return false;
+  const Unit& unit = negotiator_.unit(op.unit);
+  if (unit.generation != op.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != op.signature) return false;
+  if (op.backend != nullptr && !op.backend->is_free(op.location)) return false;
+  if (!ledger_.put_back(op.place)) return false;
+  Entry& entry = *ledger_.find(op.unit);
   entry.state = EntryState::Waiting;
   entry.announced = false;
   entry.unfinished = 0;
@@ -123,28 +124,29 @@ bool Engine::take_lane(Lane& lane, const Immediate& call, Entry*& taken) {
   entry.rows.clear();
   entry.before.clear();
   entry.since = entry.reported = Clock::now();
-  lane.allocate = call.allocate;
-  lane.context = call.context;
+  op.allocate = call.allocate;
+  op.context = call.context;
   if (!entry.submission.tensors.empty()) {
     entry.submission.tensors.front().input = call.input;
     entry.submission.tensors.front().output = call.output;
   }
-  Pending& pending = *lane.pending;
+  HandleState& pending = *op.pending;
   pending.done.store(false, std::memory_order_relaxed);
   pending.waited_for.store(true, std::memory_order_relaxed);
   pending.status = {};
-  if (lane.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
-    std::memcpy(lane.backend->kept(lane.location), call.input, lane.input_bytes);
+  if (op.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
+    std::memcpy(op.backend->kept(op.location), call.input, op.input_bytes);
   taken = &entry;
   return true;
 }
 
-bool Engine::run_immediately(const Immediate& call) {
-  std::shared_ptr<Lane> lane;
+bool Engine::try_fast_path(const SmallCall& call) {
+  std::shared_ptr<PersistentOp> op;
   bool for_all = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!over_.ok() || stopping_ || board_.failed() || timeline().on() || lanes_.size() == 0) return false;  // submit() knows what to say
+    if (!over_.ok() || stopping_ || board_.failed() || timeline().on() || persistent_ops_.size() == 0)
+      return false;  // submit() knows what to say
     Entry* entry = nullptr;
     try {
       read_log();
@@ -156,23 +158,23 @@ bool Engine::run_immediately(const Immediate& call) {
         unnamed = &unnamed_[{call.process_set, call.kind}];
         name = made_up_name(call.process_set, call.kind, *unnamed, text);
       }
-      lane = lanes_.find(call.process_set, call.kind, name);
-      if (!lane || lane->in_use.exchange(true)) return false;
-      if (!take_lane(*lane, call, entry)) {
-        lane->in_use.store(false);
+      op = persistent_ops_.find(call.process_set, call.kind, name);
+      if (!op || op->in_use.exchange(true)) return false;
+      if (!take_persistent(*op, call, entry)) {
+        op->in_use.store(false);
         return false;
       }
-      board_.set_location(lane->unit, lane->location);
-      const std::uint32_t arrived = board_.arrive(lane->unit, lane->generation);
+      board_.set_location(op->unit, op->location);
+      const std::uint32_t arrived = board_.arrive(op->unit, op->generation);
       if (arrived == 0) {  // evicted meanwhile
-        lane->place = ledger_.take_out(*entry);
-        lane->in_use.store(false);
+        op->place = ledger_.take_out(*entry);
+        op->in_use.store(false);
         return false;
       }
       if (unnamed != nullptr) ++*unnamed;
       entry->announced = true;
-      in_lanes_.push_back(entry);
-      for_all = arrived == negotiator_.local_members(call.process_set) && run_for_all(*lane);
+      in_fast_path_.push_back(entry);
+      for_all = arrived == negotiator_.local_members(call.process_set) && run_for_all(*op);
       if (for_all) {
         take_result(*entry);
       } else {
@@ -189,55 +191,55 @@ bool Engine::run_immediately(const Immediate& call) {
   if (!for_all) {
     // Where ranks share cores, the one awaited may be the next to run here.
     const bool own_core = static_cast<unsigned>(board_.ranks()) <= parts_.cores;
-    const auto is_done = [&] { return board_.has_result(lane->unit) || lane->pending->done.load(std::memory_order_relaxed); };
+    const auto is_done = [&] { return board_.has_result(op->unit) || op->pending->done.load(std::memory_order_relaxed); };
     if (own_core) {
       for (int i = 0; i < kSpins && !is_done(); ++i) cpu_relax();
     } else {
-      const auto until = Clock::now() + kLaneYieldTime;
-      for (int i = 0; i < kLaneYields && !is_done() && Clock::now() < until; ++i) std::this_thread::yield();
+      const auto until = Clock::now() + kFastYieldTime;
+      for (int i = 0; i < kFastYields && !is_done() && Clock::now() < until; ++i) std::this_thread::yield();
     }
-    if (board_.has_result(lane->unit)) {
+    if (board_.has_result(op->unit)) {
       const std::lock_guard lock(mutex_);
       take_results();
     }
   }
   struct Leaving {
-    Lane& lane;
-    ~Leaving() { lane.in_use.store(false); }
-  } const leaving{*lane};
-  wait(*lane->pending);
+    PersistentOp& op;
+    ~Leaving() { op.in_use.store(false); }
+  } const leaving{*op};
+  wait(*op->pending);
   return true;
 }
 
-bool Engine::run_for_all(const Lane& lane) {
+bool Engine::run_for_all(const PersistentOp& op) {
   const BoardLock lock(board_);
   read_log();
-  if (!negotiator_.knows(lane.unit) || negotiator_.unit(lane.unit).generation != lane.generation || !is_complete(lane.unit)) return false;
-  const Unit& unit = negotiator_.unit(lane.unit);
+  if (!negotiator_.knows(op.unit) || negotiator_.unit(op.unit).generation != op.generation || !is_complete(op.unit)) return false;
+  const Unit& unit = negotiator_.unit(op.unit);
   if (!negotiator_.joined(unit.key.process_set).empty()) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
   for (const auto& signature : unit.signatures)
-    if (signature != lane.signature) return false;
-  lane_ranks_.clear();
-  lane_locations_.clear();
+    if (signature != op.signature) return false;
+  fast_ranks_.clear();
+  fast_locations_.clear();
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : negotiator_.process_set(unit.key.process_set).ranks) {
     const auto index = static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin());
-    lane_ranks_.push_back(index);
-    lane_locations_.push_back(board_.coming_location(lane.unit, index));
+    fast_ranks_.push_back(index);
+    fast_locations_.push_back(board_.coming_location(op.unit, index));
   }
-  const bool done = lane.backend != nullptr
-                        ? lane.backend->run_for_all(lane.traits, lane.count, lane_locations_)
-                        : std::all_of(lane_locations_.begin(), lane_locations_.end(), [](auto location) { return location == kByLane; });
+  const bool done = op.backend != nullptr ? op.backend->run_for_all(op.traits, op.count, fast_locations_)
+                                          : std::all_of(fast_locations_.begin(), fast_locations_.end(),
+                                                        [](auto location) { return location == kByFastPath; });
   if (!done) return false;
-  board_.reset_arrivals(lane.unit, 1);
-  board_.give_results(lane.unit, lane_ranks_);
+  board_.reset_arrivals(op.unit, 1);
+  board_.give_results(op.unit, fast_ranks_);
   return true;
 }
 
 void Engine::take_results() {
-  for (std::size_t i = 0; i < in_lanes_.size();) {
-    Entry& entry = *in_lanes_[i];
+  for (std::size_t i = 0; i < in_fast_path_.size();) {
+    Entry& entry = *in_fast_path_[i];
     if (entry.state == EntryState::Waiting && board_.has_result(entry.unit)) {
       take_result(entry);  // takes it out of the list
     } else {
@@ -247,18 +249,18 @@ void Engine::take_results() {
 }
 
 void Engine::take_result(Entry& entry) {
-  const Lane& lane = *entry.lane;
+  const PersistentOp& op = *entry.op;
   board_.take_result(entry.unit);
   const bool is_source = entry.key.kind == OpKind::Broadcast && entry.signature.root == parts_.topology.rank;
-  if (lane.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
+  if (op.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
     void* output = entry.submission.tensors.front().output;
-    if (output == nullptr && lane.allocate != nullptr) output = lane.allocate(lane.context, lane.result_rows);
-    if (lane.result_bytes > 0) std::memcpy(output, lane.backend->kept(lane.location) + lane.result_at, lane.result_bytes);
+    if (output == nullptr && op.allocate != nullptr) output = op.allocate(op.context, op.result_rows);
+    if (op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
-  if (lane.backend != nullptr) stats.add(stats.batches_run, 1);
-  if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, lane.input_bytes);
+  if (op.backend != nullptr) stats.add(stats.batches_run, 1);
+  if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   entry.state = advance(entry.state, EntryEvent::Agree);
   finish_entry(entry, {});
 }

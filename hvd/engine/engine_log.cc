@@ -101,7 +101,7 @@ void Engine::act(Outcomes& outcomes) {
     for (const auto id : voided.ids)
       if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
         finish_entry(*entry, voided.status);
-  if (relay_) note_news(outcomes);
+  if (leader_tree_) note_news(outcomes);
 }
 
 void Engine::note_news(const Outcomes& outcomes) {
@@ -111,17 +111,18 @@ void Engine::note_news(const Outcomes& outcomes) {
     if (unit.scope != Scope::World || !is_here(rank)) continue;
     const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
     const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    news_.push_back({News::Kind::Introduced, unit.key, rank, unit.signatures[place]});
+    local_events_.push_back({LocalEvent::Kind::Introduced, unit.key, rank, unit.signatures[place]});
   }
-  for (const auto& [id, what] : outcomes.host_ready) news_.push_back({News::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
+  for (const auto& [id, what] : outcomes.host_ready)
+    local_events_.push_back({LocalEvent::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
   for (const auto& [set, rank] : outcomes.joined)
-    if (is_here(rank)) news_.push_back({News::Kind::Joined, {set, OpKind::Join, {}}, rank});
+    if (is_here(rank)) local_events_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
   for (const int rank : outcomes.left)
-    if (is_here(rank)) news_.push_back({News::Kind::Left, {}, rank});
+    if (is_here(rank)) local_events_.push_back({LocalEvent::Kind::Left, {}, rank});
   for (const auto& agreed : outcomes.agreed)
     if (const auto& key = negotiator_.unit(agreed.id).key;
         key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
-      news_.push_back({News::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
+      local_events_.push_back({LocalEvent::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
 }
 
 void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {

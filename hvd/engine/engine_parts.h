@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the files of the engine share, and nobody else includes. Each of them is a part of the way that hvd/engine/engine.h
+/// What the files of the engine share, and nobody else includes. Each of them is a part of the way that hvd/engine/engine.h
 /// draws:
 ///   engine_submit.cc    what a user gives becomes an entry of the ledger
 ///   engine_announce.cc  it is introduced to the other ranks, arrives, and is agreed

@@ -144,20 +144,20 @@ void Engine::release(Entry& entry) noexcept {
   }
 }
 
-std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
+std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   auto fresh = make_entry(std::move(submission));
   Entry* entry = nullptr;
   bool numbered = false;
   std::array<char, kUnnamedText> text{};
-  std::shared_ptr<Pending> pending = fresh->pending;
+  std::shared_ptr<HandleState> pending = fresh->pending;
   {
     std::unique_lock lock(mutex_);
     // What was submitted before a join takes part.
     while (fresh->key.kind == OpKind::Join && has_later(fresh->key.process_set) && over_.ok() && !board_.failed()) {
       lock.unlock();
-      if (try_take_wheel()) {
-        drive_once();
-        leave_wheel();
+      if (try_take_turn()) {
+        progress();
+        leave_turn();
       }
       std::this_thread::sleep_for(50us);
       lock.lock();
@@ -213,9 +213,9 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     while (!announce(*entry)) {
       lock.unlock();
       nudge_readers();
-      if (try_take_wheel()) {
-        drive_once();
-        leave_wheel();
+      if (try_take_turn()) {
+        progress();
+        leave_turn();
       }
       lock.lock();
     }
@@ -224,12 +224,12 @@ std::shared_ptr<Pending> Engine::submit(Submission submission, After after) {
     small_work = std::all_of(to_launch_.begin(), to_launch_.end(), is_small);
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
-  if (after == After::Wait && !wheel_taken_.load()) return pending;  // wait() will drive
-  if (work && small_work && try_take_wheel()) {
-    drive_once();
-    leave_wheel();
+  if (after == After::Wait && !turn_taken_.load()) return pending;  // wait() will drive
+  if (work && small_work && try_take_turn()) {
+    progress();
+    leave_turn();
   } else if (work || parts_.transport) {
-    board_.ring_waiters();  // among them a thread of this rank that has the wheel and sleeps
+    board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
     board_.ring_worker(board_.self());
   }
   return pending;

@@ -5,7 +5,7 @@
 
 namespace hvd {
 
-bool Lane::fits(const Immediate& call) const {
+bool PersistentOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
   const TensorSignature& tensor = signature->tensors.front();
   const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
@@ -15,15 +15,15 @@ bool Lane::fits(const Immediate& call) const {
          (call.kind != OpKind::Broadcast || signature->root == call.root);
 }
 
-std::shared_ptr<Lane> Lanes::find(int process_set, OpKind kind, std::string_view name) const {
-  const auto found = lanes_.find(View(process_set, kind, name));
-  return found == lanes_.end() ? nullptr : found->second;
+std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, std::string_view name) const {
+  const auto found = persistent_ops_.find(View(process_set, kind, name));
+  return found == persistent_ops_.end() ? nullptr : found->second;
 }
 
-void Lanes::add(const UnitKey& key, std::shared_ptr<Lane> lane) { lanes_[key] = std::move(lane); }
+void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) { persistent_ops_[key] = std::move(op); }
 
-std::shared_ptr<Lane> Lanes::remove(const UnitKey& key) {
-  auto node = lanes_.extract(key);
+std::shared_ptr<PersistentOp> PersistentOps::remove(const UnitKey& key) {
+  auto node = persistent_ops_.extract(key);
   return node.empty() ? nullptr : std::move(node.mapped());
 }
 

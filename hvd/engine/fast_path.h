@@ -1,8 +1,8 @@
 #pragma once
-/// Room card: what a rank keeps of a small operation that comes back under the same name and that its caller waits for: the ledger's
+/// What a rank keeps of a small operation that comes back under the same name and that its caller waits for: the ledger's
 /// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
-/// from the heap, and where all ranks arrive with a lane no record in the log either: the last to arrive does the work for all.
-/// Under the engine's mutex, but for `in_use`.
+/// from the heap, and where all ranks arrive with a persistent operation no record in the log either: the last to arrive does the work for
+/// all. Under the engine's mutex, but for `in_use`.
 
 #include <atomic>
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace hvd {
 
 /// A small operation whose caller waits for it. Nothing in it is owned.
-struct Immediate {
+struct SmallCall {
   OpKind kind = OpKind::Allreduce;
   int process_set = 0;
   std::string_view name;
@@ -35,13 +35,14 @@ struct Immediate {
   int root = 0;  ///< global rank, Broadcast only
 };
 
-/// Inputs and results up to this size have lanes: beyond it, ranks that share the work are faster than one that does it all.
-inline constexpr std::int64_t kLaneBytes = 16 << 10;
+/// Inputs and results up to this size have persistent operations: beyond it, ranks that share the work are faster than one that does it
+/// all.
+inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
 
-struct Lane {
-  std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::run_immediately`
+struct PersistentOp {
+  std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
   Ledger::Place place;              ///< holds the entry while it is not in flight
-  std::shared_ptr<Pending> pending;
+  std::shared_ptr<HandleState> pending;
   std::uint32_t unit = 0;
   std::uint32_t generation = 0;
   SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
@@ -56,21 +57,21 @@ struct Lane {
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;  ///< of the call that is in flight, as is `context`
   void* context = nullptr;
 
-  [[nodiscard]] bool fits(const Immediate& call) const;
+  [[nodiscard]] bool fits(const SmallCall& call) const;
 };
 
-class Lanes {
+class PersistentOps {
  public:
-  [[nodiscard]] std::shared_ptr<Lane> find(int process_set, OpKind kind, std::string_view name) const;
-  void add(const UnitKey& key, std::shared_ptr<Lane> lane);
-  /// Takes the lane out, if there is one.
-  std::shared_ptr<Lane> remove(const UnitKey& key);
-  [[nodiscard]] std::size_t size() const { return lanes_.size(); }
-  /// Some key whose lane `is_stale`; null if there is none.
+  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind, std::string_view name) const;
+  void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
+  /// Takes the persistent operation out, if there is one.
+  std::shared_ptr<PersistentOp> remove(const UnitKey& key);
+  [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
+  /// Some key whose operation `is_stale`; null if there is none.
   template <class Predicate>
   [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
-    for (const auto& [key, lane] : lanes_)
-      if (is_stale(*lane)) return &key;
+    for (const auto& [key, op] : persistent_ops_)
+      if (is_stale(*op)) return &key;
     return nullptr;
   }
 
@@ -89,7 +90,7 @@ class Lanes {
     using is_transparent = void;
     bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
   };
-  std::unordered_map<UnitKey, std::shared_ptr<Lane>, Hash, Equal> lanes_;
+  std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal> persistent_ops_;
 };
 
 }  // namespace hvd

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
+/// What this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
 /// `admit` until it is taken out; its state only moves along `advance`.
 
 #include <chrono>
@@ -23,13 +23,13 @@ enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
 /// Throws std::logic_error for any other pair: that would be a bug here.
 EntryState advance(EntryState state, EntryEvent event);
 
-struct Lane;
+struct PersistentOp;
 
 struct Entry {
   Submission submission;
   UnitKey key;
   Signature signature;
-  std::shared_ptr<Pending> pending = std::make_shared<Pending>();
+  std::shared_ptr<HandleState> pending = std::make_shared<HandleState>();
   EntryState state = EntryState::Waiting;
   std::vector<Backend*> backends;        ///< per tensor
   std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
@@ -40,8 +40,8 @@ struct Entry {
   std::size_t unqueued = 0;                       ///< tensors whose batch is not all enqueued on the device
   std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
-  Lane* lane = nullptr;                           ///< the lane it belongs to; null for most
-  bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a lane
+  PersistentOp* op = nullptr;                     ///< the persistent operation it belongs to; null for most
+  bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a persistent operation
   std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not noted there
   Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();

@@ -45,7 +45,7 @@ struct Board::Header {
   pthread_mutex_t lock;
   std::uint32_t open_batches = 0;  // under the lock
   alignas(64) std::atomic<std::uint64_t> tail{0};
-  alignas(64) FutexWord wait_bell{0};
+  alignas(64) FutexWord wait_doorbell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
   alignas(64) std::atomic<int> first_failure{kNoFailure};  // the rank whose failure stays
   std::array<BatchState, kBatchRing> batches;
@@ -53,7 +53,7 @@ struct Board::Header {
 
 struct alignas(64) Board::RankArea {
   pthread_mutex_t alive;
-  FutexWord work_bell{0};
+  FutexWord work_doorbell{0};
   std::atomic<std::uint32_t> work_sleepers{0};
   std::atomic<std::uint32_t> born{0};
   std::atomic<std::uint32_t> left{0};
@@ -300,18 +300,18 @@ void Board::depart(std::uint64_t sequence, std::uint32_t members) {
   if (state.departed.fetch_add(1, std::memory_order_acq_rel) + 1 == members) state.taken.store(false, std::memory_order_release);
 }
 
-FutexWord& Board::wait_bell() const { return header().wait_bell; }
-void Board::ring_waiters() { ring(header().wait_bell, header().wait_sleepers); }
+FutexWord& Board::wait_doorbell() const { return header().wait_doorbell; }
+void Board::ring_waiters() { ring(header().wait_doorbell, header().wait_sleepers); }
 void Board::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) {
-  sleep_on(header().wait_bell, header().wait_sleepers, seen, timeout);
+  sleep_on(header().wait_doorbell, header().wait_sleepers, seen, timeout);
 }
-FutexWord& Board::work_bell(int rank) const { return area(rank).work_bell; }
-void Board::ring_worker(int rank) { ring(area(rank).work_bell, area(rank).work_sleepers); }
+FutexWord& Board::work_doorbell(int rank) const { return area(rank).work_doorbell; }
+void Board::ring_worker(int rank) { ring(area(rank).work_doorbell, area(rank).work_sleepers); }
 void Board::ring_all_workers() {
   for (int rank = 0; rank < ranks_; ++rank) ring_worker(rank);
 }
 void Board::sleep_working(std::uint32_t seen, std::chrono::nanoseconds timeout) {
-  sleep_on(area(self_).work_bell, area(self_).work_sleepers, seen, timeout);
+  sleep_on(area(self_).work_doorbell, area(self_).work_sleepers, seen, timeout);
 }
 
 void Board::begin_life() {

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree through:
+/// What the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree through:
 /// one log that all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way,
 /// and who lives. A view over a block of memory that every rank of the domain sees; owns nothing but the view.
 /// Any thread; the functions that want the lock say so. Nothing here blocks for longer than the lock is held.
@@ -124,13 +124,13 @@ class Board {
 
   // ---- bells
   /// The word that user threads waiting for a result sleep on, all ranks together.
-  FutexWord& wait_bell() const;
-  /// Wakes the sleepers of `wait_bell`, if there are any.
+  FutexWord& wait_doorbell() const;
+  /// Wakes the sleepers of `wait_doorbell`, if there are any.
   void ring_waiters();
-  /// Sleeps on `wait_bell` unless it has rung since `seen`.
+  /// Sleeps on `wait_doorbell` unless it has rung since `seen`.
   void sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout);
   /// The word that the coordination thread of `rank` sleeps on.
-  FutexWord& work_bell(int rank) const;
+  FutexWord& work_doorbell(int rank) const;
   void ring_worker(int rank);
   void ring_all_workers();
   void sleep_working(std::uint32_t seen, std::chrono::nanoseconds timeout);

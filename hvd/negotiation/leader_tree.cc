@@ -35,19 +35,19 @@ void merge(Agreement& into, const Agreement& from) {
 
 }  // namespace
 
-Relay::Relay(Transport& transport, RelayActions actions) : transport_(transport), actions_(std::move(actions)) {
+LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions) : transport_(transport), actions_(std::move(actions)) {
   const int self = transport_.domain();
   if (self != 0) parent_ = self & (self - 1);
   for (int bit = 1; (self == 0 || bit < (self & -self)) && (self | bit) < transport_.domains(); bit <<= 1)
     children_.push_back({self | bit, std::min((self | bit) + bit, transport_.domains())});
 }
 
-int Relay::subtree_of(int domain) const {
+int LeaderTree::subtree_of(int domain) const {
   const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return domain >= c.domain && domain < c.end; });
   return child != children_.end() ? child->domain : domain == transport_.domain() ? domain : -1;
 }
 
-const std::set<int>& Relay::subtrees_with(int process_set) {
+const std::set<int>& LeaderTree::subtrees_with(int process_set) {
   const auto [known, fresh] = subtrees_.try_emplace(process_set);
   if (fresh)
     for (const int rank : actions_.ranks_of(process_set))
@@ -56,16 +56,16 @@ const std::set<int>& Relay::subtrees_with(int process_set) {
 }
 
 /// Introductions keep their place among the rest: what is said after them must not overtake them, nor they what was said before.
-void Relay::send(int domain, const Bytes& item) {
+void LeaderTree::send(int domain, const Bytes& item) {
   const bool up = domain == parent_;
   write(up ? up_ : down_, up);
   outgoing_[domain].put_bytes(item);
 }
-void Relay::send_down(const Bytes& item) {
+void LeaderTree::send_down(const Bytes& item) {
   for (const auto& child : children_) send(child.domain, item);
 }
 
-void Relay::write(Gathered& gathered, bool up) {
+void LeaderTree::write(Gathered& gathered, bool up) {
   for (const auto& introduction : std::exchange(gathered, {}).list) {
     Writer item;
     item.put(up ? Item::IntroduceUp : Item::IntroduceDown);
@@ -81,12 +81,12 @@ void Relay::write(Gathered& gathered, bool up) {
   }
 }
 
-void Relay::Gathered::add(const Introduction& introduction) {
+void LeaderTree::Gathered::add(const Introduction& introduction) {
   const auto [place, fresh] = last.try_emplace(introduction.key, list.size());
   if (!fresh) {
     Introduction& before = list[place->second];
     if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
-      for (const Run run : introduction.ranks) Relay::add(before.ranks, run);
+      for (const Run run : introduction.ranks) LeaderTree::add(before.ranks, run);
       return;
     }
     place->second = list.size();
@@ -94,7 +94,7 @@ void Relay::Gathered::add(const Introduction& introduction) {
   list.push_back(introduction);
 }
 
-void Relay::add(std::vector<Run>& runs, Run run) {
+void LeaderTree::add(std::vector<Run>& runs, Run run) {
   // The first that `run` touches, and the first beyond it.
   auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
   auto to = from;
@@ -112,7 +112,7 @@ void Relay::add(std::vector<Run>& runs, Run run) {
   runs.erase(from + 1, to);
 }
 
-void Relay::remove(std::vector<Run>& runs, Run run) {
+void LeaderTree::remove(std::vector<Run>& runs, Run run) {
   std::vector<Run> rest;
   const int end = run.first + run.count;
   for (const Run& r : runs) {
@@ -122,7 +122,7 @@ void Relay::remove(std::vector<Run>& runs, Run run) {
   runs = std::move(rest);
 }
 
-void Relay::retell(const UnitKey& key) {
+void LeaderTree::retell(const UnitKey& key) {
   const auto known = ids_.find(key);
   if (known == ids_.end()) return;
   for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote)
@@ -131,13 +131,13 @@ void Relay::retell(const UnitKey& key) {
 }
 
 /// Root: gives the tensor a number where it has none.
-std::uint32_t Relay::number_of(const UnitKey& key) {
+std::uint32_t LeaderTree::number_of(const UnitKey& key) {
   const auto [place, fresh] = ids_.try_emplace(key, next_id_);
   if (fresh) ++next_id_;
   return place->second;
 }
 
-void Relay::introduced(const UnitKey& key, int rank, const SharedSignature& signature) {
+void LeaderTree::introduced(const UnitKey& key, int rank, const SharedSignature& signature) {
   retell(key);
   if (!is_root()) return up_.add({0, key, signature, {{rank, 1}}});
   const std::uint32_t id = number_of(key);
@@ -145,7 +145,7 @@ void Relay::introduced(const UnitKey& key, int rank, const SharedSignature& sign
   down_.add({id, key, signature, {{rank, 1}}});
 }
 
-void Relay::receive_introduction(Reader& reader, bool from_parent) {
+void LeaderTree::receive_introduction(Reader& reader, bool from_parent) {
   Introduction introduction;
   if (from_parent) introduction.id = reader.get<std::uint32_t>();
   introduction.key = get_key(reader);
@@ -159,7 +159,7 @@ void Relay::receive_introduction(Reader& reader, bool from_parent) {
   learn(introduction);
 }
 
-void Relay::learn(const Introduction& introduction) {
+void LeaderTree::learn(const Introduction& introduction) {
   const auto id = introduction.id;
   const UnitKey& key = introduction.key;
   const SharedSignature& signature = introduction.signature;
@@ -183,40 +183,40 @@ void Relay::learn(const Introduction& introduction) {
     for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *signature);
 }
 
-void Relay::tell(News news) {
-  if (news.kind == News::Kind::Introduced) return introduced(news.key, news.rank, news.signature);
-  if (news.kind == News::Kind::Removed) return removed(news.key.process_set);
+void LeaderTree::tell(LocalEvent news) {
+  if (news.kind == LocalEvent::Kind::Introduced) return introduced(news.key, news.rank, news.signature);
+  if (news.kind == LocalEvent::Kind::Removed) return removed(news.key.process_set);
   held_.push_back(std::move(news));
   say_held();
 }
 
 /// Nobody waits any more for what was to happen in a process set that is gone.
-void Relay::removed(int process_set) {
+void LeaderTree::removed(int process_set) {
   std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
-  std::erase_if(held_, [&](const News& news) { return news.kind != News::Kind::Left && news.key.process_set == process_set; });
+  std::erase_if(held_, [&](const LocalEvent& news) { return news.kind != LocalEvent::Kind::Left && news.key.process_set == process_set; });
   joined_.erase(process_set);
   join_order_.erase(process_set);
 }
 
 /// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
 /// everything it was ready for has been said: this passes nothing, and what is ready after it does not pass it.
-void Relay::say_held() {
+void LeaderTree::say_held() {
   bool barred = false;
   for (std::size_t i = 0; i < held_.size();) {
-    const News& next = held_[i];
+    const LocalEvent& next = held_[i];
     const auto known = ids_.find(next.key);
-    const bool ready = next.kind == News::Kind::Ready;
+    const bool ready = next.kind == LocalEvent::Kind::Ready;
     barred = barred || (!ready && i > 0);
     if (barred || (ready && known == ids_.end())) {
       ++i;
       continue;
     }
-    const News news = std::move(held_[i]);
+    const LocalEvent news = std::move(held_[i]);
     const auto id = ready ? known->second : 0;
     held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
     if (ready) {
       count_ready(id, transport_.domain(), news.what);
-    } else if (news.kind == News::Kind::Joined) {
+    } else if (news.kind == LocalEvent::Kind::Joined) {
       learn_joined(news.key.process_set, news.rank);
     } else {
       left(news.rank);
@@ -224,14 +224,14 @@ void Relay::say_held() {
   }
 }
 
-void Relay::count_ready(std::uint32_t id, int subtree, const Agreement& what) {
+void LeaderTree::count_ready(std::uint32_t id, int subtree, const Agreement& what) {
   Count& count = counts_[id];
   if (!count.subtrees.insert(subtree).second) throw WireError("readiness twice in one round");
   merge(count.what, what);
   pass_on_if_complete(id);
 }
 
-void Relay::pass_on_if_complete(std::uint32_t id) {
+void LeaderTree::pass_on_if_complete(std::uint32_t id) {
   const UnitKey& key = known_.at(id).key;
   Count& count = counts_.at(id);
   std::vector<int> absent;
@@ -265,7 +265,7 @@ void Relay::pass_on_if_complete(std::uint32_t id) {
   send(parent_, item.bytes());
 }
 
-std::vector<int> Relay::awaited(const UnitKey& key) const {
+std::vector<int> LeaderTree::awaited(const UnitKey& key) const {
   std::vector<int> ranks;
   const auto known = ids_.find(key);
   const auto count = known == ids_.end() ? counts_.end() : counts_.find(known->second);
@@ -279,7 +279,7 @@ std::vector<int> Relay::awaited(const UnitKey& key) const {
   return ranks;
 }
 
-void Relay::decide(std::uint32_t id, const Agreement& what) {
+void LeaderTree::decide(std::uint32_t id, const Agreement& what) {
   Writer item;
   item.put(Item::Agree).put(id);
   encode(item, what);
@@ -288,7 +288,7 @@ void Relay::decide(std::uint32_t id, const Agreement& what) {
   decided(id);
 }
 
-void Relay::decided(std::uint32_t id) {
+void LeaderTree::decided(std::uint32_t id) {
   const auto known = known_.find(id);
   if (known == known_.end()) return;
   counts_.erase(id);
@@ -301,12 +301,12 @@ void Relay::decided(std::uint32_t id) {
   stuck_.erase({key.process_set, key.name});
 }
 
-void Relay::note_join(int process_set, int rank) {
+void LeaderTree::note_join(int process_set, int rank) {
   auto& order = join_order_[process_set];
   if (std::find(order.begin(), order.end(), rank) == order.end()) order.push_back(rank);
 }
 
-void Relay::learn_joined(int process_set, int rank) {
+void LeaderTree::learn_joined(int process_set, int rank) {
   note_join(process_set, rank);
   joined_[process_set].insert(rank);
   std::vector<std::uint32_t> waiting;
@@ -319,23 +319,23 @@ void Relay::learn_joined(int process_set, int rank) {
 }
 
 namespace {
-void put_claims(Writer& writer, const std::vector<Claim>& claims) {
-  writer.put(static_cast<std::uint32_t>(claims.size()));
-  for (const auto& claim : claims) writer.put(claim.rank).put(claim.kind);
+void put_stuck_ranks(Writer& writer, const std::vector<StuckRank>& stuck_ranks) {
+  writer.put(static_cast<std::uint32_t>(stuck_ranks.size()));
+  for (const auto& stuck_rank : stuck_ranks) writer.put(stuck_rank.rank).put(stuck_rank.kind);
 }
-std::vector<Claim> get_claims(Reader& reader) {
-  std::vector<Claim> claims;
+std::vector<StuckRank> get_stuck_ranks(Reader& reader) {
+  std::vector<StuckRank> stuck_ranks;
   for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
     const int rank = reader.get<int>();
     const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a claim to an unknown kind of operation");
-    claims.push_back({rank, kind});
+    if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
+    stuck_ranks.push_back({rank, kind});
   }
-  return claims;
+  return stuck_ranks;
 }
 }  // namespace
 
-void Relay::stuck(int process_set, const std::string& name, const std::vector<Claim>& claims) {
+void LeaderTree::stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   if (!held_.empty()) return;  // it must not pass what is said of before
   const std::uint64_t now = decisions_[{process_set, name}];
   const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
@@ -343,58 +343,58 @@ void Relay::stuck(int process_set, const std::string& name, const std::vector<Cl
   said->second = now;
   Writer item;
   item.put(Item::Stuck).put(process_set).put_string(name).put(now);
-  put_claims(item, claims);
+  put_stuck_ranks(item, stuck_ranks);
   if (!is_root()) return send(parent_, item.bytes());
   Reader reader(item.bytes());
   reader.get<std::uint8_t>();
   receive_stuck(reader, item.bytes());
 }
 
-void Relay::receive_stuck(Reader& reader, std::span<const std::byte> item) {
+void LeaderTree::receive_stuck(Reader& reader, std::span<const std::byte> item) {
   if (!is_root()) return send(parent_, Bytes(item.begin(), item.end()));
   const int process_set = reader.get<int>();
   const Name name{process_set, reader.get_string()};
   // Said before a decision under that name was known there: it may be out of date.
   if (reader.get<std::uint64_t>() != decisions_[name]) return;
   auto& by_rank = stuck_[name];
-  for (const auto& claim : get_claims(reader)) by_rank[claim.rank] = claim.kind;
-  std::vector<Claim> claims;
+  for (const auto& stuck_rank : get_stuck_ranks(reader)) by_rank[stuck_rank.rank] = stuck_rank.kind;
+  std::vector<StuckRank> stuck_ranks;
   for (const int rank : actions_.ranks_of(process_set)) {
-    const auto claim = by_rank.find(rank);
-    if (claim == by_rank.end()) return;
-    claims.push_back({rank, claim->second});
+    const auto stuck_rank = by_rank.find(rank);
+    if (stuck_rank == by_rank.end()) return;
+    stuck_ranks.push_back({rank, stuck_rank->second});
   }
-  const auto differs = [&](const Claim& claim) { return claim.kind != claims.front().kind; };
-  if (std::none_of(claims.begin(), claims.end(), differs)) return;
+  const auto differs = [&](const StuckRank& stuck_rank) { return stuck_rank.kind != stuck_ranks.front().kind; };
+  if (std::none_of(stuck_ranks.begin(), stuck_ranks.end(), differs)) return;
   Writer out;
   out.put(Item::Conflict).put(process_set).put_string(name.second);
-  put_claims(out, claims);
+  put_stuck_ranks(out, stuck_ranks);
   Reader again(out.bytes());
   again.get<std::uint8_t>();
   receive_conflict(again, out.bytes());
 }
 
 /// Drops whatever readiness was counted for the operations that are in conflict.
-void Relay::receive_conflict(Reader& reader, std::span<const std::byte> item) {
+void LeaderTree::receive_conflict(Reader& reader, std::span<const std::byte> item) {
   send_down(Bytes(item.begin(), item.end()));
   const int process_set = reader.get<int>();
   const Name name{process_set, reader.get_string()};
-  const auto claims = get_claims(reader);
-  for (const auto& claim : claims) {
-    const UnitKey key{process_set, claim.kind, name.second};
-    std::erase_if(held_, [&](const News& news) { return news.kind == News::Kind::Ready && news.key == key; });
+  const auto stuck_ranks = get_stuck_ranks(reader);
+  for (const auto& stuck_rank : stuck_ranks) {
+    const UnitKey key{process_set, stuck_rank.kind, name.second};
+    std::erase_if(held_, [&](const LocalEvent& news) { return news.kind == LocalEvent::Kind::Ready && news.key == key; });
     if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
   }
   ++decisions_[name];
   stuck_.erase(name);
-  actions_.conflict(process_set, name.second, claims);
+  actions_.conflict(process_set, name.second, stuck_ranks);
 }
 
-void Relay::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
+void LeaderTree::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
 
-void Relay::announce_end() { send_down(Writer().put(Item::End).bytes()); }
+void LeaderTree::announce_end() { send_down(Writer().put(Item::End).bytes()); }
 
-void Relay::left(int rank) {
+void LeaderTree::left(int rank) {
   const Bytes item = Writer().put(Item::Leave).put(rank).take();
   if (is_root()) {
     ++left_;
@@ -406,13 +406,13 @@ void Relay::left(int rank) {
 }
 
 /// The parent knows already.
-void Relay::hold_back_leaving(const Bytes& item, int from) {
+void LeaderTree::hold_back_leaving(const Bytes& item, int from) {
   Writer message;
   message.put_bytes(item);
   held_back_.push_back({{from, message.take()}, 0, true, true});
 }
 
-void Relay::failed(const Status& status) {
+void LeaderTree::failed(const Status& status) {
   if (std::exchange(failed_, true)) return;
   Writer item;
   item.put(Item::Fail).put(status.code()).put_string(status.text());
@@ -420,12 +420,12 @@ void Relay::failed(const Status& status) {
   send_down(item.bytes());
 }
 
-void Relay::expect_rank(int process_set, int rank) {
+void LeaderTree::expect_rank(int process_set, int rank) {
   const auto& ranks = actions_.ranks_of(process_set);
   if (!std::binary_search(ranks.begin(), ranks.end(), rank)) throw WireError("a rank outside its process set");
 }
 
-void Relay::expect_ranks(int process_set, const std::vector<Run>& runs) {
+void LeaderTree::expect_ranks(int process_set, const std::vector<Run>& runs) {
   const auto& ranks = actions_.ranks_of(process_set);
   for (const Run run : runs) {
     // The list ascends, so that the run is in it if its ends are as far apart there.
@@ -437,7 +437,7 @@ void Relay::expect_ranks(int process_set, const std::vector<Run>& runs) {
 
 /// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
 /// the way down would add that time. True if there is nothing but decisions in the message, and the children have it.
-bool Relay::pass_on_decisions(const Message& message) {
+bool LeaderTree::pass_on_decisions(const Message& message) {
   if (message.from != parent_) return false;
   for (Reader items(message.bytes); !items.at_end();) {
     const Bytes bytes = items.get_list<std::byte>();
@@ -449,7 +449,7 @@ bool Relay::pass_on_decisions(const Message& message) {
   return true;
 }
 
-void Relay::receive(const Message& message) {
+void LeaderTree::receive(const Message& message) {
   if (message.from == parent_ && !held_back_.empty()) return hold_back(message);
   const bool passed_on = pass_on_decisions(message);
   std::size_t done = 0;
@@ -458,7 +458,7 @@ void Relay::receive(const Message& message) {
 }
 
 /// A failure does not wait its turn: what it must come after may never happen.
-void Relay::hold_back(Message message) {
+void LeaderTree::hold_back(Message message) {
   for (Reader items(message.bytes); !items.at_end();) {
     const Bytes bytes = items.get_list<std::byte>();
     Reader reader(bytes);
@@ -468,7 +468,7 @@ void Relay::hold_back(Message message) {
 }
 
 /// True if that brought anything.
-bool Relay::take_held_back() {
+bool LeaderTree::take_held_back() {
   if (failed_) held_back_.clear();
   bool any = false;
   while (!held_back_.empty()) {
@@ -484,7 +484,7 @@ bool Relay::take_held_back() {
 }
 
 /// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or to a cut that must wait.
-void Relay::act_on(std::size_t& at, const Message& message, bool passed_on) {
+void LeaderTree::act_on(std::size_t& at, const Message& message, bool passed_on) {
   Reader items(std::span<const std::byte>(message.bytes).subspan(at));
   while (!items.at_end()) {
     const Bytes bytes = items.get_list<std::byte>();
@@ -494,7 +494,7 @@ void Relay::act_on(std::size_t& at, const Message& message, bool passed_on) {
 }
 
 /// False if it is a cut that must wait; nothing has happened then.
-bool Relay::act_on_item(const Bytes& bytes, const Message& message, bool passed_on) {
+bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool passed_on) {
   const bool from_parent = message.from == parent_;
   const auto downwards = [&](bool expected) {
     if (from_parent != expected) throw WireError("a message from the wrong side");
@@ -573,7 +573,7 @@ bool Relay::act_on_item(const Bytes& bytes, const Message& message, bool passed_
   return true;
 }
 
-void Relay::receive_failure(Reader& reader, std::span<const std::byte> item, int from) {
+void LeaderTree::receive_failure(Reader& reader, std::span<const std::byte> item, int from) {
   const auto code =
       static_cast<Status::Code>(std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument)));
   const Status status(code, reader.get_string());
@@ -585,7 +585,7 @@ void Relay::receive_failure(Reader& reader, std::span<const std::byte> item, int
   actions_.fail(status);
 }
 
-bool Relay::flush() {
+bool LeaderTree::flush() {
   write(up_, true);
   write(down_, false);
   // The highest child first: its subtree is the largest and has the longest way still to go.
@@ -594,7 +594,7 @@ bool Relay::flush() {
   return !outgoing.empty();
 }
 
-bool Relay::advance() {
+bool LeaderTree::advance() {
   bool any = flush();
   any = take_held_back() || any;
   while (auto message = transport_.receive()) {

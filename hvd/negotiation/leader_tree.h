@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
+/// How the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
 /// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
 /// introductions of all ranks and the root's decisions: what is agreed, and where a batch is cut. A step costs each leader a message
 /// per neighbour and per group of tensors that became ready together, in O(log domains) hops; nothing is gathered at the root but
@@ -23,7 +23,7 @@
 namespace hvd {
 
 /// What the relay asks of its engine.
-struct RelayActions {
+struct LeaderTreeActions {
   /// A rank of another domain introduces a tensor to this one's log.
   std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
   std::function<void(const UnitKey&, const Agreement&)> agree;
@@ -32,7 +32,7 @@ struct RelayActions {
   std::function<void(int rank)> leave;
   std::function<void()> end;
   /// All ranks of the set wait under the name, for different operations.
-  std::function<void(int process_set, const std::string& name, const std::vector<Claim>&)> conflict;
+  std::function<void(int process_set, const std::string& name, const std::vector<StuckRank>&)> conflict;
   std::function<void(const Status&)> fail;
   /// The ranks of a process set, ascending. Throws WireError if there is no such set.
   std::function<const std::vector<int>&(int process_set)> ranks_of;
@@ -40,7 +40,7 @@ struct RelayActions {
 };
 
 /// What a domain's log says that the other domains are to know, in the log's order.
-struct News {
+struct LocalEvent {
   enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Removed };
   Kind kind = Kind::Introduced;
   UnitKey key = {};                ///< Introduced, Ready; of Joined and Removed the process set alone
@@ -49,14 +49,14 @@ struct News {
   Agreement what = {};             ///< Ready
 };
 
-class Relay {
+class LeaderTree {
  public:
-  Relay(Transport& transport, RelayActions actions);
+  LeaderTree(Transport& transport, LeaderTreeActions actions);
 
   // ---- what this domain has to say; the next `advance` sends it
-  void tell(News news);
+  void tell(LocalEvent news);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
-  void stuck(int process_set, const std::string& name, const std::vector<Claim>& claims);
+  void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
@@ -140,7 +140,7 @@ class Relay {
   bool flush();
 
   Transport& transport_;
-  RelayActions actions_;
+  LeaderTreeActions actions_;
   int parent_ = -1;
   struct Child {
     int domain, end;  ///< its subtree is [domain, end)
@@ -149,7 +149,7 @@ class Relay {
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Known> known_;
   std::unordered_map<std::uint32_t, Count> counts_;
-  std::vector<News> held_;                       ///< Ready before the root's number for it came down; what must not overtake that
+  std::vector<LocalEvent> held_;                 ///< Ready before the root's number for it came down; what must not overtake that
   std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
   std::map<int, std::vector<int>> join_order_;   ///< by process set: ranks that are known to have joined, as that became known
   std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set

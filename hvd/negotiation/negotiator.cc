@@ -180,10 +180,10 @@ Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::E
 Bytes Negotiator::cut_record(Scope scope) { return Writer().put(RecordType::Cut).put(scope).take(); }
 Bytes Negotiator::leaving(int rank) { return Writer().put(RecordType::Leave).put(rank).take(); }
 Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
-Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<Claim>& claims) {
+Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
   Writer writer;
-  writer.put(RecordType::Conflict).put(process_set).put_string(name).put(static_cast<std::uint32_t>(claims.size()));
-  for (const auto& claim : claims) writer.put(claim.rank).put(claim.kind);
+  writer.put(RecordType::Conflict).put(process_set).put_string(name).put(static_cast<std::uint32_t>(stuck_ranks.size()));
+  for (const auto& stuck_rank : stuck_ranks) writer.put(stuck_rank.rank).put(stuck_rank.kind);
   return writer.take();
 }
 Bytes Negotiator::joining(int process_set, int rank) { return Writer().put(RecordType::Joining).put(process_set).put(rank).take(); }
@@ -387,7 +387,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
     const int rank = reader.get<int>();
     const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a claim to an unknown kind of operation");
+    if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
     const Unit* unit = find({process_set, kind, name});
     const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
     if (!signature) continue;  // forgotten here meanwhile

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the table that every rank of a domain keeps of what all ranks have said: names, ids, signatures, the queue of agreed
+/// The table that every rank of a domain keeps of what all ranks have said: names, ids, signatures, the queue of agreed
 /// tensors. It changes by the records of the board's log alone, read by all in the same order, so all tables are equal: ids need
 /// no authority, and a disagreement is found on every rank at the same record.
 /// Under the engine's mutex. Never blocks; malformed records throw WireError.
@@ -83,7 +83,7 @@ void encode(Writer& writer, const Agreement& agreement);
 Agreement decode_agreement(Reader& reader);
 
 /// What a rank is stuck with under a name.
-struct Claim {
+struct StuckRank {
   int rank = 0;
   OpKind kind = OpKind::Allreduce;
 };
@@ -167,7 +167,7 @@ class Negotiator {
   /// `rank` takes part in nothing of the set until all its ranks have joined.
   static Bytes joining(int process_set, int rank);
   /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
-  static Bytes conflict(int process_set, std::string_view name, const std::vector<Claim>& claims);
+  static Bytes conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks);
   /// What the domain was ready for without the rank stands in the log.
   static Bytes joined_up(int process_set, int rank);
 

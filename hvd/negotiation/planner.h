@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: which agreed tensors travel together. A pure function of the queue and the threshold, so that every rank that has
+/// Which agreed tensors travel together. A pure function of the queue and the threshold, so that every rank that has
 /// read the same log computes the same batches; nothing of the plan is ever sent.
 
 #include <cstdint>

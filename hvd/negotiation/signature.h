@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what a rank says of a tensor when it introduces it, and the verdict over what all ranks said.
+/// What a rank says of a tensor when it introduces it, and the verdict over what all ranks said.
 /// Pure values and functions: every rank computes the same verdict from the same signatures.
 
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: one rank's timeline: what the engine notes goes into a bounded list in memory, and a thread of its own turns that into
+/// One rank's timeline: what the engine notes goes into a bounded list in memory, and a thread of its own turns that into
 /// events of the common file every 100 ms, sooner when the list fills up or something fails. Nothing is written, or waited for, by the
 /// thread that notes. Where the list is full, whole operations are left out, and counted in the file.
 /// Off, a note costs one relaxed load. Any thread. `start` throws InvalidArgument; a file that can no longer be written ends the

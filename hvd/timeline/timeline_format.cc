@@ -97,80 +97,80 @@ void TimelineFormat::introduce(std::string_view label, std::string& out) const {
                  ",\n{{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":{0},\"tid\":0,\"args\":{{\"sort_index\":{0}}}}}", rank_);
 }
 
-void TimelineFormat::begin(Lane& lane, std::string_view name, TraceTime at, std::string_view arguments, std::string& out) const {
-  lane.last = std::max(lane.last, at);
-  fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"{}\",\"ph\":\"B\",\"pid\":{},\"tid\":{},\"ts\":{}{}}}", name, rank_, lane.tid,
-                 time(lane.last), arguments);
+void TimelineFormat::begin(Track& track, std::string_view name, TraceTime at, std::string_view arguments, std::string& out) const {
+  track.last = std::max(track.last, at);
+  fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"{}\",\"ph\":\"B\",\"pid\":{},\"tid\":{},\"ts\":{}{}}}", name, rank_, track.tid,
+                 time(track.last), arguments);
 }
 
-void TimelineFormat::finish(Lane& lane, TraceTime at, std::string& out, std::string_view arguments) const {
-  lane.last = std::max(lane.last, at);
-  fmt::format_to(std::back_inserter(out), ",\n{{\"ph\":\"E\",\"pid\":{},\"tid\":{},\"ts\":{}{}}}", rank_, lane.tid, time(lane.last),
+void TimelineFormat::finish(Track& track, TraceTime at, std::string& out, std::string_view arguments) const {
+  track.last = std::max(track.last, at);
+  fmt::format_to(std::back_inserter(out), ",\n{{\"ph\":\"E\",\"pid\":{},\"tid\":{},\"ts\":{}{}}}", rank_, track.tid, time(track.last),
                  arguments);
 }
 
-void TimelineFormat::mark(Lane& lane, std::string_view name, TraceTime at, std::string& out) const {
-  lane.last = std::max(lane.last, at);
+void TimelineFormat::mark(Track& track, std::string_view name, TraceTime at, std::string& out) const {
+  track.last = std::max(track.last, at);
   fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"{}\",\"ph\":\"i\",\"s\":\"t\",\"pid\":{},\"tid\":{},\"ts\":{}}}", name, rank_,
-                 lane.tid, time(lane.last));
+                 track.tid, time(track.last));
 }
 
-TimelineFormat::Lane& TimelineFormat::make_lane(const std::string& key, std::string_view label, bool shared, std::string& out) {
-  auto& lane = lanes_[key] = std::make_unique<Lane>(Lane{next_tid_++, shared});
+TimelineFormat::Track& TimelineFormat::make_track(const std::string& key, std::string_view label, bool shared, std::string& out) {
+  auto& track = tracks_[key] = std::make_unique<Track>(Track{next_tid_++, shared});
   fmt::format_to(std::back_inserter(out), ",\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}}",
-                 rank_, lane->tid, json_string(label));
-  return *lane;
+                 rank_, track->tid, json_string(label));
+  return *track;
 }
 
-TimelineFormat::Lane& TimelineFormat::lane_for(const TraceSubject& subject, std::string& out) {
+TimelineFormat::Track& TimelineFormat::track_for(const TraceSubject& subject, std::string& out) {
   const std::string key = formatted("{}:{}:{}", subject.process_set, static_cast<int>(subject.kind), subject.name);
   if (!subject.once) {
-    if (const auto known = lanes_.find(key); known != lanes_.end()) return *known->second;
+    if (const auto known = tracks_.find(key); known != tracks_.end()) return *known->second;
     const std::string label = subject.process_set == 0 ? subject.name : formatted("{} (set {})", subject.name, subject.process_set);
-    if (next_tid_ <= kNamedLanes) return make_lane(key, label, false, out);
+    if (next_tid_ <= kNamedLanes) return make_track(key, label, false, out);
   }
   if (free_shared_.empty()) {
     const std::string label = formatted("others {}", next_tid_);
-    free_shared_.push_back(&make_lane(label, label, true, out));  // no key of a name begins so
+    free_shared_.push_back(&make_track(label, label, true, out));  // no key of a name begins so
   }
-  Lane& lane = *free_shared_.back();
+  Track& track = *free_shared_.back();
   free_shared_.pop_back();
-  return lane;
+  return track;
 }
 
 void TimelineFormat::submitted(const TraceRecord& record, std::string& out) {
   const TraceSubject& subject = *record.subject;
-  Lane& lane = lane_for(subject, out);
+  Track& track = track_for(subject, out);
   std::string arguments;
-  if (lane.shared) fmt::format_to(std::back_inserter(arguments), ",\"tensor\":{}", json_string(subject.name));
+  if (track.shared) fmt::format_to(std::back_inserter(arguments), ",\"tensor\":{}", json_string(subject.name));
   if (subject.tensors > 0) fmt::format_to(std::back_inserter(arguments), ",\"dtype\":\"{}\"", subject.dtype);
   if (subject.tensors == 1) fmt::format_to(std::back_inserter(arguments), ",\"shape\":\"{}\"", shape_text(subject.shape));
   if (subject.tensors > 1) fmt::format_to(std::back_inserter(arguments), ",\"tensors\":{}", subject.tensors);
   if (subject.tensors > 0) fmt::format_to(std::back_inserter(arguments), ",\"bytes\":{}", subject.bytes);
   if (!arguments.empty()) arguments = formatted(",\"args\":{{{}}}", arguments.substr(1));
 
-  begin(lane, "NEGOTIATE_" + upper(name_of(subject.kind)), record.from, arguments, out);
+  begin(track, "NEGOTIATE_" + upper(name_of(subject.kind)), record.from, arguments, out);
   if (record.copied_to > record.copied_from) {
-    begin(lane, "MEMCPY_IN_FUSION_BUFFER", record.copied_from, {}, out);
-    finish(lane, record.copied_to, out);
+    begin(track, "MEMCPY_IN_FUSION_BUFFER", record.copied_from, {}, out);
+    finish(track, record.copied_to, out);
   }
-  mark(lane, formatted("rank {} ready", rank_), record.at, out);
-  open_[record.id] = {&lane, subject.kind, TraceRecord::Kind::Submitted, std::move(arguments), subject.bytes};
+  mark(track, formatted("rank {} ready", rank_), record.at, out);
+  open_[record.id] = {&track, subject.kind, TraceRecord::Kind::Submitted, std::move(arguments), subject.bytes};
   ++queued_;
   count(record.at, out);
 }
 
 void TimelineFormat::close(Open& open, TraceTime at, std::string_view error, std::string& out) {
   const std::string arguments = error.empty() ? "" : formatted(",\"args\":{{\"error\":{}}}", json_string(error, 512));
-  if (open.phase != TraceRecord::Kind::Submitted) finish(*open.lane, at, out);
-  finish(*open.lane, at, out, arguments);
+  if (open.phase != TraceRecord::Kind::Submitted) finish(*open.track, at, out);
+  finish(*open.track, at, out, arguments);
   const bool launched = open.phase == TraceRecord::Kind::Launched || open.phase == TraceRecord::Kind::CopyingOut;
   if (launched) {
     bytes_ -= open.bytes;
   } else {
     --queued_;
   }
-  if (open.lane->shared) free_shared_.push_back(open.lane);
+  if (open.track->shared) free_shared_.push_back(open.track);
 }
 
 void TimelineFormat::add(const TraceRecord& record, std::string& out) {
@@ -189,17 +189,17 @@ void TimelineFormat::add(const TraceRecord& record, std::string& out) {
   const std::string operation = upper(name_of(open.kind));
   switch (record.kind) {
     case Kind::Agreed:
-      if (record.rank >= 0) mark(*open.lane, formatted("rank {} was last", record.rank), record.at, out);
+      if (record.rank >= 0) mark(*open.track, formatted("rank {} was last", record.rank), record.at, out);
       if (!record.good) break;
-      finish(*open.lane, record.at, out);
-      begin(*open.lane, operation, record.at, open.arguments, out);
-      begin(*open.lane, "WAIT_FOR_DATA", record.at, {}, out);
+      finish(*open.track, record.at, out);
+      begin(*open.track, operation, record.at, open.arguments, out);
+      begin(*open.track, "WAIT_FOR_DATA", record.at, {}, out);
       open.phase = Kind::Agreed;
       break;
     case Kind::Launched:
       if (open.phase != Kind::Agreed) break;  // another batch of the same group
-      finish(*open.lane, record.at, out);
-      begin(*open.lane, formatted("{}_{}", upper(record.backend), operation), record.at, {}, out);
+      finish(*open.track, record.at, out);
+      begin(*open.track, formatted("{}_{}", upper(record.backend), operation), record.at, {}, out);
       open.phase = Kind::Launched;
       --queued_;
       bytes_ += open.bytes;
@@ -207,8 +207,8 @@ void TimelineFormat::add(const TraceRecord& record, std::string& out) {
       break;
     case Kind::CopyingOut:
       if (open.phase != Kind::Launched) break;
-      finish(*open.lane, record.at, out);
-      begin(*open.lane, "MEMCPY_OUT_FUSION_BUFFER", record.at, {}, out);
+      finish(*open.track, record.at, out);
+      begin(*open.track, "MEMCPY_OUT_FUSION_BUFFER", record.at, {}, out);
       open.phase = Kind::CopyingOut;
       break;
     default:

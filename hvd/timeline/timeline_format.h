@@ -1,9 +1,9 @@
 #pragma once
-/// Room card: what one rank's timeline says, as events of Chrome's trace format. Records in, text out; used by the timeline's writer
+/// What one rank's timeline says, as events of Chrome's trace format. Records in, text out; used by the timeline's writer
 /// thread alone; touches no file and never fails.
 ///
-/// A rank is a process (pid), a name is a lane in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
-/// the first few thousand) share lanes, and say what they are in their arguments. Lane 0 is the rank's own: cycles and counters.
+/// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
+/// the first few thousand) share tracks, and say what they are in their arguments. Track 0 is the rank's own: cycles and counters.
 
 #include <cstdint>
 #include <memory>
@@ -67,33 +67,33 @@ class TimelineFormat {
   void end(TraceTime now, std::string& out);
 
  private:
-  struct Lane {
+  struct Track {
     std::uint32_t tid;
     bool shared;
     TraceTime last = 0;  ///< its latest event
   };
   struct Open {
-    Lane* lane;
+    Track* track;
     OpKind kind;
     TraceRecord::Kind phase;
     std::string arguments;
     std::int64_t bytes;
   };
-  Lane& lane_for(const TraceSubject& subject, std::string& out);
-  Lane& make_lane(const std::string& key, std::string_view label, bool shared, std::string& out);
+  Track& track_for(const TraceSubject& subject, std::string& out);
+  Track& make_track(const std::string& key, std::string_view label, bool shared, std::string& out);
   void submitted(const TraceRecord& record, std::string& out);
   void close(Open& open, TraceTime at, std::string_view error, std::string& out);
   void count(TraceTime at, std::string& out);
   void put_counters(std::string& out);
-  void begin(Lane& lane, std::string_view name, TraceTime at, std::string_view arguments, std::string& out) const;
-  void finish(Lane& lane, TraceTime at, std::string& out, std::string_view arguments = {}) const;
-  void mark(Lane& lane, std::string_view name, TraceTime at, std::string& out) const;
+  void begin(Track& track, std::string_view name, TraceTime at, std::string_view arguments, std::string& out) const;
+  void finish(Track& track, TraceTime at, std::string& out, std::string_view arguments = {}) const;
+  void mark(Track& track, std::string_view name, TraceTime at, std::string& out) const;
   [[nodiscard]] std::string time(TraceTime at) const;
 
   int rank_;
   TraceTime zero_;
-  std::unordered_map<std::string, std::unique_ptr<Lane>> lanes_;
-  std::vector<Lane*> free_shared_;
+  std::unordered_map<std::string, std::unique_ptr<Track>> tracks_;
+  std::vector<Track*> free_shared_;
   std::unordered_map<std::uint64_t, Open> open_;
   std::uint32_t next_tid_ = 1;
   std::size_t queued_ = 0;    // submitted and not launched

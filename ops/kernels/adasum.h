@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021): a sum of gradients in which
+/// Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021): a sum of gradients in which
 /// what they have in common counts once. Orthogonal vectors add, parallel ones average; two vectors give
 ///
 ///   adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b

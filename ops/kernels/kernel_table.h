@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled
+/// The seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled
 /// once per instruction set. Plain structs and function pointers only: these files are compiled with flags that not every processor
 /// has, and an inline function shared with the rest of the program could be the copy the linker keeps.
 

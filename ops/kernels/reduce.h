@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: element-wise arithmetic on host memory: reducing the buffers of several ranks, and converting between float types.
+/// Element-wise arithmetic on host memory: reducing the buffers of several ranks, and converting between float types.
 /// Pure functions of their arguments: any thread, no state, no allocation. Preconditions are the caller's (`supported`);
 /// a pair that is not supported throws std::invalid_argument, nothing else fails.
 ///

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the vector kernels, included by one file per instruction set. The width follows from the compiler's flags; everything is
+/// The vector kernels, included by one file per instruction set. The width follows from the compiler's flags; everything is
 /// in an unnamed namespace, and nothing from the library is instantiated, so that no function compiled with these flags can be
 /// linked into code that runs on a lesser processor.
 ///

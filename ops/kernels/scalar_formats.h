@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
+/// The element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
 /// One element at a time, with branches, so that it can be checked by reading; shares nothing with simd.h.
 
 #include <cmath>

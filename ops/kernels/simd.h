@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how elements lie in memory and how a vector of them is computed in: load, store, round. GCC's vector types, of the
+/// How elements lie in memory and how a vector of them is computed in: load, store, round. GCC's vector types, of the
 /// register's width, and intrinsics only for what they cannot say (fp16). Everything lives in the including file's own namespace.
 
 #if defined(__AVX2__)

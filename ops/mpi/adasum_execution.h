@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a domain are combined in its arena, a tensor by
+/// Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a domain are combined in its arena, a tensor by
 /// whichever rank claims it; then the domains' results are combined in pairs of neighbours, the results again in pairs, by the leaders,
 /// a domain's first ranks: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and domains that have joined keep
 /// their places among the pairs, as zeros: the other of the pair goes on alone. It goes back down the same tree, and in

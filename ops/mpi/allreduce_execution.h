@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: one allreduce across domains. The batch, flattened, is cut into slices, one for each of the first m ranks of every domain (m:
+/// One allreduce across domains. The batch, flattened, is cut into slices, one for each of the first m ranks of every domain (m:
 /// the ranks of the smallest domain). The owner of a slice works through it in rounds, several of them under way at once:
 ///
 ///   start    reduces the domain's inputs in rank order; part d of the round goes to the slice's owner in domain d

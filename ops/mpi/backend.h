@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as in
+/// Collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as in
 /// ShmBackend; between domains travel MPI messages between pairs of ranks, never collectives, so that any number of batches can be
 /// under way, nothing blocks, and a failed world can drop what it has begun. Messages are found again by their tag: process set, order
 /// of the batch in it, phase. A rank that is the only one of its domain in the set works on the user's memory and needs no arena.

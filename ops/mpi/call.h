@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the owner of a communicator, and what becomes of MPI's error codes: BackendError with the call, the rank and MPI's own
+/// The owner of a communicator, and what becomes of MPI's error codes: BackendError with the call, the rank and MPI's own
 /// words. Communicators made here return their errors instead of ending the program.
 
 #include <mpi.h>

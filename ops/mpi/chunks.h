@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a run of elements on its way from one rank to another, in chunks, a few of them under way at once. Both sides must agree
+/// A run of elements on its way from one rank to another, in chunks, a few of them under way at once. Both sides must agree
 /// about the number of elements, their size and the size of a chunk; then the chunks pair up in order, all with one tag. A run without
 /// elements is no message. Sends are synchronous (see exchange.h). Buffers are made when they are first needed.
 /// Not to be moved once a message is under way; one thread at a time.

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: broadcast and allgather across domains. Nothing is computed, so what counts is that every byte reaches a domain once.
+/// Broadcast and allgather across domains. Nothing is computed, so what counts is that every byte reaches a domain once.
 ///
 /// Broadcast: one rank of each domain, its leader, gets the batch, flattened, in chunks down a binomial tree of the domains, and hands
 ///   each on at once. In the root's domain the leader is the root. The other ranks of a domain copy what the leader's blocks hold so

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: messages under way between ranks, and the memory they travel in. `Exchange` is the communicator with its pool of buffers;
+/// Messages under way between ranks, and the memory they travel in. `Exchange` is the communicator with its pool of buffers;
 /// `Requests` are the messages of one batch, which it outlives. Nothing blocks. One thread at a time.
 /// A synchronous send is one that is done only when the other side has begun to take it: who has nothing else to wait for must use it,
 /// because an ordinary send may be done while bytes of it still wait for a next call of MPI that this rank may not make for long.

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas of
+/// What the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas of
 /// the domain, and which ranks take part from where. For the driver's thread only.
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how the values of ranks in several domains become one, element by element: what a domain contributes, and how the
+/// How the values of ranks in several domains become one, element by element: what a domain contributes, and how the
 /// contributions are combined. The same for all operations that reduce, so that a reducescatter gives the bits of an allreduce.
 /// The order of summing depends on nothing but the ranks and their domains: ((ranks of domain 0) + (ranks of domain 1)) + ...
 /// float16 and bfloat16: what a domain of several ranks contributes is rounded to the type for the wire, so the result is rounded twice;

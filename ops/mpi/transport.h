@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: messages between the leaders of domains through MPI. Sends are buffered here until MPI is done with them; what arrives is
+/// Messages between the leaders of domains through MPI. Sends are buffered here until MPI is done with them; what arrives is
 /// received in the background and given out whole, in the order in which each leader sent it. Nothing blocks; one thread at a time.
 /// Throws BackendError: MPI's own words, or a message of more than 2^31 - 1 bytes.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: memory that every rank of the domain sees. `DomainMemory` is the map: where each rank's arena begins in this process.
+/// Memory that every rank of the domain sees. `DomainMemory` is the map: where each rank's arena begins in this process.
 /// `Arena` hands out blocks of this rank's own. Any thread. The addresses are reserved at once and take memory when first used;
 /// freed blocks are kept for the next tensor of that size, as their pages are already there.
 /// Fails with BackendError when the reserved addresses are used up.

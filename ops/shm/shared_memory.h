@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: anonymous shared memory (memfd): independent of the size of /dev/shm, gone with the last process that has it, however
+/// Anonymous shared memory (memfd): independent of the size of /dev/shm, gone with the last process that has it, however
 /// that ends. A block is made by one rank, which says where it is (`Ticket`); others of the same host map it through /proc.
 /// Fails with BackendError carrying the system's words.
 

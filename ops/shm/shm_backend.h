@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
+/// Collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
 /// worked on in place, another is staged there when it is submitted (while it is still in the submitter's cache) and copied back
 /// when the batch is done. Reductions and broadcasts are cut into chunks that any rank claims, so that a rank that is not scheduled
 /// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
@@ -30,7 +30,7 @@ class ShmBackend final : public Backend {
   bool is_free(std::uint64_t location) override;
   std::byte* kept(std::uint64_t location) override;
   bool run_for_all(const BatchTraits& traits, std::int64_t count, std::span<const std::uint64_t> locations) override;
-  bool rings() const override { return true; }
+  bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
   // ---- for the executions

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how a tensor gets into memory that every rank of the domain sees, and back. A location says where it is: memory of the
+/// How a tensor gets into memory that every rank of the domain sees, and back. A location says where it is: memory of the
 /// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread.
 /// Fails with BackendError when the arena is full.
 

@@ -77,7 +77,7 @@ Memory::Memory(Context& context, bool arena, const Block& content) : bytes_(cont
   if (content.empty()) return;
   const std::size_t bytes = bytes_ + kMargin;
   if (arena) {
-    owner_ = context.door.allocate_shared(bytes);
+    owner_ = context.endpoint.allocate_shared(bytes);
     if (!owner_) throw std::runtime_error("allocate_shared gives nothing");
   } else {
     owner_ = std::shared_ptr<std::byte[]>(new std::byte[bytes]);

@@ -1,12 +1,12 @@
 #pragma once
-/// Room card: the ways in which one and the same operation can be asked for, and memory for its tensors.
+/// The ways in which one and the same operation can be asked for, and memory for its tensors.
 
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tests/contract/cell.h"
+#include "tests/contract/case.h"
 
 namespace hvd::contract {
 

@@ -9,11 +9,11 @@ namespace hvd::contract {
 
 namespace {
 
-/// Reports travel as text: a cell and what is wrong with it, line by line.
+/// Reports travel as text: a case and what is wrong with it, line by line.
 std::string text_of(const Report& report) {
   std::string text;
-  for (const auto& [cell, failures] : report.failed)
-    for (const auto& failure : failures) text += cell + '\n' + failure + '\n';
+  for (const auto& [one, failures] : report.failed)
+    for (const auto& failure : failures) text += one + '\n' + failure + '\n';
   return text;
 }
 
@@ -77,9 +77,9 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
                           .arena = !gpu && allocate_shared(64) != nullptr,
                           .one_domain = one_domain,
                           .fuses = fuses};
-    const auto door = make_front_door();
+    const auto endpoint = make_front_door();
     Watch watch(setting.name, own_rank, 1);
-    report.add(run_rank(*door, setting, own_rank, notebook, choice, watch));
+    report.add(run_rank(*endpoint, setting, own_rank, notebook, choice, watch));
   }
   is_first = own_rank == 0;
   collect(report, own_rank, ranks);

@@ -1,7 +1,7 @@
 // Instances whose ranks are threads.
 
 #include "tests/contract/instances.h"
-#include "tests/support/locked_table.h"
+#include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::contract {
@@ -45,10 +45,10 @@ Report run_threads(Setting setting, const Choice& choice, const std::function<Dr
     world.run(
         [&](int rank, Engine& engine) {
           Arena& arena = world.arena(rank);
-          const auto door =
+          const auto endpoint =
               make_engine_door(engine, [&, rank](std::size_t bytes) { return shared_memory(arena, engine, own, rank, bytes); });
           const auto at = static_cast<std::size_t>(rank);
-          reports[at] = run_rank(*door, own, rank, notebooks[at], choice, watch);
+          reports[at] = run_rank(*endpoint, own, rank, notebooks[at], choice, watch);
         },
         false);
     for (std::size_t rank = 1; rank < reports.size(); ++rank) reports[0].merge_rank(reports[rank]);
@@ -69,8 +69,10 @@ Report run_shm_threads(int ranks, const Choice& choice) {
 
 Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice) {
   // NCCL's sums are not made in rank order; those of the others are the host's.
-  const Setting setting{
-      .name = title(instance.name, ranks), .size = ranks, .device = {DeviceKind::Cuda, 0}, .any_order = instance.way == nccl::Way::Nccl};
+  const Setting setting{.name = title(instance.name, ranks),
+                        .size = ranks,
+                        .device = {DeviceKind::Cuda, 0},
+                        .any_order = instance.way == nccl::GpuRoute::Nccl};
   return run_threads(setting, choice, [ranks, instance]() -> Dress {
     const auto devices = std::make_shared<LockedDevices>(ranks);
     devices->registration = instance.registration;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the instances of the suite: one backend each, with threads or processes as ranks.
+/// The instances of the suite: one backend each, with threads or processes as ranks.
 
 #include <cstdint>
 #include <vector>
@@ -14,7 +14,7 @@ namespace hvd::contract {
 Report run_shm_threads(int ranks, const Choice& choice);
 struct GpuInstance {
   const char* name;
-  nccl::Way way;
+  nccl::GpuRoute way;
   nccl::Registration registration = nccl::Registration::None;  ///< of NCCL's fusion buffers
 };
 Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice);

@@ -2,7 +2,7 @@
 //   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
 //   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI)
-// The last line is "contract: R cells run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
+// The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
 
 #include <cstdio>
 #include <optional>
@@ -31,10 +31,10 @@ struct Arguments {
 /// None of an unknown word.
 std::optional<std::optional<GpuInstance>> backend_of(const std::string& word) {
   if (word == "shm") return std::optional<GpuInstance>();
-  if (word == "nccl") return GpuInstance{"nccl", nccl::Way::Nccl};
-  if (word == "nccl_window") return GpuInstance{"nccl in windows", nccl::Way::Nccl, nccl::Registration::Window};
-  if (word == "shared") return GpuInstance{"shared GPU", nccl::Way::SharedGpu};
-  if (word == "staged") return GpuInstance{"staged", nccl::Way::Staged};
+  if (word == "nccl") return GpuInstance{"nccl", nccl::GpuRoute::Nccl};
+  if (word == "nccl_window") return GpuInstance{"nccl in windows", nccl::GpuRoute::Nccl, nccl::Registration::Window};
+  if (word == "shared") return GpuInstance{"shared GPU", nccl::GpuRoute::SharedGpu};
+  if (word == "staged") return GpuInstance{"staged", nccl::GpuRoute::Staged};
   return std::nullopt;
 }
 
@@ -66,7 +66,7 @@ Arguments parse(const std::vector<std::string>& words) {
 
 int run(const Arguments& arguments) {
   const Choice& choice = arguments.choice;
-  if (choice.every > 1) std::printf("sanitizer build: every %dth cell of the large products\n", choice.every);
+  if (choice.every > 1) std::printf("sanitizer build: every %dth case of the large products\n", choice.every);
   Report report;
   if (arguments.mpi) {
     bool is_first = true;

@@ -173,7 +173,7 @@ std::string digits(T value) {
 std::shared_ptr<const Worked> worked_out(const std::string& key, const std::function<Worked()>& work) {
   static std::mutex mutex;
   static std::deque<std::pair<std::string, std::shared_ptr<const Worked>>> known;
-  constexpr std::size_t kKept = 64;  // more than one cell asks for
+  constexpr std::size_t kKept = 64;  // more than one case asks for
   const std::lock_guard lock(mutex);
   for (const auto& [other, worked] : known)
     if (other == key) return worked;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the results should be. Shares no code with the library beyond the enumerations of hvd/types.h: its own table of types,
+/// What the results should be. Shares no code with the library beyond the enumerations of hvd/types.h: its own table of types,
 /// its own 16-bit floats, its own folding in rank order. Written to be read; one element at a time. Pure functions, any thread.
 
 #include <cstddef>

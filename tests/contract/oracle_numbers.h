@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how the oracle reads and writes an element of each type. Nothing here is the library's.
+/// How the oracle reads and writes an element of each type. Nothing here is the library's.
 
 #include <cstdint>
 #include <cstring>

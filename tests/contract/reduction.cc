@@ -74,26 +74,26 @@ Call allreduce_call(const Context& context, const Asked& asked, std::string name
 std::vector<Results> run_all(Context& context, const Form& form, const std::vector<Call>& calls) {
   std::vector<Results> results(calls.size());
   if (!form.burst) {
-    for (std::size_t i = 0; i < calls.size(); ++i) results[i] = context.door.run(calls[i]);
+    for (std::size_t i = 0; i < calls.size(); ++i) results[i] = context.endpoint.run(calls[i]);
     return results;
   }
   const bool reversed = form.named && context.rank % 2 == 1;
   std::vector<Wait> waits(calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const std::size_t at = reversed ? calls.size() - 1 - i : i;
-    waits[at] = context.door.start(calls[at]);
+    waits[at] = context.endpoint.start(calls[at]);
   }
   for (std::size_t i = 0; i < calls.size(); ++i) results[i] = waits[i]();
   return results;
 }
 
 void check_unnamed(Context& context) {
-  if (!context.door.supports(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum, context.setting.device)) return;
+  if (!context.endpoint.supports(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum, context.setting.device)) return;
   const Asked asked{DataType::Float32, ReduceOp::Sum, {.named = false}, context.ranks_of(SetKind::Global)};
   const Reducing reducing(context, asked, {5}, 77);
   Call call = allreduce_call(context, asked, "");
   call.tensors = {reducing.tensor()};
-  context.door.run(call);
+  context.endpoint.run(call);
   reducing.check(context);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a tensor that is to be reduced: its memory, the call's argument and the expected result, for any operation that reduces.
+/// A tensor that is to be reduced: its memory, the call's argument and the expected result, for any operation that reduces.
 
 #include "tests/contract/form.h"
 

@@ -8,7 +8,7 @@ bool contains(const std::string& text, const std::string& word) { return text.fi
 
 void check_refused_call(Context& context, int culprit, const std::function<void()>& call, const std::vector<std::string>& words) {
   if (context.rank == culprit) {
-    const Stats before = context.door.stats();
+    const Stats before = context.endpoint.stats();
     try {
       call();
       context.fail("the call was not refused");
@@ -18,7 +18,7 @@ void check_refused_call(Context& context, int culprit, const std::function<void(
     } catch (const std::exception& error) {
       context.fail(std::string("refused with something else than InvalidArgument: ") + error.what());
     }
-    const Stats after = context.door.stats();
+    const Stats after = context.endpoint.stats();
     context.equal(static_cast<std::int64_t>(after.tensors_submitted), static_cast<std::int64_t>(before.tensors_submitted),
                   "tensors_submitted after the refusal");
     context.equal(static_cast<std::int64_t>(after.negotiation_rounds), static_cast<std::int64_t>(before.negotiation_rounds),
@@ -31,11 +31,11 @@ void check_refused_call(Context& context, int culprit, const std::function<void(
 
 void check_refused(Context& context, int culprit, const Call& call, const std::vector<std::string>& words) {
   check_refused_call(
-      context, culprit, [&] { context.door.start(call); }, words);
+      context, culprit, [&] { context.endpoint.start(call); }, words);
 }
 
 void check_refused_pair(Context& context, OpKind kind, DataType dtype, ReduceOp op) {
-  if (context.door.supports(kind, dtype, op, context.setting.device)) {
+  if (context.endpoint.supports(kind, dtype, op, context.setting.device)) {
     context.fail("a backend says that it does what is not defined");
     return;
   }
@@ -52,7 +52,7 @@ void check_refused_pair(Context& context, OpKind kind, DataType dtype, ReduceOp 
     call.tensors = {bad};
     check_refused(context, culprit, call, {name, type_name(dtype), reduction_name(op), "not supported"});
     call.tensors = {{DataType::Float32, {4}, good.data(), good.data()}, bad};
-    if (context.door.supports(kind, DataType::Float32, op, context.setting.device))
+    if (context.endpoint.supports(kind, DataType::Float32, op, context.setting.device))
       check_refused(context, culprit, call, {name, type_name(dtype), reduction_name(op), "not supported"});
   }
   // The name is free.
@@ -61,7 +61,7 @@ void check_refused_pair(Context& context, OpKind kind, DataType dtype, ReduceOp 
   const Reducing reducing(context, asked, {6}, 5);
   Call after = allreduce_call(context, asked, "refused");
   after.tensors = {reducing.tensor()};
-  context.door.run(after);
+  context.endpoint.run(after);
   reducing.check(context);
 }
 

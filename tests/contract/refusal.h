@@ -1,10 +1,10 @@
 #pragma once
-/// Room card: calls that are refused at once, on the rank that makes them alone, and leave nothing behind.
+/// Calls that are refused at once, on the rank that makes them alone, and leave nothing behind.
 
 #include <string>
 #include <vector>
 
-#include "tests/contract/cell.h"
+#include "tests/contract/case.h"
 
 namespace hvd::contract {
 

@@ -30,15 +30,15 @@ bool Context::is_in(SetKind set) const {
 }
 
 void Context::need(OpKind kind, DataType dtype, ReduceOp op) const {
-  if (door.supports(kind, dtype, op, setting.device)) return;
+  if (endpoint.supports(kind, dtype, op, setting.device)) return;
   std::string what = std::string(name_of(kind));
   if (kind == OpKind::Allreduce) what += std::string(" ") + reduction_name(op) + " of " + type_name(dtype);
   throw Skip{setting.name.substr(0, setting.name.find(',')) + ": no backend does " + what + " (Backend::supports)"};
 }
 
 void Report::merge_rank(const Report& other) {
-  for (const auto& [cell, texts] : other.failed) {
-    auto& all = failed[cell];
+  for (const auto& [one, texts] : other.failed) {
+    auto& all = failed[one];
     all.insert(all.end(), texts.begin(), texts.end());
   }
 }
@@ -52,7 +52,7 @@ void Report::add(const Report& other) {
 Watch::Watch(std::string setting, int first_rank, int ranks)
     : setting_(std::move(setting)),
       first_rank_(first_rank),
-      cells_(static_cast<std::size_t>(ranks), "nothing yet"),
+      cases_(static_cast<std::size_t>(ranks), "nothing yet"),
       turns_(static_cast<std::size_t>(ranks)),
       thread_([this] { watch(); }) {}
 
@@ -65,10 +65,10 @@ Watch::~Watch() {
   thread_.join();
 }
 
-void Watch::enter(int rank, const std::string& cell) {
+void Watch::enter(int rank, const std::string& one) {
   const std::lock_guard lock(mutex_);
   const auto at = static_cast<std::size_t>(rank - first_rank_);
-  cells_[at] = cell;
+  cases_[at] = one;
   ++turns_[at];
 }
 
@@ -78,9 +78,9 @@ void Watch::watch() {
   while (!ending_) {
     if (changed_.wait_for(lock, kCellLimit, [this] { return ending_; })) return;
     if (std::exchange(seen, turns_) != turns_) continue;  // hangs spread to all ranks at once: they work together
-    for (std::size_t i = 0; i < cells_.size(); ++i)
-      std::fprintf(stderr, "watchdog: %s: rank %zu hangs in cell '%s'\n", setting_.c_str(), static_cast<std::size_t>(first_rank_) + i,
-                   cells_[i].c_str());
+    for (std::size_t i = 0; i < cases_.size(); ++i)
+      std::fprintf(stderr, "watchdog: %s: rank %zu hangs in case '%s'\n", setting_.c_str(), static_cast<std::size_t>(first_rank_) + i,
+                   cases_[i].c_str());
     std::fflush(stderr);
     std::this_thread::sleep_for(3s);  // under mpirun: time for the others to say where they are
     std::_Exit(99);
@@ -89,47 +89,48 @@ void Watch::watch() {
 
 namespace {
 
-void run_cell(Context& context, const Cell& cell, Report& report) {
+void run_case(Context& context, const Case& one, Report& report) {
   context.failures.clear();
   try {
-    cell.body(context);
+    one.body(context);
   } catch (const Skip& skip) {
     ++report.skipped[skip.reason];
     return;
   } catch (const std::exception& error) {
-    // At once, for the others may hang in this cell now.
-    std::fprintf(stderr, "%s: %s: rank %d threw %s\n", context.setting.name.c_str(), cell.name.c_str(), context.rank, error.what());
+    // At once, for the others may hang in this case now.
+    std::fprintf(stderr, "%s: %s: rank %d threw %s\n", context.setting.name.c_str(), one.name.c_str(), context.rank, error.what());
     context.fail(std::string("threw ") + error.what());
   }
   ++report.run;
   for (const auto& text : context.failures)
-    report.failed[context.setting.name + ": " + cell.name].push_back("rank " + std::to_string(context.rank) + ": " + text);
+    report.failed[context.setting.name + ": " + one.name].push_back("rank " + std::to_string(context.rank) + ": " + text);
 }
 
-bool is_chosen(const Cell& cell, const Choice& choice, std::size_t& products) {
-  if (cell.name.find(choice.filter) == std::string::npos) return false;
-  return !cell.of_a_product || products++ % static_cast<std::size_t>(choice.every) == 0;
+bool is_chosen(const Case& one, const Choice& choice, std::size_t& products) {
+  if (one.name.find(choice.filter) == std::string::npos) return false;
+  return !one.of_a_product || products++ % static_cast<std::size_t>(choice.every) == 0;
 }
 
 }  // namespace
 
-Report run_rank(Door& door, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice, Watch& watch) {
+Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice,
+                Watch& watch) {
   Report report;
-  Context context{door, setting, rank, setting.size, notebook};
+  Context context{endpoint, setting, rank, setting.size, notebook};
   watch.enter(rank, "(making the late set)");
-  context.late_set = door.add_set(context.ranks_of(SetKind::Late));
+  context.late_set = endpoint.add_set(context.ranks_of(SetKind::Late));
   std::size_t products = 0;
-  for (const Cell& cell : all_cells(setting)) {
-    if (!is_chosen(cell, choice, products)) continue;
-    watch.enter(rank, cell.name);
-    run_cell(context, cell, report);
+  for (const Case& one : all_cases(setting)) {
+    if (!is_chosen(one, choice, products)) continue;
+    watch.enter(rank, one.name);
+    run_case(context, one, report);
   }
-  const Cell last{"shutdown/pending", run_shutdown_cell};
+  const Case last{"shutdown/pending", run_shutdown_cell};
   watch.enter(rank, last.name);
   if (is_chosen(last, choice, products)) {
-    run_cell(context, last, report);
+    run_case(context, last, report);
   } else {
-    door.shutdown();
+    endpoint.shutdown();
   }
   watch.enter(rank, "(done)");
   return report;
@@ -137,10 +138,10 @@ Report run_rank(Door& door, const Setting& setting, int rank, std::map<std::stri
 
 int conclude(const Report& report) {
   std::size_t shown = 0;
-  for (const auto& [cell, texts] : report.failed) {
+  for (const auto& [one, texts] : report.failed) {
     if (shown++ == kShown) std::printf("... and %zu more\n", report.failed.size() - kShown);
     if (shown > kShown) break;
-    std::printf("FAILED %s\n", cell.c_str());
+    std::printf("FAILED %s\n", one.c_str());
     for (std::size_t i = 0; i < std::min<std::size_t>(texts.size(), 4); ++i) std::printf("  %s\n", texts[i].c_str());
   }
   std::size_t skips = 0;
@@ -148,7 +149,7 @@ int conclude(const Report& report) {
     std::printf("skipped %zu: %s\n", count, reason.c_str());
     skips += count;
   }
-  std::printf("contract: %zu cells run, %zu failed, %zu skipped\n", report.run, report.failed.size(), skips);
+  std::printf("contract: %zu cases run, %zu failed, %zu skipped\n", report.run, report.failed.size(), skips);
   std::fflush(stdout);
   return report.failed.empty() && report.run > 0 ? 0 : 1;
 }

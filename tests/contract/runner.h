@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: runs the cells of a world on one rank, watches over hangs, and puts the ranks' reports together.
+/// Runs the cases of a world on one rank, watches over hangs, and puts the ranks' reports together.
 
 #include <atomic>
 #include <condition_variable>
@@ -10,34 +10,34 @@
 #include <thread>
 #include <vector>
 
-#include "tests/contract/cell.h"
+#include "tests/contract/case.h"
 
 namespace hvd::contract {
 
 struct Choice {
-  std::string filter;  ///< cells whose name has it; empty: all
-  int every = 1;       ///< of the cells of the large products only every so manyth
+  std::string filter;  ///< cases whose name has it; empty: all
+  int every = 1;       ///< of the cases of the large products only every so manyth
 };
 
-/// What a rank has found; of several ranks, a cell has failed if it failed on any.
+/// What a rank has found; of several ranks, a case has failed if it failed on any.
 struct Report {
   std::size_t run = 0;
-  std::map<std::string, std::vector<std::string>> failed;  ///< by "setting: cell"
-  std::map<std::string, std::size_t> skipped;              ///< cells by reason
-  /// Another rank's of the same cells.
+  std::map<std::string, std::vector<std::string>> failed;  ///< by "setting: case"
+  std::map<std::string, std::size_t> skipped;              ///< cases by reason
+  /// Another rank's of the same cases.
   void merge_rank(const Report& other);
-  /// Of other cells.
+  /// Of other cases.
   void add(const Report& other);
 };
 
-/// Which cell each rank of this process is in. Ends the process when one is in the same cell for too long, and says so for all.
+/// Which case each rank of this process is in. Ends the process when one is in the same case for too long, and says so for all.
 class Watch {
  public:
   Watch(std::string setting, int first_rank, int ranks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  void enter(int rank, const std::string& cell);
+  void enter(int rank, const std::string& one);
 
  private:
   void watch();
@@ -45,14 +45,15 @@ class Watch {
   const int first_rank_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> cells_;
+  std::vector<std::string> cases_;
   std::vector<int> turns_;
   bool ending_ = false;
   std::thread thread_;
 };
 
-/// One rank's run through a world: makes the late set, runs the chosen cells, shuts the world down. `notebook` outlives the world.
-Report run_rank(Door& door, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice, Watch& watch);
+/// One rank's run through a world: makes the late set, runs the chosen cases, shuts the world down. `notebook` outlives the world.
+Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice,
+                Watch& watch);
 
 /// Prints failures and skips, and the last line. Returns the exit code.
 int conclude(const Report& report);

@@ -1,25 +1,25 @@
 // The suite: its chapters, in their order.
 
-#include "tests/contract/cell.h"
+#include "tests/contract/case.h"
 
 namespace hvd::contract {
 
-Cells all_cells(const Setting& setting) {
-  Cells cells;
+Cases all_cases(const Setting& setting) {
+  Cases cases;
   if (setting.fuses) {
-    add_allreduce_cells(cells, setting);
-    add_grouped_allreduce_cells(cells, setting);
-    add_gather_cells(cells, setting);
-    add_broadcast_cells(cells, setting);
-    add_alltoall_cells(cells, setting);
-    add_reducescatter_cells(cells, setting);
-    add_set_cells(cells, setting);
-    add_join_cells(cells, setting);
-    add_mismatch_cells(cells, setting);
-    add_local_error_cells(cells, setting);
+    add_allreduce_cases(cases, setting);
+    add_grouped_allreduce_cases(cases, setting);
+    add_gather_cases(cases, setting);
+    add_broadcast_cases(cases, setting);
+    add_alltoall_cases(cases, setting);
+    add_reducescatter_cases(cases, setting);
+    add_set_cases(cases, setting);
+    add_join_cases(cases, setting);
+    add_mismatch_cases(cases, setting);
+    add_local_error_cases(cases, setting);
   }
-  add_fusion_cells(cells, setting);
-  return cells;
+  add_fusion_cases(cases, setting);
+  return cases;
 }
 
 }  // namespace hvd::contract

@@ -4,9 +4,9 @@
 
 namespace hvd::fuzz {
 
-Bytes example(test::Dice& dice) {
+Bytes example(test::Random& random) {
   Writer writer;
-  encode(writer, agreement(dice));
+  encode(writer, agreement(random));
   return writer.take();
 }
 

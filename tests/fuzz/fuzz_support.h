@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the fuzz targets share. A target defines `example` (a well-formed input, drawn from a seed: the corpus, which therefore
+/// What the fuzz targets share. A target defines `example` (a well-formed input, drawn from a seed: the corpus, which therefore
 /// needs no files) and `take` (what is tried on any input). Whatever `take` throws but WireError or another error of the library ends
 /// the program, and so does memory out of all proportion to the input.
 
@@ -14,13 +14,13 @@
 
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
-#include "tests/support/dice.h"
+#include "tests/support/random.h"
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
 namespace hvd::fuzz {
 
-Bytes example(test::Dice& dice);
+Bytes example(test::Random& random);
 void take(Reader& input);
 
 inline std::atomic<std::size_t> allocated{0};  // NOLINT: counts for one input at a time
@@ -48,9 +48,9 @@ inline int run(const std::uint8_t* data, std::size_t size) {
 }
 
 inline std::size_t mutate(std::uint8_t* data, std::size_t size, std::size_t max_size, unsigned seed) {
-  test::Dice dice(seed);
-  if (size > 1 && !dice.one_in(16)) return LLVMFuzzerMutate(data, size, max_size);
-  const Bytes made = example(dice);
+  test::Random random(seed);
+  if (size > 1 && !random.one_in(16)) return LLVMFuzzerMutate(data, size, max_size);
+  const Bytes made = example(random);
   const std::size_t kept = std::min(made.size(), max_size);
   std::copy_n(reinterpret_cast<const std::uint8_t*>(made.data()), kept, data);
   return kept;

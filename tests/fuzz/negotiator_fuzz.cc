@@ -21,7 +21,7 @@ Negotiator table() {
 
 }  // namespace
 
-Bytes example(test::Dice& dice) {
+Bytes example(test::Random& random) {
   Negotiator scratch = table();
   std::uint64_t position = 0;
   Writer writer;
@@ -32,29 +32,29 @@ Bytes example(test::Dice& dice) {
     writer.put_bytes(record);
   };
   try {
-    for (int i = dice.between(1, 6); i > 0; --i) {
-      const UnitKey wanted = key(dice, 3);
+    for (int i = random.between(1, 6); i > 0; --i) {
+      const UnitKey wanted = key(random, 3);
       if (!scratch.has_process_set(wanted.process_set)) continue;
       const auto ranks = scratch.process_set(wanted.process_set).ranks;
-      Signature said = signature(dice, wanted.kind, ranks.size());
-      if (wanted.name == kRemoveProcessSet) said.root = dice.between(1, 2);
+      Signature said = signature(random, wanted.kind, ranks.size());
+      if (wanted.name == kRemoveProcessSet) said.root = random.between(1, 2);
       for (const int rank : ranks) {
-        if (dice.one_in(8)) said.op = ReduceOp::Min;
+        if (random.one_in(8)) said.op = ReduceOp::Min;
         if (const auto record = scratch.introduction(wanted, rank, said, [](std::uint32_t) { return 0U; })) commit(*record);
       }
       const Unit* unit = scratch.find(wanted);
       if (unit == nullptr) continue;
       Agreement what;
       what.present.assign(said.tensors.size(), true);
-      if (dice.one_in(4)) commit(Negotiator::joining(wanted.process_set, ranks[0]));
-      if (dice.one_in(4)) what.absent.push_back(ranks[0]);
-      if (dice.one_in(3)) commit(Negotiator::host_readiness(unit->id, what));
+      if (random.one_in(4)) commit(Negotiator::joining(wanted.process_set, ranks[0]));
+      if (random.one_in(4)) what.absent.push_back(ranks[0]);
+      if (random.one_in(3)) commit(Negotiator::host_readiness(unit->id, what));
       commit(Negotiator::agreement(unit->id, what));
-      if (dice.one_in(2)) commit(Negotiator::cut_record(scratch.scope_of(wanted.process_set)));
-      if (dice.one_in(4)) commit(Negotiator::eviction(unit->id));
-      if (dice.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
-      if (dice.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
-      if (dice.one_in(8)) commit(Negotiator::leaving(ranks[0]));
+      if (random.one_in(2)) commit(Negotiator::cut_record(scratch.scope_of(wanted.process_set)));
+      if (random.one_in(4)) commit(Negotiator::eviction(unit->id));
+      if (random.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
+      if (random.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
+      if (random.one_in(8)) commit(Negotiator::leaving(ranks[0]));
     }
   } catch (const WireError&) {  // as good an example as any
   }

@@ -21,7 +21,7 @@ echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long)
   skip "$clang has no libFuzzer (Debian and Ubuntu: apt-get install libclang-rt-14-dev)"
 
 # fresh <made> : nothing that it could depend on is newer
-fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/dice.h" -newer "$1" -print -quit)" ]; }
+fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/random.h" -newer "$1" -print -quit)" ]; }
 # compile <object> <source> <flag>...
 compile() {
   local object=$1 source=$2

@@ -4,9 +4,9 @@
 
 namespace hvd::fuzz {
 
-Bytes example(test::Dice& dice) {
+Bytes example(test::Random& random) {
   Writer writer;
-  encode(writer, signature(dice, static_cast<OpKind>(dice.below(8)), 3));
+  encode(writer, signature(random, static_cast<OpKind>(random.below(8)), 3));
   return writer.take();
 }
 

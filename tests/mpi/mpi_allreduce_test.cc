@@ -92,7 +92,7 @@ TEST_CASE("allreduce: many tensors at once, in another order on every rank") {
             std::iota(order.begin(), order.end(), 0U);
             std::shuffle(order.begin(), order.end(), random);
             std::vector<Bytes> values(kTensors);
-            std::vector<std::shared_ptr<Pending>> pending(kTensors);
+            std::vector<std::shared_ptr<HandleState>> pending(kTensors);
             const auto count_of = [](std::size_t tensor) { return tensor % 7 == 3 ? 0 : tensor * 37 % 2000; };
             const auto how_of = [](std::size_t tensor) {
               return Reducing{tensor % 5 == 0 ? DataType::Float64 : DataType::Float32, tensor % 3 == 0 ? ReduceOp::Average : ReduceOp::Sum};

@@ -35,7 +35,7 @@ TEST_CASE("broadcast: many tensors at once") {
     constexpr std::size_t kTensors = 200;
     const int root = mpi_size() - 1;
     std::vector<Bytes> values(kTensors);
-    std::vector<std::shared_ptr<Pending>> pending;
+    std::vector<std::shared_ptr<HandleState>> pending;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
       values[tensor] = pattern(mpi_rank(), tensor * 31 % 9000, DataType::Int64, static_cast<unsigned>(tensor));
       auto submission = submission_of(OpKind::Broadcast, "b" + std::to_string(tensor), values[tensor].data(), values[tensor].data(),
@@ -61,7 +61,7 @@ TEST_CASE("allgather: other counts on every rank, also none; many at once") {
     for (int round = 0; round < 2; ++round) {
       std::vector<Bytes> inputs(kTensors);
       std::vector<Bytes> outputs(kTensors);
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
         const std::size_t rows = rows_of(mpi_rank(), tensor);
         inputs[tensor] = pattern(mpi_rank(), rows * 3, DataType::Float32, static_cast<unsigned>(tensor));
@@ -105,7 +105,7 @@ TEST_CASE("process sets across domains, several under way at once") {
           unsigned salt;
           int root;
           Bytes reduced_values, broadcast_values, gathered;
-          std::vector<std::shared_ptr<Pending>> pending;
+          std::vector<std::shared_ptr<HandleState>> pending;
         };
         std::vector<std::unique_ptr<Job>> jobs;
         for (std::size_t set = 0; set <= config.process_sets.size(); ++set)

@@ -96,7 +96,7 @@ TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; ma
       std::vector<Bytes> inputs(kTensors);
       std::vector<Bytes> outputs(kTensors);
       std::vector<std::byte*> in_arena;
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       const auto input_of = [&](std::size_t from, std::size_t tensor) {
         std::size_t rows = kUnsent;
         for (std::size_t to = 0; to < ranks(); ++to) rows += rows_of(from, to, tensor);
@@ -170,7 +170,7 @@ TEST_CASE("reducescatter: many at once, some of them where they are in the arena
     const auto rows_of = [](std::size_t tensor) { return tensor % 9 == 2 ? 0 : tensor * 7; };
     std::vector<Bytes> inputs(kTensors);
     std::vector<Bytes> outputs(kTensors);
-    std::vector<std::shared_ptr<Pending>> pending;
+    std::vector<std::shared_ptr<HandleState>> pending;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
       inputs[tensor] = pattern(mpi_rank(), rows_of(tensor) * 5, DataType::Float32, static_cast<unsigned>(tensor));
       pending.push_back(world.engine().submit(scattering("s" + std::to_string(tensor), inputs[tensor], rows_of(tensor), 5,
@@ -206,7 +206,7 @@ TEST_CASE("Adasum: the ranks of a domain in pairs, then the domains in pairs, te
       const std::vector<std::size_t> counts{17, 0, 1, 65537, dtype == DataType::Float32 ? std::size_t{1200000} : std::size_t{3000}};
       const Reducing how{dtype, ReduceOp::Adasum, salt == 300 ? 0.5 : 1, salt == 300 ? 3.0 : 1};
       std::vector<Bytes> values;
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       for (const std::size_t count : counts) values.push_back(pattern(mpi_rank(), count, dtype, salt + static_cast<unsigned>(count)));
       for (std::size_t i = 0; i < counts.size(); ++i)
         pending.push_back(world.engine().submit(
@@ -353,7 +353,7 @@ TEST_CASE("a failed world drops what it has begun of these, too") {
       Bytes summed = values;
       Bytes scattered;
       Bytes exchanged;
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       pending.push_back(
           world.engine().submit(reduction_of("adasum", summed.data(), summed.data(), kCount, {DataType::Float32, ReduceOp::Adasum})));
       pending.push_back(world.engine().submit(scattering("scatter", values, kCount, 1, {}, scattered)));

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the kernels' code uses of CUDA, for tests that run it on the host, thread by thread: to be included before the kernel's
+/// What the kernels' code uses of CUDA, for tests that run it on the host, thread by thread: to be included before the kernel's
 /// header. Counts wide accesses, and those that would fault on a device. One thread.
 
 #include <array>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the programs of tests/gpu share: CUDA calls that must succeed, device memory, time. A call that fails ends the program
+/// What the programs of tests/gpu share: CUDA calls that must succeed, device memory, time. A call that fails ends the program
 /// with its name. One thread.
 
 #include <cuda_runtime_api.h>

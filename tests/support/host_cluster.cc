@@ -105,30 +105,30 @@ NcclUniqueId HostCluster::new_id() {
   return id;
 }
 
-HostCluster::Clique* HostCluster::join(const NcclUniqueId& id, int ranks, int rank) {
+HostCluster::CommGroup* HostCluster::join(const NcclUniqueId& id, int ranks, int rank) {
   const std::lock_guard lock(mutex_);
-  Clique& clique = cliques_[std::string(id.bytes.data(), id.bytes.size())];
-  clique.ranks = static_cast<std::size_t>(ranks);
-  if (!clique.joined.insert(rank).second) note_locked("rank " + std::to_string(rank) + " joined twice");
+  CommGroup& comm_group = comm_groups_[std::string(id.bytes.data(), id.bytes.size())];
+  comm_group.ranks = static_cast<std::size_t>(ranks);
+  if (!comm_group.joined.insert(rank).second) note_locked("rank " + std::to_string(rank) + " joined twice");
   joined_.notify_all();
-  return &clique;
+  return &comm_group;
 }
 
-bool HostCluster::complete(const Clique& clique) {
+bool HostCluster::complete(const CommGroup& comm_group) {
   const std::lock_guard lock(mutex_);
-  return clique.joined.size() == clique.ranks;
+  return comm_group.joined.size() == comm_group.ranks;
 }
 
-void HostCluster::wait_until_complete(const Clique& clique) {
+void HostCluster::wait_until_complete(const CommGroup& comm_group) {
   std::unique_lock lock(mutex_);
-  joined_.wait(lock, [&] { return clique.joined.size() == clique.ranks; });
+  joined_.wait(lock, [&] { return comm_group.joined.size() == comm_group.ranks; });
 }
 
-bool HostCluster::meet(Clique& clique, std::uint64_t number, int rank, const Contribution& contribution) {
+bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution) {
   const std::lock_guard lock(mutex_);
-  auto& meeting = clique.meetings[number];
+  auto& meeting = comm_group.meetings[number];
   meeting.arrived.emplace(rank, contribution);
-  if (meeting.arrived.size() == clique.ranks && !meeting.done) {
+  if (meeting.arrived.size() == comm_group.ranks && !meeting.done) {
     std::vector<Contribution> ranks;
     for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
     for (const auto& arrived : ranks) {
@@ -141,27 +141,27 @@ bool HostCluster::meet(Clique& clique, std::uint64_t number, int rank, const Con
   return meeting.done;
 }
 
-void HostCluster::open_window(Clique& clique, std::uint64_t number, int rank, std::size_t bytes) {
+void HostCluster::open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  auto& window = clique.windows[number];
+  auto& window = comm_group.windows[number];
   window[rank] = bytes;
   if (window.begin()->second != bytes) note_locked("a window of different sizes");
   joined_.notify_all();
 }
 
-bool HostCluster::window_complete(const Clique& clique, std::uint64_t number) {
+bool HostCluster::window_complete(const CommGroup& comm_group, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  return clique.windows.at(number).size() == clique.ranks;
+  return comm_group.windows.at(number).size() == comm_group.ranks;
 }
 
-void HostCluster::wait_for_window(const Clique& clique, std::uint64_t number) {
+void HostCluster::wait_for_window(const CommGroup& comm_group, std::uint64_t number) {
   std::unique_lock lock(mutex_);
-  joined_.wait(lock, [&] { return clique.windows.at(number).size() == clique.ranks; });
+  joined_.wait(lock, [&] { return comm_group.windows.at(number).size() == comm_group.ranks; });
 }
 
-bool HostCluster::transfer(Clique& clique, const Clique::Way& way, bool sends, const Contribution& contribution) {
+bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution) {
   const std::lock_guard lock(mutex_);
-  auto& transfer = clique.transfers[way];
+  auto& transfer = comm_group.transfers[way];
   transfer.halves.emplace(sends, contribution);
   if (transfer.halves.size() == 2 && !transfer.done) {
     const Contribution& from = transfer.halves[true];
@@ -173,12 +173,12 @@ bool HostCluster::transfer(Clique& clique, const Clique::Way& way, bool sends, c
   return transfer.done;
 }
 
-void HostCluster::withdraw(Clique& clique, int rank) {
+void HostCluster::withdraw(CommGroup& comm_group, int rank) {
   const std::lock_guard lock(mutex_);
-  for (auto& [number, meeting] : clique.meetings) {
+  for (auto& [number, meeting] : comm_group.meetings) {
     if (!meeting.done) meeting.arrived.erase(rank);
   }
-  for (auto& [way, transfer] : clique.transfers) {
+  for (auto& [way, transfer] : comm_group.transfers) {
     if (transfer.done) continue;
     if (std::get<0>(way) == rank) transfer.halves.erase(true);
     if (std::get<1>(way) == rank) transfer.halves.erase(false);

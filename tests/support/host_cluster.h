@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the place where the host table's ranks meet: cliques (who shares a communicator) and their collectives, computed on host
+/// The place where the host table's ranks meet: comm_groups (who shares a communicator) and their collectives, computed on host
 /// memory by the rank that arrives last. Any thread; one lock.
 
 #include <atomic>
@@ -48,7 +48,7 @@ class HostCluster {
   HostCluster& operator=(const HostCluster&) = delete;
 
   /// The ranks of one communicator, and its collectives by their number.
-  struct Clique {
+  struct CommGroup {
     std::size_t ranks = 0;
     std::set<int> joined;
     struct Meeting {
@@ -68,23 +68,23 @@ class HostCluster {
 
   NcclUniqueId new_id();
 
-  Clique* join(const NcclUniqueId& id, int ranks, int rank);
-  bool complete(const Clique& clique);
-  void wait_until_complete(const Clique& clique);
+  CommGroup* join(const NcclUniqueId& id, int ranks, int rank);
+  bool complete(const CommGroup& comm_group);
+  void wait_until_complete(const CommGroup& comm_group);
 
   /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed.
-  bool meet(Clique& clique, std::uint64_t number, int rank, const Contribution& contribution);
+  bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution);
 
   /// Brings (once) one side of a message; true when both sides are there and it is delivered.
-  bool transfer(Clique& clique, const Clique::Way& way, bool sends, const Contribution& contribution);
+  bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution);
 
   /// Brings `bytes` to window `number`. Then: whether all ranks have come; or waits until they have.
-  void open_window(Clique& clique, std::uint64_t number, int rank, std::size_t bytes);
-  bool window_complete(const Clique& clique, std::uint64_t number);
-  void wait_for_window(const Clique& clique, std::uint64_t number);
+  void open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes);
+  bool window_complete(const CommGroup& comm_group, std::uint64_t number);
+  void wait_for_window(const CommGroup& comm_group, std::uint64_t number);
 
   /// What `rank` has brought and nobody has used yet goes with it.
-  void withdraw(Clique& clique, int rank);
+  void withdraw(CommGroup& comm_group, int rank);
 
   void note(const std::string& misuse);
   std::vector<std::string> misuses();
@@ -115,7 +115,7 @@ class HostCluster {
   std::mutex mutex_;
   std::condition_variable joined_;
   int ids_ = 0;
-  std::map<std::string, Clique> cliques_;
+  std::map<std::string, CommGroup> comm_groups_;
   std::vector<std::string> misuses_;
   std::vector<Published> published_;
   std::deque<SharedEvent> shared_events_;

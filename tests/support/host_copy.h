@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: `batched_copy.h` done on host memory, one element at a time and written to be read: the oracle of the kernels on a GPU, and
+/// `batched_copy.h` done on host memory, one element at a time and written to be read: the oracle of the kernels on a GPU, and
 /// the kernel of the host table. Any thread, no state.
 
 #include <cmath>

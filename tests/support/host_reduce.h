@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: `shared_reduce.h` done on host memory, by the scalar kernels of the host: the oracle of the kernel on a GPU, and the kernel
+/// `shared_reduce.h` done on host memory, by the scalar kernels of the host: the oracle of the kernel on a GPU, and the kernel
 /// of the host table. Any thread, no state.
 
 #include "ops/gpu/kernels/shared_reduce.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a world of MPI ranks, whole engines over MpiTransport and MpiBackend, with domains as the test wants them: the ranks of
+/// A world of MPI ranks, whole engines over MpiTransport and MpiBackend, with domains as the test wants them: the ranks of
 /// one machine are dealt to pretended hosts, and those of one share memory. Made and closed by all ranks together.
 
 #include <mpi.h>

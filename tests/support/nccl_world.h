@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A world that does not end within
+/// Ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A world that does not end within
 /// 20 s ends the program and says which ranks were still running.
 
 #include <atomic>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ops/gpu/nccl/nccl_backend.h"
-#include "tests/support/host_nccl_table.h"
+#include "tests/support/host_gpu_api.h"
 
 namespace hvd::nccl::test {
 

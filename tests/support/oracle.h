@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what a program's operations must result in, computed from the program alone: its own arithmetic, its own conversions, its
+/// What a program's operations must result in, computed from the program alone: its own arithmetic, its own conversions, its
 /// own reading of the rules. Shares nothing with the library but the words of hvd/types.h. Pure functions.
 
 #include <span>

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "tests/support/dice.h"
+#include "tests/support/random.h"
 
 namespace hvd::test::oracle {
 
@@ -160,13 +160,13 @@ void encode(DataType dtype, double value, std::byte* to) {
 }
 
 Data values(std::uint64_t seed, int rank, DataType dtype, std::size_t count) {
-  Dice dice(Dice::mixed(seed) + static_cast<std::uint64_t>(rank));
+  Random random(Random::mixed(seed) + static_cast<std::uint64_t>(rank));
   const std::size_t bytes = element_bytes(dtype);
-  const bool wild = Dice::mixed(seed ^ 77) % 3 == 0;  // integers of all sizes, so that sums wrap
+  const bool wild = Random::mixed(seed ^ 77) % 3 == 0;  // integers of all sizes, so that sums wrap
   Data data(count * bytes);
   for (std::size_t i = 0; i < count; ++i) {
     std::byte* const to = data.data() + i * bytes;
-    const std::uint64_t drawn = dice.next();
+    const std::uint64_t drawn = random.next();
     const auto step = static_cast<std::int64_t>(drawn >> 20U & 0x7ffU) - 1023;
     if (dtype == DataType::Bool) {
       *to = std::byte{static_cast<unsigned char>(drawn % 3 == 0 ? 0 : wild ? drawn >> 8U & 0xffU : 1)};

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the oracle's arithmetic, one element at a time and written to be read. Pure functions.
+/// The oracle's arithmetic, one element at a time and written to be read. Pure functions.
 
 #include <cstdint>
 #include <optional>

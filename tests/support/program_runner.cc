@@ -46,7 +46,7 @@ class Memory {
 
 /// A submission of this rank's, with its memory.
 struct Started {
-  std::shared_ptr<Pending> pending;
+  std::shared_ptr<HandleState> pending;
   std::vector<Data> inputs;
   std::vector<std::unique_ptr<Memory>> in, out;  ///< `out` is null in place
 };
@@ -207,7 +207,7 @@ class RankRun {
     const auto check = [&](bool good, const std::string& what) {
       if (!good) common_.fail(rank_, index_, op, "'" + call.name + "': " + what);
     };
-    const Pending& pending = *started.pending;
+    const HandleState& pending = *started.pending;
     if (expected.value)
       check(pending.value == *expected.value, "value " + std::to_string(pending.value) + ", not " + std::to_string(*expected.value));
     if (call.kind >= OpKind::Barrier) return;
@@ -249,7 +249,7 @@ void look_for_leaks(Common& common, int rank, Engine& engine) {
   if (common.program.domains > 1) return;
   std::vector<float> values(1);
   engine.wait(*engine.submit(allreduce_of(values, "last", DataType::Float32), After::Wait));
-  engine.drop_lanes_for_test();
+  engine.drop_persistent_for_test();
   const std::size_t used = common.world.arena(rank).used_bytes();
   if (used > 0) common.fail(rank, common.program.phases.size(), 0, std::to_string(used) + " bytes of shared memory are never given back");
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: runs a random program on a thread world and compares what every rank gets with what the oracle expects.
+/// Runs a random program on a thread world and compares what every rank gets with what the oracle expects.
 
 #include <string>
 #include <vector>

@@ -15,56 +15,56 @@ const std::vector<Shape> kLarge{{30011}, {173, 211}, {70003}, {64, 1027}};
 bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
 bool by_rows(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
 
-DataType draw_dtype(Dice& dice, OpKind kind, ReduceOp op) {
+DataType draw_dtype(Random& random, OpKind kind, ReduceOp op) {
   while (true)
-    if (const auto dtype = static_cast<DataType>(dice.below(kDataTypes)); oracle::has(kind, dtype, op)) return dtype;
+    if (const auto dtype = static_cast<DataType>(random.below(kDataTypes)); oracle::has(kind, dtype, op)) return dtype;
 }
 
-Shape draw_shape(Dice& dice, OpKind kind, const CallLimits& limits) {
+Shape draw_shape(Random& random, OpKind kind, const CallLimits& limits) {
   while (true) {
-    Shape shape = limits.large_tensors && dice.one_in(25) ? dice.pick(kLarge) : dice.pick(kShapes);
+    Shape shape = limits.large_tensors && random.one_in(25) ? random.pick(kLarge) : random.pick(kShapes);
     if (!shape.empty() || !by_rows(kind)) return shape;
   }
 }
 
-std::vector<std::int64_t> draw_splits(Dice& dice, std::int64_t rows, std::size_t ranks) {
+std::vector<std::int64_t> draw_splits(Random& random, std::int64_t rows, std::size_t ranks) {
   std::vector<std::int64_t> splits;
-  if (dice.one_in(3) && rows % static_cast<std::int64_t>(ranks) == 0) return std::vector(ranks, rows / static_cast<std::int64_t>(ranks));
+  if (random.one_in(3) && rows % static_cast<std::int64_t>(ranks) == 0) return std::vector(ranks, rows / static_cast<std::int64_t>(ranks));
   for (std::size_t i = 0; i < ranks; ++i) {
-    splits.push_back(dice.one_in(4) ? 0 : dice.below(static_cast<int>(rows) + 1));
+    splits.push_back(random.one_in(4) ? 0 : random.below(static_cast<int>(rows) + 1));
     rows -= splits.back();
   }
-  dice.shuffle(splits);
+  random.shuffle(splits);
   return splits;
 }
 
-void draw_own(Dice& dice, Call& call, std::size_t ranks) {
-  const bool can_be_absent = call.kind == OpKind::Allreduce && dice.one_in(6);
+void draw_own(Random& random, Call& call, std::size_t ranks) {
+  const bool can_be_absent = call.kind == OpKind::Allreduce && random.one_in(6);
   for (auto& tensor : call.tensors) {
     if (call.kind == OpKind::Allgather || call.kind == OpKind::Alltoall) {
-      if (tensor.shape[0] < 100 && !dice.one_in(3)) tensor.shape[0] = dice.below(9);
-      if (call.kind == OpKind::Alltoall) tensor.splits = draw_splits(dice, tensor.shape[0], ranks);
+      if (tensor.shape[0] < 100 && !random.one_in(3)) tensor.shape[0] = random.below(9);
+      if (call.kind == OpKind::Alltoall) tensor.splits = draw_splits(random, tensor.shape[0], ranks);
     }
-    tensor.present = !can_be_absent || dice.one_in(2);
-    tensor.in_place = dice.one_in(2);
-    tensor.allocated = dice.one_in(2);
-    tensor.place = dice.one_in(3) ? Place::Arena : Place::Heap;
+    tensor.present = !can_be_absent || random.one_in(2);
+    tensor.in_place = random.one_in(2);
+    tensor.allocated = random.one_in(2);
+    tensor.place = random.one_in(3) ? Place::Arena : Place::Heap;
   }
 }
 
-std::vector<int> some_of(Dice& dice, std::vector<int> ranks) {
-  dice.shuffle(ranks);
-  ranks.resize(static_cast<std::size_t>(dice.between(1, static_cast<int>(ranks.size()) - 1)));
+std::vector<int> some_of(Random& random, std::vector<int> ranks) {
+  random.shuffle(ranks);
+  ranks.resize(static_cast<std::size_t>(random.between(1, static_cast<int>(ranks.size()) - 1)));
   return ranks;
 }
 
-bool spoil_call(Dice& dice, Call& call, int how, const std::vector<int>& set) {
-  const auto at = call.tensors.empty() ? 0 : static_cast<std::size_t>(dice.below(static_cast<int>(call.tensors.size())));
+bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set) {
+  const auto at = call.tensors.empty() ? 0 : static_cast<std::size_t>(random.below(static_cast<int>(call.tensors.size())));
   switch (how) {
     case 0: {
       if (call.tensors.empty()) return false;
       const auto was = call.tensors[at].dtype;
-      const auto other = draw_dtype(dice, call.kind, call.op);
+      const auto other = draw_dtype(random, call.kind, call.op);
       call.tensors[at].dtype = other;
       return other != was;
     }
@@ -72,9 +72,9 @@ bool spoil_call(Dice& dice, Call& call, int how, const std::vector<int>& set) {
       if (call.tensors.empty()) return false;
       Shape& shape = call.tensors[at].shape;
       const bool first_counts = call.kind != OpKind::Allgather && call.kind != OpKind::Alltoall;
-      if (shape.empty() || dice.one_in(3)) {
-        shape.push_back(dice.between(1, 2));
-      } else if (const std::size_t d = static_cast<std::size_t>(dice.below(static_cast<int>(shape.size()))); d > 0 || first_counts) {
+      if (shape.empty() || random.one_in(3)) {
+        shape.push_back(random.between(1, 2));
+      } else if (const std::size_t d = static_cast<std::size_t>(random.below(static_cast<int>(shape.size()))); d > 0 || first_counts) {
         ++shape[d];
       } else {
         return false;
@@ -83,13 +83,13 @@ bool spoil_call(Dice& dice, Call& call, int how, const std::vector<int>& set) {
     }
     case 2:
       if (!reduces(call.kind)) return false;
-      (dice.one_in(2) ? call.prescale : call.postscale) += 0.25;
+      (random.one_in(2) ? call.prescale : call.postscale) += 0.25;
       return true;
     case 3: {
       if (!reduces(call.kind)) return false;
       const auto was = call.op;
       for (int tries = 0; tries < 10 && call.op == was; ++tries) {
-        const auto other = static_cast<ReduceOp>(dice.below(6));
+        const auto other = static_cast<ReduceOp>(random.below(6));
         const auto good = [&](const TensorDraw& tensor) { return oracle::has(call.kind, tensor.dtype, other); };
         if (std::all_of(call.tensors.begin(), call.tensors.end(), good)) call.op = other;
       }
@@ -97,7 +97,7 @@ bool spoil_call(Dice& dice, Call& call, int how, const std::vector<int>& set) {
     }
     case 4: {
       const int was = call.root;
-      if (call.kind == OpKind::Broadcast) call.root = dice.pick(set);
+      if (call.kind == OpKind::Broadcast) call.root = random.pick(set);
       return call.root != was;
     }
     default:
@@ -109,27 +109,27 @@ bool spoil_call(Dice& dice, Call& call, int how, const std::vector<int>& set) {
 
 }  // namespace
 
-Op draw_op(Dice& dice, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits) {
+Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits) {
   Call call;
-  call.value_seed = dice.next();
+  call.value_seed = random.next();
   call.kind = kind;
   call.name = std::move(name);
   call.set = set;
   if (reduces(kind)) {
-    do call.op = static_cast<ReduceOp>(dice.below(6));
+    do call.op = static_cast<ReduceOp>(random.below(6));
     while (kind == OpKind::Reducescatter && call.op != ReduceOp::Sum && call.op != ReduceOp::Average);
-    call.prescale = dice.pick(kScales);
-    call.postscale = dice.pick(kScales);
+    call.prescale = random.pick(kScales);
+    call.postscale = random.pick(kScales);
   }
-  if (kind == OpKind::Broadcast) call.root = dice.pick(ranks);
+  if (kind == OpKind::Broadcast) call.root = random.pick(ranks);
   if (kind != OpKind::Barrier) {
-    const int tensors = dice.one_in(3) ? dice.between(1, limits.largest_group) : 1;
-    const auto dtype = draw_dtype(dice, kind, call.op);
-    const bool mixed = dice.one_in(4);
+    const int tensors = random.one_in(3) ? random.between(1, limits.largest_group) : 1;
+    const auto dtype = draw_dtype(random, kind, call.op);
+    const bool mixed = random.one_in(4);
     for (int t = 0; t < tensors; ++t) {
       auto& tensor = call.tensors.emplace_back();
-      tensor.dtype = mixed ? draw_dtype(dice, kind, call.op) : dtype;
-      tensor.shape = draw_shape(dice, kind, limits);
+      tensor.dtype = mixed ? draw_dtype(random, kind, call.op) : dtype;
+      tensor.shape = draw_shape(random, kind, limits);
     }
   }
   Op op;
@@ -137,36 +137,36 @@ Op draw_op(Dice& dice, OpKind kind, int set, const std::vector<int>& ranks, int 
   for (const int rank : ranks) {
     auto& own = op.calls[static_cast<std::size_t>(rank)];
     own = call;
-    draw_own(dice, *own, ranks.size());
+    draw_own(random, *own, ranks.size());
   }
   return op;
 }
 
-bool spoil(Dice& dice, Op& op, const std::vector<int>& ranks) {
+bool spoil(Random& random, Op& op, const std::vector<int>& ranks) {
   std::vector<int> callers;
   for (const int rank : ranks)
     if (op.calls[static_cast<std::size_t>(rank)]) callers.push_back(rank);
   if (callers.size() < 2) return false;
-  const int how = dice.below(6);
+  const int how = random.below(6);
   bool spoilt = false;
-  for (const int rank : some_of(dice, callers))
-    spoilt = spoil_call(dice, *op.calls[static_cast<std::size_t>(rank)], dice.one_in(8) ? dice.below(6) : how, ranks) || spoilt;
+  for (const int rank : some_of(random, callers))
+    spoilt = spoil_call(random, *op.calls[static_cast<std::size_t>(rank)], random.one_in(8) ? random.below(6) : how, ranks) || spoilt;
   return spoilt;
 }
 
-Step draw_refusal(Dice& dice, int rank, int world, const std::vector<SetDraw>& sets) {
+Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw>& sets) {
   Step step;
   step.kind = Step::Kind::Refused;
   step.refusal.kind = Expected::Kind::InvalidArgument;
   const auto refused = [&](OpKind kind, int set, const std::string& why) {
     const auto& members = sets[static_cast<std::size_t>(set)].ranks;
-    const std::string name = dice.one_in(3) ? "" : "refused";
-    step.refused = *draw_op(dice, kind, set, members, world, name, {2, false}).calls[static_cast<std::size_t>(members[0])];
+    const std::string name = random.one_in(3) ? "" : "refused";
+    step.refused = *draw_op(random, kind, set, members, world, name, {2, false}).calls[static_cast<std::size_t>(members[0])];
     step.refusal.fragments = {why, "'" + name + "'"};
   };
-  switch (dice.below(6)) {
+  switch (random.below(6)) {
     case 0: {
-      int id = dice.one_in(2) ? -1 : static_cast<int>(sets.size()) + 5;
+      int id = random.one_in(2) ? -1 : static_cast<int>(sets.size()) + 5;
       for (std::size_t i = 0; i < sets.size(); ++i)
         if (sets[i].removed) id = static_cast<int>(i);
       refused(OpKind::Broadcast, 0, "there is no process set " + std::to_string(id));
@@ -182,7 +182,7 @@ Step draw_refusal(Dice& dice, int rank, int world, const std::vector<SetDraw>& s
       }
       [[fallthrough]];
     case 2: {
-      const int root = dice.one_in(2) ? -1 : world;
+      const int root = random.one_in(2) ? -1 : world;
       refused(OpKind::Broadcast, 0, "root rank " + std::to_string(root) + " is not in");
       step.refused.root = root;
       break;
@@ -190,7 +190,7 @@ Step draw_refusal(Dice& dice, int rank, int world, const std::vector<SetDraw>& s
     case 3: {
       refused(OpKind::Alltoall, 0, "splits");
       auto& tensor = step.refused.tensors.back();
-      const int how = dice.below(3);
+      const int how = random.below(3);
       if (how == 0) tensor.splits.push_back(0);
       if (how == 1) tensor.splits.back() = tensor.shape[0] + 1;
       if (how == 2) tensor.splits.front() = -1;
@@ -198,16 +198,16 @@ Step draw_refusal(Dice& dice, int rank, int world, const std::vector<SetDraw>& s
     }
     case 4: {
       const std::vector<OpKind> kinds{OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter};
-      refused(dice.pick(kinds), 0, "a scalar");
+      refused(random.pick(kinds), 0, "a scalar");
       step.refused.tensors.back().shape.clear();
       break;
     }
     default: {
-      refused(dice.one_in(4) ? OpKind::Reducescatter : OpKind::Allreduce, 0, "is not supported");
+      refused(random.one_in(4) ? OpKind::Reducescatter : OpKind::Allreduce, 0, "is not supported");
       auto& tensor = step.refused.tensors.back();
       do {
-        tensor.dtype = static_cast<DataType>(dice.below(kDataTypes));
-        step.refused.op = static_cast<ReduceOp>(dice.below(6));
+        tensor.dtype = static_cast<DataType>(random.below(kDataTypes));
+        step.refused.op = static_cast<ReduceOp>(random.below(6));
       } while (oracle::has(step.refused.kind, tensor.dtype, step.refused.op));
     }
   }

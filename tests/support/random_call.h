@@ -1,10 +1,10 @@
 #pragma once
-/// Room card: single operations drawn from dice: a right one for every rank of a process set, a wrong one, and calls that are refused.
+/// Single operations drawn from random: a right one for every rank of a process set, a wrong one, and calls that are refused.
 
 #include <string>
 #include <vector>
 
-#include "tests/support/dice.h"
+#include "tests/support/random.h"
 #include "tests/support/random_program.h"
 
 namespace hvd::test {
@@ -15,12 +15,12 @@ struct CallLimits {
 };
 
 /// The operation for each rank of `ranks`, the members of `set`; `world` is the number of all ranks.
-Op draw_op(Dice& dice, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits);
+Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits);
 
 /// Changes what some ranks say, so that they disagree. False if there is nothing in it to disagree about.
-bool spoil(Dice& dice, Op& op, const std::vector<int>& ranks);
+bool spoil(Random& random, Op& op, const std::vector<int>& ranks);
 
 /// A call that is refused on this rank, and how.
-Step draw_refusal(Dice& dice, int rank, int world, const std::vector<SetDraw>& sets);
+Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw>& sets);
 
 }  // namespace hvd::test

@@ -19,7 +19,7 @@ using Steps = std::vector<Step>;
 /// Draws the phases of one program.
 class Builder {
  public:
-  explicit Builder(std::uint64_t seed) : dice_(Dice::mixed(seed) ^ seed) {
+  explicit Builder(std::uint64_t seed) : dice_(Random::mixed(seed) ^ seed) {
     static const std::vector<std::pair<int, int>> kWorlds{{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3},
                                                           {4, 1}, {4, 1}, {4, 2}, {4, 3}, {7, 1}, {7, 3}};
     program_.seed = seed;
@@ -358,7 +358,7 @@ class Builder {
     for (const int rank : ranks_of(set)) phase.steps[static_cast<std::size_t>(rank)][1].push_back({waiting(), joining, {}, {}});
   }
 
-  Dice dice_;
+  Random dice_;
   Program program_;
   CallLimits limits_;
   int slots_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a program of collective operations, drawn from a seed: what every rank submits, in which order, from which thread, and how
+/// A program of collective operations, drawn from a seed: what every rank submits, in which order, from which thread, and how
 /// it waits. Values only. The expectations are filled in by the oracle (oracle.h); it is run by program_runner.h.
 
 #include <cstdint>

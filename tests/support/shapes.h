@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the worlds that tests of the engine go through: ranks, and the domains (pretended hosts) that they are on.
+/// The worlds that tests of the engine go through: ranks, and the domains (pretended hosts) that they are on.
 
 #include <utility>
 #include <vector>

@@ -228,7 +228,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
       if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
       if (options_.add_backends) options_.add_backends(rank, parts, arena);
-      if (options_.dress) options_.dress(rank, parts);
+      if (options_.customize) options_.customize(rank, parts);
       engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));
     }
   }

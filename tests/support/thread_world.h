@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a world whose ranks are threads of this process, with neither MPI nor a GPU: the board and the arenas are ordinary
+/// A world whose ranks are threads of this process, with neither MPI nor a GPU: the board and the arenas are ordinary
 /// memory, domains (pretended hosts) talk through mailboxes, and batches that span domains run on a rendezvous of the test's own.
 /// `run` gives every rank a thread and a watchdog: a hang ends the program and names the ranks that still run.
 
@@ -67,7 +67,7 @@ struct WorldOptions {
   Config config;
   unsigned cores = 2;
   std::chrono::seconds limit{60};
-  std::function<void(int rank, EngineParts& parts)> dress;  ///< has the last word on what a rank's engine is made of
+  std::function<void(int rank, EngineParts& parts)> customize;  ///< has the last word on what a rank's engine is made of
   /// Before that, for what works in the arena.
   std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)> add_backends;
 };

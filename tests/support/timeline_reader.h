@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: reads a timeline back and says what is wrong with it: that it is no JSON, does not end as it should, or has slices of a
+/// Reads a timeline back and says what is wrong with it: that it is no JSON, does not end as it should, or has slices of a
 /// lane that do not nest. Values; throws std::runtime_error with the reason.
 
 #include <fstream>
@@ -54,17 +54,17 @@ inline ReadTimeline read_timeline_text(const std::string& text) {
   if (text.size() < 3 || text.substr(text.size() - 3) != "\n]\n") throw std::runtime_error("it does not end in a line with ]");
   ReadTimeline read;
   read.events = nlohmann::json::parse(text).get<std::vector<nlohmann::json>>();
-  struct Lane {
+  struct PersistentOp {
     std::string name;
     double last = 0;
     std::vector<TimelineSlice> stack;
   };
-  std::map<std::pair<int, int>, Lane> lanes;
+  std::map<std::pair<int, int>, PersistentOp> lanes;
   for (const auto& event : read.events) {
     const std::string phase = event.at("ph");
     const int pid = event.at("pid");
     const int tid = event.at("tid");
-    Lane& lane = lanes[{pid, tid}];
+    PersistentOp& lane = lanes[{pid, tid}];
     if (phase == "M") {
       if (event.at("name") == "thread_name") lane.name = event.at("args").at("name");
       continue;

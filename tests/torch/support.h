@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the tests of the LibTorch front end share: data that differ by rank and element, what a reduction of them must
+/// What the tests of the LibTorch front end share: data that differ by rank and element, what a reduction of them must
 /// give, and a library restarted with another configuration. Every rank runs the same cases; what one rank would only wait for,
 /// another must not skip.
 

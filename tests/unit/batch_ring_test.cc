@@ -13,7 +13,7 @@ constexpr int kTensors = 2 * static_cast<int>(Board::kBatchRing) + 100;
 /// Submits so many tensors at once, each a batch of its own, to the set `process_set` of `members`; all sums must be right.
 void flood(Engine& engine, int rank, int process_set, const std::vector<int>& members) {
   std::vector<std::vector<float>> values;
-  std::vector<std::shared_ptr<Pending>> pending;
+  std::vector<std::shared_ptr<HandleState>> pending;
   for (int i = 0; i < kTensors; ++i) values.emplace_back(5, static_cast<float>(i + rank));
   for (int i = 0; i < kTensors; ++i) {
     Submission submission = allreduce_of(values[static_cast<std::size_t>(i)], "tensor." + std::to_string(i), DataType::Float32);

@@ -465,7 +465,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
     auto mail = std::make_shared<Mailboxes>(domains);
     struct Leader {
       std::unique_ptr<MailTransport> transport;
-      std::unique_ptr<Relay> relay;
+      std::unique_ptr<LeaderTree> relay;
       std::map<std::string, int> introduced;
       std::vector<std::string> agreed;
       int cuts = 0;
@@ -481,7 +481,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
     for (int d = 0; d < domains; ++d) {
       Leader& leader = leaders[static_cast<std::size_t>(d)];
       leader.transport = std::make_unique<MailTransport>(mail, d, domains);
-      RelayActions actions;
+      LeaderTreeActions actions;
       actions.introduce = [&leader](const UnitKey& key, int, const Signature&) { ++leader.introduced[key.name]; };
       actions.agree = [&leader](const UnitKey& key, const Agreement& what) {
         leader.agreed.push_back(key.name);
@@ -489,13 +489,13 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
         leader.absent = what.absent;
       };
       actions.end = [&leader] { ++leader.ends; };
-      actions.conflict = [&leader](int, const std::string& name, const std::vector<Claim>&) { leader.conflicts.push_back(name); };
+      actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) { leader.conflicts.push_back(name); };
       actions.cut = [&leader] { return ++leader.cuts > 0; };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
       actions.ranks_of = [&all](int) -> const std::vector<int>& { return all; };
       actions.domain_of = [](int rank) { return rank; };
-      leader.relay = std::make_unique<Relay>(*leader.transport, std::move(actions));
+      leader.relay = std::make_unique<LeaderTree>(*leader.transport, std::move(actions));
     }
     const auto settle = [&] {
       for (bool any = true; any;) {
@@ -508,34 +508,34 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       for (int d = domains - 1; d >= 0; --d) {
         auto& relay = *leaders[static_cast<std::size_t>(d)].relay;
         const UnitKey key{0, OpKind::Allreduce, "t"};
-        if (round == 0) relay.tell({News::Kind::Introduced, key, d, std::make_shared<const Signature>(signature)});
-        relay.tell({News::Kind::Ready, key, -1, nullptr, {{d == 1}, {}, -1}});
+        if (round == 0) relay.tell({LocalEvent::Kind::Introduced, key, d, std::make_shared<const Signature>(signature)});
+        relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, {{d == 1}, {}, -1}});
         settle();
         CHECK(leaders[0].agreed.size() == static_cast<std::size_t>(d == 0 ? round + 1 : round));
       }
     // One rank joins: it is waited for no more, whether it does so before the others are ready or after.
     const UnitKey key{0, OpKind::Allreduce, "t"};
     for (const bool before : {true, false}) {
-      if (before) leaders[1].relay->tell({News::Kind::Joined, {0, OpKind::Join, {}}, 1});
+      if (before) leaders[1].relay->tell({LocalEvent::Kind::Joined, {0, OpKind::Join, {}}, 1});
       for (int d = 0; d < domains; ++d)
-        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->tell({News::Kind::Ready, key, -1, nullptr, {{true}, {}, -1}});
+        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->tell({LocalEvent::Kind::Ready, key, -1, nullptr, {{true}, {}, -1}});
       settle();
       CHECK(leaders[0].agreed.size() == (before ? 3 : 4));
       CHECK(leaders[0].absent == std::vector<int>{1});
     }
     // Ranks that wait for different operations under one name: found when all have said so. What was said before a decision is stale.
-    const auto claim = [&](int d, OpKind kind) { leaders[static_cast<std::size_t>(d)].relay->stuck(0, "x", {{d, kind}}); };
+    const auto stuck_rank = [&](int d, OpKind kind) { leaders[static_cast<std::size_t>(d)].relay->stuck(0, "x", {{d, kind}}); };
     for (int d = 0; d < domains; ++d) {
       settle();
       CHECK(leaders[0].conflicts.empty());
-      claim(d, d == 1 ? OpKind::Broadcast : OpKind::Allreduce);
+      stuck_rank(d, d == 1 ? OpKind::Broadcast : OpKind::Allreduce);
     }
     settle();
     for (const auto& leader : leaders) CHECK(leader.conflicts == std::vector<std::string>{"x"});
     leaders[0].relay->announce_cut();
     for (int d = 0; d < domains; ++d) {
       CHECK_FALSE(leaders[0].relay->all_left());
-      leaders[static_cast<std::size_t>(d)].relay->tell({News::Kind::Left, {}, d});
+      leaders[static_cast<std::size_t>(d)].relay->tell({LocalEvent::Kind::Left, {}, d});
       settle();
     }
     CHECK(leaders[0].relay->all_left());

@@ -85,7 +85,7 @@ TEST_CASE("what waits in a process set that is removed fails, and its places are
         std::vector<float> values(3, 1.0F);
         Submission alone = allreduce_of(values, "alone", DataType::Float32);
         alone.process_set = static_cast<int>(made->value);
-        std::shared_ptr<Pending> pending;
+        std::shared_ptr<HandleState> pending;
         if (rank == 1) pending = engine.submit(alone);
         engine.wait(*engine.submit(control(kRemoveProcessSet, {0, 1, 2}, static_cast<int>(made->value)), After::Wait));
         if (pending) CHECK_THROWS_AS(engine.wait(*pending), InvalidArgument);
@@ -125,7 +125,7 @@ TEST_CASE("a host that takes no part may forget a tensor between two ranks' intr
       Submission both = allreduce_of(values, "both", DataType::Float32);
       both.process_set = 1;
       both.prescale_factor = round;  // so that it is introduced again
-      std::shared_ptr<Pending> pending;
+      std::shared_ptr<HandleState> pending;
       if (rank == 1) {
         pending = engine.submit(both);
         for (int i = 0; i < 100; ++i) engine.poll(*pending);

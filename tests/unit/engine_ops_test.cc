@@ -26,7 +26,7 @@ Submission of_kind(OpKind kind, std::string name = {}, int process_set = 0) {
   return submission;
 }
 
-std::shared_ptr<Pending> run(Engine& engine, Submission submission) {
+std::shared_ptr<HandleState> run(Engine& engine, Submission submission) {
   auto pending = engine.submit(std::move(submission), After::Wait);
   engine.wait(*pending);
   return pending;
@@ -235,8 +235,8 @@ TEST_CASE("shutdown with work pending, across domains: what all ranks have submi
     each_world([](ThreadWorld& world, int n) {
       std::vector<std::vector<float>> both(static_cast<std::size_t>(n), {1.0F});
       std::vector<std::vector<float>> alone(static_cast<std::size_t>(n), {1.0F});
-      std::vector<std::shared_ptr<Pending>> done(static_cast<std::size_t>(n));
-      std::vector<std::shared_ptr<Pending>> lost(static_cast<std::size_t>(n));
+      std::vector<std::shared_ptr<HandleState>> done(static_cast<std::size_t>(n));
+      std::vector<std::shared_ptr<HandleState>> lost(static_cast<std::size_t>(n));
       world.run(
           [&](int rank, Engine& engine) {
             const auto at = static_cast<std::size_t>(rank);

@@ -61,7 +61,7 @@ TEST_CASE("many tensors in another order on every rank, asynchronously") {
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), random);
         std::vector<std::vector<float>> values(kTensors);
-        std::vector<std::shared_ptr<Pending>> pending(kTensors);
+        std::vector<std::shared_ptr<HandleState>> pending(kTensors);
         for (const int t : order) {
           const auto at = static_cast<std::size_t>(t);
           values[at] = pattern(rank, 10 + at * 97, t);
@@ -254,7 +254,7 @@ TEST_CASE("more batches under way than the board's ring has places: cuts that ar
     world.run([](int rank, Engine& engine) {
       constexpr std::size_t kTensors = 3 * Board::kBatchRing;
       std::vector<std::vector<float>> values(kTensors);
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       for (std::size_t t = 0; t < kTensors; ++t) {
         const std::size_t at = rank == 0 ? t : kTensors - 1 - t;
         values[at] = pattern(rank, 3, static_cast<int>(at));
@@ -340,7 +340,7 @@ TEST_CASE("fusion threshold 0 and large give bitwise the same") {
     std::vector<float> all;
     world.run([&all](int rank, Engine& engine) {
       std::vector<std::vector<float>> values(30);
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       for (int t = 0; t < 30; ++t) {
         auto& one = values[static_cast<std::size_t>(t)];
         one = pattern(rank, 1000 + static_cast<std::size_t>(t), t);

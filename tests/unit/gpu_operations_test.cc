@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hvd/negotiation/signature.h"
-#include "tests/support/locked_table.h"
+#include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::nccl::test {
@@ -26,7 +26,7 @@ using Floats = std::vector<float>;
 constexpr int kSize = 3;
 
 /// `domains`: pretended hosts; of several, what is staged travels between them.
-WorldOptions options_of(Way way, LockedDevices& devices, int domains = 1) {
+WorldOptions options_of(GpuRoute way, LockedDevices& devices, int domains = 1) {
   WorldOptions options;
   options.size = kSize;
   options.domains = domains;
@@ -40,10 +40,11 @@ WorldOptions options_of(Way way, LockedDevices& devices, int domains = 1) {
 /// Runs `body` in a world of each way, its devices slow and quick.
 void each_way(const std::function<void(int rank, Engine& engine)>& body) {
   struct Case {
-    Way way;
+    GpuRoute way;
     int domains;
   };
-  for (const auto& [way, domains] : {Case{Way::Nccl, 1}, Case{Way::SharedGpu, 1}, Case{Way::Staged, 1}, Case{Way::Staged, 2}}) {
+  for (const auto& [way, domains] :
+       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1}, Case{GpuRoute::Staged, 2}}) {
     for (const int delay : {0, 3}) {
       CAPTURE(static_cast<int>(way));
       CAPTURE(domains);
@@ -73,7 +74,7 @@ Submission of_kind(OpKind kind, std::string name, const Device& device) {
   return submission;
 }
 
-std::shared_ptr<Pending> run(Engine& engine, Submission submission) {
+std::shared_ptr<HandleState> run(Engine& engine, Submission submission) {
   auto pending = engine.submit(std::move(submission), After::Wait);
   engine.wait(*pending);
   return pending;
@@ -252,7 +253,7 @@ TEST_CASE("gpu backends: the zeros of a rank that has joined count") {
 TEST_CASE("gpu backends: who works on a stream gets staged results when they are there") {
   LockedDevices devices(kSize);
   for (int rank = 0; rank < kSize; ++rank) devices.device(rank).delay = 3;
-  ThreadWorld world(options_of(Way::Staged, devices));
+  ThreadWorld world(options_of(GpuRoute::Staged, devices));
   world.run([](int rank, Engine& engine) {
     Floats values = values_of(rank, 0, 20);
     Submission submission = of_kind(OpKind::Allreduce, "on a stream", {DeviceKind::Cuda, rank});
@@ -266,12 +267,12 @@ TEST_CASE("gpu backends: who works on a stream gets staged results when they are
 }
 
 TEST_CASE("gpu backends: their names, and what they leave to others") {
-  for (const auto& [way, names] : std::vector<std::pair<Way, std::vector<std::string>>>{
-           {Way::Nccl, {"nccl", "staged"}}, {Way::SharedGpu, {"cuda_ipc", "staged"}}, {Way::Staged, {"staged"}}}) {
+  for (const auto& [way, names] : std::vector<std::pair<GpuRoute, std::vector<std::string>>>{
+           {GpuRoute::Nccl, {"nccl", "staged"}}, {GpuRoute::SharedGpu, {"cuda_ipc", "staged"}}, {GpuRoute::Staged, {"staged"}}}) {
     LockedDevices devices(kSize);
     WorldOptions options = options_of(way, devices);
     int dressed = 0;
-    options.dress = [&, names = names](int rank, EngineParts& parts) {
+    options.customize = [&, names = names](int rank, EngineParts& parts) {
       const std::size_t host = parts.backends.size() - names.size();
       BatchTraits traits;
       traits.set = parts.process_sets.data();

@@ -89,7 +89,7 @@ std::vector<std::vector<Traffic>> run_real(const Operations& program, int ranks,
   options.size = ranks;
   options.domains = hosts;
   options.limit = std::chrono::seconds(240);
-  options.dress = [&](int, EngineParts& parts) {
+  options.customize = [&](int, EngineParts& parts) {
     if (!parts.transport) return;
     auto& own = *counts[static_cast<std::size_t>(parts.transport->domain())];
     parts.transport = std::make_unique<CountingTransport>(std::move(parts.transport), own);
@@ -101,7 +101,7 @@ std::vector<std::vector<Traffic>> run_real(const Operations& program, int ranks,
     for (int step = 0; step < kSteps; ++step) {
       std::vector<std::vector<float>> memory;
       memory.reserve(16);
-      std::vector<std::shared_ptr<Pending>> pending;
+      std::vector<std::shared_ptr<HandleState>> pending;
       for (const auto& unit : program.units) {
         pending.push_back(engine.submit(submission_of(unit, memory)));
         if (program.one_by_one) engine.wait(*pending.back());

@@ -15,7 +15,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/ipc/shared_gpu_backend.h"
-#include "tests/support/host_nccl_table.h"
+#include "tests/support/host_gpu_api.h"
 
 namespace hvd::nccl::test {
 namespace {
@@ -231,7 +231,7 @@ TEST_CASE("device pool: no more slabs than the other ranks can be told of") {
   HostDevice device(cluster, 0);
   SharedControl control{};
   {
-    DevicePool pool(Site{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
+    DevicePool pool(CallContext{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
     std::vector<std::byte*> blocks;
     for (std::size_t slab = 0; slab < SharedControl::kSlabs; ++slab) {
       device.memory_bytes = kDeviceGranularity;  // so that each slab is the least that will do

@@ -18,7 +18,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "tests/support/locked_table.h"
+#include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::nccl::test {
@@ -27,7 +27,7 @@ namespace {
 using hvd::test::ThreadWorld;
 using hvd::test::WorldOptions;
 
-WorldOptions options_of(Way way, int ranks, LockedDevices& devices) {
+WorldOptions options_of(GpuRoute way, int ranks, LockedDevices& devices) {
   WorldOptions options;
   options.size = ranks;
   options.limit = std::chrono::seconds(120);
@@ -94,7 +94,7 @@ TEST_CASE("shared gpu: a batch of many tensors is one launch each way and one re
   constexpr int kRanks = 4;
   LockedDevices devices(kRanks);
   {
-    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
     world.run([](int rank, Engine& engine) {
       std::vector<std::vector<float>> tensors;
       for (std::size_t i = 0; i < 161; ++i) tensors.push_back(values_of(rank, 1 + i * 7));
@@ -117,7 +117,7 @@ TEST_CASE("shared gpu: a batch of many tensors is one launch each way and one re
 TEST_CASE("tensors that live in memory of the backend are neither packed nor unpacked") {
   constexpr int kRanks = 3;
   constexpr std::size_t kTensors = 20;
-  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
     LockedDevices devices(kRanks);
     {
@@ -155,7 +155,7 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
         CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);
       });
     }
-    CHECK(calls(devices, kRanks, "launch_shared_reduce") == (way == Way::SharedGpu ? 6 : 0));
+    CHECK(calls(devices, kRanks, "launch_shared_reduce") == (way == GpuRoute::SharedGpu ? 6 : 0));
     CHECK(calls(devices, kRanks, "launch_batched_copy") == 0);
   }
 }
@@ -182,7 +182,7 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
     const bool of_the_last = call.find("Open") != std::string::npos || call.starts_with("launch") || call == "cudaStreamWaitEvent";
     for (int rank = 0; rank < kRanks; ++rank)
       if (of_the_last || rank == 1) devices.device(rank).fail_call(call, 700, nth);
-    ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
     std::vector<std::string> words(kRanks);
     world.run([&](int rank, Engine& engine) {
       std::string& said = words[static_cast<std::size_t>(rank)];
@@ -206,7 +206,7 @@ TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after tryi
   LockedDevices devices(kRanks);
   Kept kept;
   devices.device(1).memory_bytes = std::size_t{3} << 20;
-  ThreadWorld world(options_of(Way::SharedGpu, kRanks, devices));
+  ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
   std::vector<std::string> words(kRanks);
   world.run([&](int rank, Engine& engine) {
     std::vector<std::vector<float>> small{values_of(rank, 1000)};
@@ -224,7 +224,7 @@ TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after tryi
 }
 
 TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not for the device, and may come back under the same name") {
-  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -234,7 +234,7 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
     std::barrier all_have_waited(kRanks, [&]() noexcept { gate = true; });
     ThreadWorld world(options_of(way, kRanks, devices));
     world.run([&](int rank, Engine& engine) {
-      const auto done = [](const Pending& pending) {
+      const auto done = [](const HandleState& pending) {
         while (!pending.done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
       };
       std::vector<std::vector<float>> first{values_of(rank, 100), values_of(rank, 33)};
@@ -272,7 +272,7 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
 }
 
 TEST_CASE("gpu backends: an error that the device meets after wait() is the next operation's") {
-  for (const Way way : {Way::SharedGpu, Way::Nccl}) {
+  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -306,7 +306,7 @@ TEST_CASE("gpu backends: an error that the device meets after wait() is the next
 }
 
 TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on the others") {
-  for (const Way way : {Way::SharedGpu, Way::Nccl, Way::Staged}) {
+  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl, GpuRoute::Staged}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -331,7 +331,7 @@ TEST_CASE("nccl: batches go to the streams in turn, each with communicators of i
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);  // with two streams
   {
-    ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+    ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
     world.run([](int rank, Engine& engine) {
       for (int round = 0; round < 6; ++round) {
         std::vector<std::vector<float>> tensors{std::vector<float>(50, static_cast<float>(rank + round)), values_of(rank, 7)};
@@ -354,7 +354,7 @@ TEST_CASE("nccl: batches go to the streams in turn, each with communicators of i
 TEST_CASE("nccl: a rank that has joined is left out by a communicator of the others, and its zeros count") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);
-  ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+  ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
   world.run([](int rank, Engine& engine) {
     const auto join = [&] {
       Submission joining;
@@ -388,7 +388,7 @@ TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendErro
     Kept kept;
     for (int rank = 0; rank < kRanks; ++rank) devices.device(rank).delay = 2;
     troubles[trouble](devices.device(1));
-    ThreadWorld world(options_of(Way::Nccl, kRanks, devices));
+    ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
     std::vector<std::string> words(kRanks);
     world.run([&](int rank, Engine& engine) {
       std::string& said = words[static_cast<std::size_t>(rank)];
@@ -415,7 +415,7 @@ TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendErro
 }
 
 TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the others") {
-  for (const Way way : {Way::Nccl, Way::SharedGpu, Way::Staged}) {
+  for (const GpuRoute way : {GpuRoute::Nccl, GpuRoute::SharedGpu, GpuRoute::Staged}) {
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
     {
@@ -442,7 +442,7 @@ TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is
     CAPTURE(call);
     LockedDevices devices(1);
     devices.device(0).fail_call(call, 700);
-    ThreadWorld world(options_of(Way::Staged, 1, devices));
+    ThreadWorld world(options_of(GpuRoute::Staged, 1, devices));
     world.run([&](int rank, Engine& engine) {
       std::vector<std::vector<float>> tensors{values_of(rank, 10)};
       Submission submission = sum_of(rank, tensors, "t");
@@ -481,31 +481,31 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
     std::vector<int> hosts, domains;
   };
   const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}}, no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
-  const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
+  const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus, std::optional<GpuRoute> wanted = std::nullopt) {
     return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, true, wanted);
   };
-  const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus, std::optional<Way> wanted = std::nullopt) {
-    return placed(machines, gpus, wanted)->way_of({0, 1, 2, 3});
+  const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus, std::optional<GpuRoute> wanted = std::nullopt) {
+    return placed(machines, gpus, wanted)->route_of({0, 1, 2, 3});
   };
-  CHECK(way(one_host, {"a", "b", "c", "d"}) == Way::Nccl);
-  CHECK(way(one_host, {"a", "a", "a", "a"}) == Way::SharedGpu);
-  CHECK(way(one_host, {"a", "a", "b", "b"}) == Way::Staged);
-  CHECK(way(one_host, {"a", "b", "c", ""}) == Way::Staged);
-  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == Way::Nccl);  // a number means something on its own host only
-  CHECK(way(two_hosts, {"a", "a", "a", "a"}) == Way::Staged);
-  CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == Way::Staged);
-  CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == Way::Nccl);
-  CHECK(way(one_host, {"a", "b", "c", "d"}, Way::Staged) == Way::Staged);
-  CHECK(way(one_host, {"a", "b", "c", "d"}, Way::SharedGpu) == Way::Nccl);
-  CHECK(way(one_host, {"a", "a", "a", "a"}, Way::Nccl) == Way::SharedGpu);
+  CHECK(way(one_host, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}) == GpuRoute::SharedGpu);
+  CHECK(way(one_host, {"a", "a", "b", "b"}) == GpuRoute::Staged);
+  CHECK(way(one_host, {"a", "b", "c", ""}) == GpuRoute::Staged);
+  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == GpuRoute::Nccl);  // a number means something on its own host only
+  CHECK(way(two_hosts, {"a", "a", "a", "a"}) == GpuRoute::Staged);
+  CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == GpuRoute::Staged);
+  CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, GpuRoute::Staged) == GpuRoute::Staged);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, GpuRoute::SharedGpu) == GpuRoute::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}, GpuRoute::Nccl) == GpuRoute::SharedGpu);
 
   const auto pairs = placed(one_host, {"a", "a", "b", "b"});
-  CHECK(pairs->way_of({0, 1}) == Way::SharedGpu);
-  CHECK(pairs->way_of({1, 2}) == Way::Nccl);
-  CHECK(pairs->way_of({0}) == Way::Nccl);
-  CHECK(placed(one_host, {"a", "a", "b", "b"}, Way::SharedGpu)->way_of({0}) == Way::SharedGpu);
-  CHECK(pairs->way_of_set(3, {0, 1}) == Way::SharedGpu);
-  CHECK(pairs->way_of_set(3, {0, 2}) == Way::Nccl);  // the number of a set that was removed, given again
+  CHECK(pairs->route_of({0, 1}) == GpuRoute::SharedGpu);
+  CHECK(pairs->route_of({1, 2}) == GpuRoute::Nccl);
+  CHECK(pairs->route_of({0}) == GpuRoute::Nccl);
+  CHECK(placed(one_host, {"a", "a", "b", "b"}, GpuRoute::SharedGpu)->route_of({0}) == GpuRoute::SharedGpu);
+  CHECK(pairs->route_of_set(3, {0, 1}) == GpuRoute::SharedGpu);
+  CHECK(pairs->route_of_set(3, {0, 2}) == GpuRoute::Nccl);  // the number of a set that was removed, given again
 
   CHECK(pairs->describe() == "2 ranks share a GPU, staged through host memory");
   CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() == "4 ranks share a GPU, through CUDA IPC");
@@ -513,11 +513,11 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(placed(one_host, {"", "", "", ""})->describe() == "no GPU found");
 
   const Placement without_nccl({0, 0, 0, 0}, {0, 0, 0, 0}, {"a", "a", "b", "c"}, false);
-  CHECK(without_nccl.way_of({1, 2, 3}) == Way::Staged);
-  CHECK(without_nccl.way_of({0, 1}) == Way::SharedGpu);
-  CHECK(without_nccl.way_of({3}) == Way::SharedGpu);
+  CHECK(without_nccl.route_of({1, 2, 3}) == GpuRoute::Staged);
+  CHECK(without_nccl.route_of({0, 1}) == GpuRoute::SharedGpu);
+  CHECK(without_nccl.route_of({3}) == GpuRoute::SharedGpu);
   CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
-  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, Way::Nccl).way_of({0, 1}) == Way::Staged);
+  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) == GpuRoute::Staged);
 
   HostCluster cluster;
   HostDevice device(cluster, 0);

@@ -10,7 +10,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "tests/support/host_nccl_table.h"
+#include "tests/support/host_gpu_api.h"
 
 namespace hvd::nccl::test {
 namespace {

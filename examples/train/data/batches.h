@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: which images a rank trains on at which step, and the tensors made of them. One thread; the plan owns an order of indices,
+/// Which images a rank trains on at which step, and the tensors made of them. One thread; the plan owns an order of indices,
 /// no images. Everything is a function of (seed, epoch, position): a run that was interrupted goes on exactly where it stopped.
 /// Throws std::invalid_argument when there are too few images for the ranks.
 

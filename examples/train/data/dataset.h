@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: labelled images as the trainer sees them, whatever file they came from. Plain values, used by one thread.
+/// Labelled images as the trainer sees them, whatever file they came from. Plain values, used by one thread.
 /// An image set owns its bytes; nothing here talks to other ranks. Reading fails by throwing DataError.
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the readers share: finding a dataset's folder and reading a file whole. Fails by throwing DataError that names the
+/// What the readers share: finding a dataset's folder and reading a file whole. Fails by throwing DataError that names the
 /// file and what to do.
 
 #include <cstdint>

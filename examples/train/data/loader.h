@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: batches made ahead of time by threads of its own, so that the device never waits for images. What it gives is what the plan
+/// Batches made ahead of time by threads of its own, so that the device never waits for images. What it gives is what the plan
 /// and `make_training_batch` give, in the same order and bit for bit, whatever the number of workers: every batch is a function of
 /// (seed, epoch, its indices). One thread calls it. Owns the workers; refers to the dataset, which must outlive it. An exception of a
 /// worker is thrown by the `next()` that would have given its step.

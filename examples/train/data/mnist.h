@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: MNIST from its idx files, plain or gzipped. Reads files, owns nothing afterwards; throws DataError that names the file,
+/// MNIST from its idx files, plain or gzipped. Reads files, owns nothing afterwards; throws DataError that names the file,
 /// what is wrong in it and the remedy.
 
 #include <string>

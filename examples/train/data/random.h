@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: random numbers that are a function of what they are for (seed, epoch, image …), not of what was drawn before, and the
+/// Random numbers that are a function of what they are for (seed, epoch, image …), not of what was drawn before, and the
 /// same on every platform. Values; no shared state.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the embedded dataset: images made from a seed, bit for bit the same on every rank and in every run, without a download.
+/// The embedded dataset: images made from a seed, bit for bit the same on every rank and in every run, without a download.
 /// Pure functions of their arguments.
 
 #include <cstdint>

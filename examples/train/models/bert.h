@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: an encoder of the shape of BERT (Devlin, Chang, Lee, Toutanova: BERT: pre-training of deep bidirectional transformers, 2018)
+/// An encoder of the shape of BERT (Devlin, Chang, Lee, Toutanova: BERT: pre-training of deep bidirectional transformers, 2018)
 /// with its pooler and a classifier, for measuring training steps: the parameters of a real one, without dropout. Not for the trainer,
 /// which reads images.
 

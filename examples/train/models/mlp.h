@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: a multilayer perceptron on raw pixels: small, fast, without batch norm, so that N ranks equal one exactly.
+/// A multilayer perceptron on raw pixels: small, fast, without batch norm, so that N ranks equal one exactly.
 
 #include <cstdint>
 #include <memory>

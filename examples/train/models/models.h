@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the image classifiers of the trainer, made by name. Ordinary LibTorch modules that know nothing of other ranks.
+/// The image classifiers of the trainer, made by name. Ordinary LibTorch modules that know nothing of other ranks.
 /// Unknown names throw std::invalid_argument. A new model: a file of its own, one line in models.cc.
 
 #include <torch/torch.h>

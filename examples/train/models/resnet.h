@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: residual networks (He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015). Parameters and buffers are
+/// Residual networks (He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015). Parameters and buffers are
 /// named, shaped and initialised as in torchvision, so that its weights fit.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: weights that Python wrote, `torch.save(dict(model.state_dict()), FILE)`, for a model of this folder: torchvision's fit the
+/// Weights that Python wrote, `torch.save(dict(model.state_dict()), FILE)`, for a model of this folder: torchvision's fit the
 /// ResNets. Fails by throwing std::runtime_error that names the file, the parameter and what to do; then the model is as it was.
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: replacing a file so that a reader, or a crash at any moment, finds the old or the new one whole. One process, one thread.
+/// Replacing a file so that a reader, or a crash at any moment, finds the old or the new one whole. One process, one thread.
 /// Fails by throwing std::runtime_error that names the file and the reason.
 
 #include <filesystem>

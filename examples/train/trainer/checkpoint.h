@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the state of a training run in a file, by the library's Checkpoint, and refused by a run it does not belong to. Everything
+/// The state of a training run in a file, by the library's Checkpoint, and refused by a run it does not belong to. Everything
 /// but the constructor is collective, and fails on all ranks alike by throwing std::runtime_error that names the file, what is wrong and
 /// what to do.
 

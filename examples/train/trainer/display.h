@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what training says while it runs: a bar that is redrawn in place on a terminal, a plain line now and then elsewhere.
+/// What training says while it runs: a bar that is redrawn in place on a terminal, a plain line now and then elsewhere.
 /// Silent on all ranks but 0. Writes to standard output; never fails.
 
 #include <chrono>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how good a model is on a test set that all ranks share out: the library's tally, filled with this data. One thread.
+/// How good a model is on a test set that all ranks share out: the library's tally, filled with this data. One thread.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>

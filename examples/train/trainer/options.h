@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the command line of the trainer as a value. Read once, before the world starts; knows nothing of ranks or tensors.
+/// The command line of the trainer as a value. Read once, before the world starts; knows nothing of ranks or tensors.
 /// Fails by throwing UsageError, whose text names the option, what was given and what is allowed.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what is known after each epoch, and the file it goes to (--json). Used by rank 0 alone. Fails by throwing
+/// What is known after each epoch, and the file it goes to (--json). Used by rank 0 alone. Fails by throwing
 /// std::runtime_error that names the file and what to do.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: from options to the objects of a training run. Plain functions; each fails by throwing an exception that names the option.
+/// From options to the objects of a training run. Plain functions; each fails by throwing an exception that names the option.
 
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how a step is made: the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function, so that they
+/// How a step is made: the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function, so that they
 /// can be compared. One thread; hvd and ddp are collective. Refers to the model and the optimizer, owns what wraps them. Fails by throwing
 /// what the wrappers throw.
 

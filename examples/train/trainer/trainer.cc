@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "examples/train/trainer/atomic_file.h"
+#include "examples/train/trainer/collectively.h"
 #include "examples/train/trainer/setup.h"
-#include "examples/train/trainer/together.h"
 
 namespace examples {
 Trainer::Trainer(const Options& options)
@@ -15,7 +15,7 @@ Trainer::Trainer(const Options& options)
   load_inputs();
   hvd::broadcast_parameters(*model_, 0);
   hvd::broadcast_optimizer_state(*optimizer_, 0);
-  alike([&] {
+  fail_on_all([&] {
     if (options_.sync_bn && synchronize_batch_norm(*model_) == 0) display_.line("--sync-bn: the model has no batch norm");
     strategy_.emplace(options_, model_, *optimizer_, device_);
   });
@@ -31,7 +31,7 @@ Trainer::Trainer(const Options& options)
 
 /// Everything that depends on what this rank finds on its own machine.
 void Trainer::load_inputs() {
-  together([&] {
+  collectively([&] {
     device_ = choose_device(options_.device);
     data_ = load_dataset(options_.dataset, options_.data, options_.seed);
     loader_ = std::make_unique<BatchLoader>(
@@ -52,7 +52,7 @@ void Trainer::load_inputs() {
 void Trainer::restore() {
   if (!options_.checkpoint.empty()) {
     checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_), [this] { return strategy_->compression_memory(); });
-    if (options_.resume) alike([&] { position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler()); });
+    if (options_.resume) fail_on_all([&] { position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler()); });
   }
   on_rank_zero([&] {
     if (!options_.checkpoint.empty()) check_writable(options_.checkpoint);
@@ -161,7 +161,7 @@ void Trainer::gather_loss() {
 }
 
 void Trainer::save_checkpoint() {
-  alike([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler()); });
+  fail_on_all([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler()); });
 }
 
 }  // namespace examples

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
+/// The training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
 /// data, the model, the optimizer and what wraps them. Fails by throwing: Refused when all ranks know of it, anything else when only this
 /// rank does.
 

@@ -18,18 +18,18 @@ std::string list(std::span<const std::string_view> tensors) {
 
 }  // namespace
 
-void fail(const Site& site, std::string_view call, std::string_view words) {
+void fail(const CallContext& site, std::string_view call, std::string_view words) {
   const std::string names = list(site.tensors);
   throw BackendError(
       formatted("{} failed on rank {} (cuda:{}){}{}: {}", call, site.rank, site.device, names.empty() ? "" : " for ", names, words));
 }
 
-void check(const Site& site, CudaCode code, std::string_view call) {
+void check(const CallContext& site, CudaCode code, std::string_view call) {
   if (code == CudaCode::Success) return;
   fail(site, call, formatted("{} (CUDA error {})", site.table->cuda_error(code), static_cast<int>(code)));
 }
 
-void check(const Site& site, NcclCode code, std::string_view call, NcclComm* comm) {
+void check(const CallContext& site, NcclCode code, std::string_view call, NcclComm* comm) {
   if (code == NcclCode::Success) return;
   fail(site, call, formatted("{} (NCCL error {})", site.table->nccl_error(code, comm), static_cast<int>(code)));
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: how a refused call becomes a BackendError: with the call's name, the rank, the device, the tensors and the library's words.
+/// How a refused call becomes a BackendError: with the call's name, the rank, the device, the tensors and the library's words.
 /// The driver's thread; owns nothing.
 
 #include <span>
@@ -11,19 +11,19 @@
 namespace hvd::nccl {
 
 /// On whose behalf calls are made.
-struct Site {
-  const NcclTable* table = nullptr;
+struct CallContext {
+  const GpuApi* table = nullptr;
   int rank = -1;  ///< global
   int device = 0;
   std::span<const std::string_view> tensors;  ///< their names
 };
 
 /// Throws BackendError: "CALL failed on rank R (cuda:D) for 'a', 'b', 'c' and 5 more: WORDS".
-[[noreturn]] void fail(const Site& site, std::string_view call, std::string_view words);
+[[noreturn]] void fail(const CallContext& site, std::string_view call, std::string_view words);
 
 /// Returns if `code` is Success, fails otherwise.
-void check(const Site& site, CudaCode code, std::string_view call);
-void check(const Site& site, NcclCode code, std::string_view call, NcclComm* comm = nullptr);
+void check(const CallContext& site, CudaCode code, std::string_view call);
+void check(const CallContext& site, NcclCode code, std::string_view call, NcclComm* comm = nullptr);
 
 /// "64.0 MiB"
 std::string to_mib(std::size_t bytes);

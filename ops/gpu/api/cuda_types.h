@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: CUDA's handles and return codes for files that include no CUDA header. Values only.
+/// CUDA's handles and return codes for files that include no CUDA header. Values only.
 
 #include <array>
 #include <cstddef>

@@ -70,7 +70,7 @@ std::size_t DevicePool::slabs() const {
   return slabs_.size();
 }
 
-std::byte* Peers::memory(const Site& site, int index, const PoolPlace& place) {
+std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& place) {
   void*& base = slabs_[{index, place.slab}];
   if (base == nullptr) {
     table_ = site.table;
@@ -80,7 +80,7 @@ std::byte* Peers::memory(const Site& site, int index, const PoolPlace& place) {
   return static_cast<std::byte*>(base) + place.offset;
 }
 
-CudaEvent* Peers::event(const Site& site, const IpcHandle& handle) {
+CudaEvent* Peers::event(const CallContext& site, const IpcHandle& handle) {
   CudaEvent*& opened = events_[&handle];
   if (opened == nullptr) {
     table_ = site.table;
@@ -89,10 +89,10 @@ CudaEvent* Peers::event(const Site& site, const IpcHandle& handle) {
   return opened;
 }
 
-CudaEvent* Peers::packed(const Site& site, int index, std::size_t turn) {
+CudaEvent* Peers::packed(const CallContext& site, int index, std::size_t turn) {
   return event(site, controls_.at(static_cast<std::size_t>(index))->packed.at(turn));
 }
-CudaEvent* Peers::reduced(const Site& site, int index, std::size_t turn) {
+CudaEvent* Peers::reduced(const CallContext& site, int index, std::size_t turn) {
   return event(site, controls_.at(static_cast<std::size_t>(index))->reduced.at(turn));
 }
 

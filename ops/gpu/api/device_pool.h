@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, their CUDA IPC handles
+/// This rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, their CUDA IPC handles
 /// written where the ranks of the host see them. And the view of the other ranks' memory and events.
 /// DevicePool: any thread (the submitting ones allocate). Peers: the driver's thread. Both own what they made or opened.
 /// Fails with BackendError, but for want of memory, which `allocate` says by its result.
@@ -51,7 +51,7 @@ struct PoolPlace {
 class DevicePool {
  public:
   /// `control` outlives the pool.
-  DevicePool(const Site& site, SharedControl& control) : site_(site), control_(control) {}
+  DevicePool(const CallContext& site, SharedControl& control) : site_(site), control_(control) {}
   /// Frees the slabs, unless `leak` was called.
   ~DevicePool();
   DevicePool(const DevicePool&) = delete;
@@ -75,7 +75,7 @@ class DevicePool {
   /// False when the GPU has no more.
   bool grow(std::size_t bytes);
 
-  const Site site_;
+  const CallContext site_;
   SharedControl& control_;
   mutable std::mutex mutex_;
   std::vector<Slab> slabs_;
@@ -91,19 +91,19 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  std::byte* memory(const Site& site, int index, const PoolPlace& place);
-  CudaEvent* packed(const Site& site, int index, std::size_t turn);
-  CudaEvent* reduced(const Site& site, int index, std::size_t turn);
+  std::byte* memory(const CallContext& site, int index, const PoolPlace& place);
+  CudaEvent* packed(const CallContext& site, int index, std::size_t turn);
+  CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
   /// Closes everything and says so in this rank's control. Idempotent.
   void close() noexcept;
   /// Whether all ranks have.
   [[nodiscard]] bool all_closed() const;
 
  private:
-  CudaEvent* event(const Site& site, const IpcHandle& handle);
+  CudaEvent* event(const CallContext& site, const IpcHandle& handle);
   const std::vector<SharedControl*> controls_;
   const int self_;
-  const NcclTable* table_ = nullptr;
+  const GpuApi* table_ = nullptr;
   std::map<std::pair<int, std::uint64_t>, void*> slabs_;  // by rank's index and number
   std::map<const IpcHandle*, CudaEvent*> events_;
 };

@@ -1,6 +1,6 @@
 #pragma once
-/// Room card: the table of the NCCL and CUDA calls that the NCCL backend makes, and nothing else: the outside world, injected, so that
-/// tests can lie with it (tests/support/host_nccl_table.h works on host memory). Needs neither nccl.h nor a CUDA header: handles are
+/// The table of the NCCL and CUDA calls that the NCCL backend makes, and nothing else: the outside world, injected, so that
+/// tests can lie with it (tests/support/host_gpu_api.h works on host memory). Needs neither nccl.h nor a CUDA header: handles are
 /// opaque, numbers are those of the libraries (checked where the real table is made).
 /// Thread: whoever drives the backend, one at a time. The entries own nothing and fail by their return value only.
 
@@ -35,7 +35,7 @@ struct NcclUniqueId {
 };
 
 /// Every entry must be callable, but those for windows. The comment names the call it stands for, as error messages spell it.
-struct NcclTable {
+struct GpuApi {
   // CUDA
   std::function<CudaCode(int* device)> get_device;                                  ///< cudaGetDevice
   std::function<CudaCode(int device)> set_device;                                   ///< cudaSetDevice
@@ -107,7 +107,7 @@ struct NcclTable {
 
 /// The table of the libraries this build is linked with; null without CUDA. Without NCCL its calls are refused. Lives as long as the
 /// process.
-const NcclTable* real_nccl_table();
+const GpuApi* linked_gpu_api();
 bool cuda_built();
 bool nccl_built();
 /// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.

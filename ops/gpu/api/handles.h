@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: one owner for each CUDA handle, the current device included, and for an open NCCL group. The driver's thread.
+/// One owner for each CUDA handle, the current device included, and for an open NCCL group. The driver's thread.
 /// Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
 
 #include <utility>
@@ -11,14 +11,14 @@ namespace hvd::nccl {
 /// The device of `site` is current while it lives: the driver may be a user's thread, whose device must not change under it.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(const Site& site) : table_(site.table) {
+  explicit DeviceGuard(const CallContext& site) : table_(site.table) {
     check(site, table_->get_device(&before_), "cudaGetDevice");
     if (before_ == site.device) return;
     check(site, table_->set_device(site.device), "cudaSetDevice");
     changed_ = true;
   }
   /// For destructors: tries, and does without.
-  DeviceGuard(const NcclTable& table, int device) noexcept : table_(&table) {
+  DeviceGuard(const GpuApi& table, int device) noexcept : table_(&table) {
     if (table_->get_device(&before_) != CudaCode::Success || before_ == device) return;
     changed_ = table_->set_device(device) == CudaCode::Success;
   }
@@ -29,7 +29,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  const NcclTable* table_;
+  const GpuApi* table_;
   int before_ = 0;
   bool changed_ = false;
 };
@@ -44,7 +44,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  void create(const Site& site) {
+  void create(const CallContext& site) {
     if (stream_ != nullptr) return;
     check(site, site.table->stream_create(&stream_), "cudaStreamCreateWithPriority");
     table_ = site.table;
@@ -52,15 +52,15 @@ class Stream {
   CudaStream* get() const { return stream_; }
 
  private:
-  const NcclTable* table_ = nullptr;
+  const GpuApi* table_ = nullptr;
   CudaStream* stream_ = nullptr;
 };
 
 class Event {
  public:
-  explicit Event(const Site& site) : table_(site.table) { check(site, table_->event_create(&event_), "cudaEventCreateWithFlags"); }
+  explicit Event(const CallContext& site) : table_(site.table) { check(site, table_->event_create(&event_), "cudaEventCreateWithFlags"); }
   /// One that other processes may wait for.
-  static Event interprocess(const Site& site) {
+  static Event interprocess(const CallContext& site) {
     Event made(*site.table);
     check(site, site.table->ipc_event_create(&made.event_), "cudaEventCreateWithFlags");
     return made;
@@ -75,13 +75,13 @@ class Event {
     return *this;
   }
 
-  void record(const Site& site, const Stream& stream) { check(site, table_->event_record(event_, stream.get()), "cudaEventRecord"); }
+  void record(const CallContext& site, const Stream& stream) { check(site, table_->event_record(event_, stream.get()), "cudaEventRecord"); }
   CudaCode query() const { return table_->event_query(event_); }
   CudaEvent* get() const { return event_; }
 
  private:
-  explicit Event(const NcclTable& table) : table_(&table) {}
-  const NcclTable* table_;
+  explicit Event(const GpuApi& table) : table_(&table) {}
+  const GpuApi* table_;
   CudaEvent* event_ = nullptr;
 };
 
@@ -89,7 +89,7 @@ class Event {
 /// thread, and would swallow the next call on any communicator.
 class Group {
  public:
-  explicit Group(const Site& site) : table_(site.table) {
+  explicit Group(const CallContext& site) : table_(site.table) {
     check(site, table_->group_start(), "ncclGroupStart");
     open_ = true;
   }
@@ -105,7 +105,7 @@ class Group {
   }
 
  private:
-  const NcclTable* table_;
+  const GpuApi* table_;
   bool open_ = false;
 };
 

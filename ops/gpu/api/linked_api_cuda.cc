@@ -74,7 +74,7 @@ void store(IpcHandle* handle, const Native& made) {
   std::memcpy(handle->bytes.data(), &made, sizeof made);
 }
 
-void fill_sharing(NcclTable& table) {
+void fill_sharing(GpuApi& table) {
   table.shared_reduce = launch_shared_reduce;
   table.device_count = [](int* count) {
     const cudaError_t error = cudaGetDeviceCount(count);
@@ -116,8 +116,8 @@ void fill_sharing(NcclTable& table) {
   };
 }
 
-NcclTable make_table() {
-  NcclTable table;
+GpuApi make_table() {
+  GpuApi table;
   table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
   table.set_device = [](int device) { return code_of(cudaSetDevice(device)); };
   table.stream_create = create_stream;
@@ -142,8 +142,8 @@ NcclTable make_table() {
 
 }  // namespace
 
-const NcclTable* real_nccl_table() {
-  static const NcclTable table = make_table();
+const GpuApi* linked_gpu_api() {
+  static const GpuApi table = make_table();
   return &table;
 }
 

@@ -4,7 +4,7 @@
 
 namespace hvd::nccl {
 
-const NcclTable* real_nccl_table() { return nullptr; }
+const GpuApi* linked_gpu_api() { return nullptr; }
 bool cuda_built() { return false; }
 bool nccl_built() { return false; }
 std::string gpu_libraries() { return "built without CUDA"; }

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: NCCL's half of the real table. Two implementations: linked with NCCL, and without, where every call is refused.
+/// NCCL's half of the real table. Two implementations: linked with NCCL, and without, where every call is refused.
 
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace hvd::nccl {
 
-void fill_nccl(NcclTable& table);
+void fill_nccl(GpuApi& table);
 /// "NCCL 2.28.9", or that there is none.
 std::string nccl_version();
 

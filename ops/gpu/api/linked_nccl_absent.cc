@@ -18,7 +18,7 @@ void refuse_all(Entries&... entries) {
 
 }  // namespace
 
-void fill_nccl(NcclTable& table) {
+void fill_nccl(GpuApi& table) {
   refuse_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
              table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
              table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);

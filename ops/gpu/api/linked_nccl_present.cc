@@ -56,7 +56,7 @@ std::string describe(NcclCode code, NcclComm* comm) {
 
 // Windows came with 2.27. They are looked up, as another NCCL may be loaded than the one that this was compiled with.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-void fill_windows(NcclTable& table) {
+void fill_windows(GpuApi& table) {
   const auto make = reinterpret_cast<decltype(&ncclCommWindowRegister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
   const auto end = reinterpret_cast<decltype(&ncclCommWindowDeregister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister"));
   if (make == nullptr || end == nullptr) return;
@@ -66,12 +66,12 @@ void fill_windows(NcclTable& table) {
   table.window_deregister = [end](NcclComm* comm, void* window) { return code_of(end(native(comm), static_cast<ncclWindow_t>(window))); };
 }
 #else
-void fill_windows(NcclTable& /*table*/) {}
+void fill_windows(GpuApi& /*table*/) {}
 #endif
 
 }  // namespace
 
-void fill_nccl(NcclTable& table) {
+void fill_nccl(GpuApi& table) {
   table.get_unique_id = get_unique_id;
   table.comm_init_rank = init_rank;
   table.comm_abort = [](NcclComm* comm) { return code_of(ncclCommAbort(native(comm))); };

@@ -8,7 +8,7 @@
 namespace hvd::nccl {
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-                     bool has_nccl, std::optional<Way> wanted)
+                     bool has_nccl, std::optional<GpuRoute> wanted)
     : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), wanted_(wanted) {
   std::map<std::pair<int, std::string>, int> numbers;
   for (std::size_t rank = 0; rank < gpu_of_rank.size(); ++rank) {
@@ -21,7 +21,7 @@ Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> doma
   }
 }
 
-Way Placement::way_of(const std::vector<int>& ranks) const {
+GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
   std::set<int> gpus, domains;
   bool all_have_one = true;
   for (const int rank : ranks) {
@@ -32,18 +32,18 @@ Way Placement::way_of(const std::vector<int>& ranks) const {
   }
   const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
   const bool shared = all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
-  if (wanted_ == Way::Staged) return Way::Staged;
-  if (wanted_ == Way::SharedGpu && shared) return Way::SharedGpu;
-  if (own) return Way::Nccl;
-  return shared ? Way::SharedGpu : Way::Staged;
+  if (wanted_ == GpuRoute::Staged) return GpuRoute::Staged;
+  if (wanted_ == GpuRoute::SharedGpu && shared) return GpuRoute::SharedGpu;
+  if (own) return GpuRoute::Nccl;
+  return shared ? GpuRoute::SharedGpu : GpuRoute::Staged;
 }
 
-Way Placement::way_of_set(int id, const std::vector<int>& ranks) const {
+GpuRoute Placement::route_of_set(int id, const std::vector<int>& ranks) const {
   const std::lock_guard lock(mutex_);
   auto& [known, way] = known_[id];
   if (known != ranks) {
     known = ranks;
-    way = way_of(ranks);
+    way = route_of(ranks);
   }
   return way;
 }
@@ -58,23 +58,23 @@ std::string Placement::describe() const {
   if (sharers.empty()) return "no GPU found";
   const auto most = std::max_element(sharers.begin(), sharers.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   const std::string crowd = most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
-  switch (way_of(everyone)) {
-    case Way::Nccl:
+  switch (route_of(everyone)) {
+    case GpuRoute::Nccl:
       return "one rank per GPU, NCCL";
-    case Way::SharedGpu:
+    case GpuRoute::SharedGpu:
       return crowd + "through CUDA IPC";
     default:
       return crowd + "staged through host memory";
   }
 }
 
-int device_of(const NcclTable& table, int local_rank) {
+int device_of(const GpuApi& table, int local_rank) {
   int count = 0;
   if (table.device_count(&count) != CudaCode::Success || count < 1) return -1;
   return local_rank % count;
 }
 
-std::string gpu_id(const NcclTable& table, int device) {
+std::string gpu_id(const GpuApi& table, int device) {
   std::string id;
   if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};
   return id;

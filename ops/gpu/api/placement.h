@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: which ranks have which GPU, and so how the tensors of a set of ranks travel. Values and pure functions: the answer is the
+/// Which ranks have which GPU, and so how the tensors of a set of ranks travel. Values and pure functions: the answer is the
 /// same on every rank. Made at `init()` from what all ranks say of themselves.
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace hvd::nccl {
 
 /// How GPU tensors of a set of ranks travel.
-enum class Way : std::uint8_t {
+enum class GpuRoute : std::uint8_t {
   Nccl,       ///< every rank has a GPU of its own
   SharedGpu,  ///< all ranks have the same GPU, and share memory on the host
   Staged,     ///< anything else: through host memory
@@ -27,12 +27,12 @@ class Placement {
   /// `has_nccl`: without it, ranks with a GPU each are staged, and one alone shares its GPU with itself. `wanted` is followed where it is
   /// possible.
   Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-            bool has_nccl, std::optional<Way> wanted = std::nullopt);
+            bool has_nccl, std::optional<GpuRoute> wanted = std::nullopt);
 
   /// `ranks`: global, ascending.
-  [[nodiscard]] Way way_of(const std::vector<int>& ranks) const;
+  [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
   /// The same, remembered for each process set. Any thread.
-  [[nodiscard]] Way way_of_set(int id, const std::vector<int>& ranks) const;
+  [[nodiscard]] GpuRoute route_of_set(int id, const std::vector<int>& ranks) const;
   /// "one rank per GPU, NCCL", "4 ranks share a GPU, through CUDA IPC", ...
   [[nodiscard]] std::string describe() const;
 
@@ -40,14 +40,14 @@ class Placement {
   std::vector<int> gpu_;  // a host and a GPU of it, as a number
   std::vector<int> domain_of_rank_;
   bool has_nccl_;
-  std::optional<Way> wanted_;
+  std::optional<GpuRoute> wanted_;
   mutable std::mutex mutex_;
-  mutable std::map<int, std::pair<std::vector<int>, Way>> known_;  // by the set's id
+  mutable std::map<int, std::pair<std::vector<int>, GpuRoute>> known_;  // by the set's id
 };
 
 /// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank` modulo their number. -1 without one.
-int device_of(const NcclTable& table, int local_rank);
+int device_of(const GpuApi& table, int local_rank);
 /// The UUID of a device; empty where there is none.
-std::string gpu_id(const NcclTable& table, int device);
+std::string gpu_id(const GpuApi& table, int device);
 
 }  // namespace hvd::nccl

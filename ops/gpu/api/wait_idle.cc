@@ -4,7 +4,7 @@
 
 namespace hvd::nccl {
 
-bool comes_to_rest(const NcclTable& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept {
+bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept {
   if (stream.get() == nullptr) return true;
   const DeviceGuard guard(table, device);
   CudaEvent* event = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: waiting, for a limited time, until a stream has run dry: before memory is given back that its kernels use. For destructors
+/// Waiting, for a limited time, until a stream has run dry: before memory is given back that its kernels use. For destructors
 /// and `abort`: never throws, and does without where a call is refused.
 
 #include <chrono>
@@ -9,6 +9,6 @@
 namespace hvd::nccl {
 
 /// Whether the stream (none made yet counts as well) has ended what it does.
-bool comes_to_rest(const NcclTable& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept;
+bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept;
 
 }  // namespace hvd::nccl

@@ -26,7 +26,7 @@ static_assert(SharedControl::kBatches == Board::kBatchRing, "a batch's place is 
 
 class SharedGpuExecution : public Execution {
  public:
-  SharedGpuExecution(SharedGpuBackend& backend, const Site& site, std::vector<std::string_view> names, Batch batch)
+  SharedGpuExecution(SharedGpuBackend& backend, const CallContext& site, std::vector<std::string_view> names, Batch batch)
       : backend_(backend),
         batch_(std::move(batch)),
         names_(std::move(names)),
@@ -274,7 +274,7 @@ class SharedGpuExecution : public Execution {
   SharedGpuBackend& backend_;
   const Batch batch_;
   const std::vector<std::string_view> names_;
-  Site site_;
+  CallContext site_;
   BatchState& state_;
   const std::size_t turn_;
   Event completion_;
@@ -284,15 +284,16 @@ class SharedGpuExecution : public Execution {
 
 }  // namespace
 
-SharedGpuBackend::SharedGpuBackend(const NcclTable& table, int device, Board& board, Topology topology,
-                                   std::vector<SharedControl*> controls, SharedGpuOptions options)
+SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
+                                   SharedGpuOptions options)
     : table_(table),
       device_(device),
       board_(board),
       topology_(std::move(topology)),
       controls_(std::move(controls)),
       options_(std::move(options)),
-      pool_(std::make_shared<DevicePool>(Site{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}}, control(self()))),
+      pool_(std::make_shared<DevicePool>(CallContext{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}},
+                                         control(self()))),
       peers_(controls_, self()) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
@@ -363,7 +364,7 @@ int SharedGpuBackend::domain_index(int rank) const {
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-std::byte* SharedGpuBackend::address(const Site& site, int index, std::uint64_t location) {
+std::byte* SharedGpuBackend::address(const CallContext& site, int index, std::uint64_t location) {
   const PoolPlace place = PoolPlace::of(location);
   return index == self() ? pool_->at(place) : peers_.memory(site, index, place);
 }
@@ -383,7 +384,7 @@ void SharedGpuBackend::release_over() {
   });
 }
 
-void SharedGpuBackend::make_events(const Site& site) {
+void SharedGpuBackend::make_events(const CallContext& site) {
   auto& own = control(self());
   while (turns_.size() < SharedControl::kEvents) {
     const std::size_t number = turns_.size();
@@ -397,7 +398,7 @@ void SharedGpuBackend::make_events(const Site& site) {
 std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   std::vector<std::string_view> names;
   for (const BatchMember& member : batch.members) names.push_back(member.name);
-  const Site site{.table = &table_, .rank = topology_.rank, .device = device_, .tensors = names};
+  const CallContext site{.table = &table_, .rank = topology_.rank, .device = device_, .tensors = names};
   if (failed_) fail(site, "a batch on the shared GPU", "given up after an earlier failure");
   try {
     const DeviceGuard guard(site);

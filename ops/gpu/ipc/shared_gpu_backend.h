@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are where the
+/// The Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are where the
 /// others can open them by CUDA IPC: in this rank's pool (device_pool.h), where tensors may live already, or in a block of it that they are
 /// packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces all ranks' tensors in place; the other
 /// operations copy (reducescatter: reduce) out of the other ranks' blocks, each rank its own share.
@@ -43,7 +43,7 @@ struct SharedGpuOptions {
 class SharedGpuBackend final : public Backend {
  public:
   /// `controls`: every rank's of the domain, zeroed, by index; they and `board` outlive the backend. Calls nothing yet.
-  SharedGpuBackend(const NcclTable& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
+  SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
                    SharedGpuOptions options);
   ~SharedGpuBackend() override;
 
@@ -69,17 +69,17 @@ class SharedGpuBackend final : public Backend {
   /// Which events the next batch uses.
   std::size_t next_turn() { return launches_++ % turns_.size(); }
   /// Where a rank's tensor is, in this process.
-  std::byte* address(const Site& site, int index, std::uint64_t location);
+  std::byte* address(const CallContext& site, int index, std::uint64_t location);
   void release_later(std::uint64_t sequence, std::uint64_t location);
   /// Why this rank had no place for a tensor.
   [[nodiscard]] std::string refusal();
 
  private:
-  void make_events(const Site& site);
+  void make_events(const CallContext& site);
   void release_over();
   void note_refusal(const std::string& words);
 
-  const NcclTable& table_;
+  const GpuApi& table_;
   const int device_;
   Board& board_;
   const Topology topology_;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: many tensors copied, scaled and converted by one kernel: how a batch gets into the fusion buffer and out again.
+/// Many tensors copied, scaled and converted by one kernel: how a batch gets into the fusion buffer and out again.
 /// `launch_batched_copy` (batched_copy.cu) enqueues on a stream and returns; any thread, no state; fails by its return value.
 /// Needs no CUDA header, so that the backend and its tests build anywhere.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
+/// The code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
 /// tests/unit/batched_copy_test.cc, thread by thread, for the host. Needs before it what CUDA's headers or the test's stand-ins give
 /// (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///

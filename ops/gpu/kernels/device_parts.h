@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
+/// What the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
 /// computed. Needs before it what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
 
 #include <cstdint>

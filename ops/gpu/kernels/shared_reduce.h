@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: tensors of several ranks that lie on one GPU, reduced by one kernel into all of them at once.
+/// Tensors of several ranks that lie on one GPU, reduced by one kernel into all of them at once.
 /// `launch_shared_reduce` (shared_reduce.cu) enqueues on a stream and returns; any thread, no state; fails by its return value.
 /// Needs no CUDA header, so that the backend and its tests build anywhere.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the code of the reduction kernel (shared_reduce.cu), written so that tests can run it thread by thread on the host. Needs
+/// The code of the reduction kernel (shared_reduce.cu), written so that tests can run it thread by thread on the host. Needs
 /// before it what CUDA's headers or the test's stand-ins give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and
 /// HVD_UNROLL.
 ///

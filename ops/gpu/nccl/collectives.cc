@@ -9,14 +9,15 @@ namespace hvd::nccl {
 
 namespace {
 
-void all_reduce(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
-  const NcclCode code =
-      lane.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, clique.communicator->get(), lane.stream.get());
-  clique.communicator->settle(lane.site, code, "ncclAllReduce");
+void all_reduce(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
+                const ReductionPlan& plan) {
+  const NcclCode code = context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, comm_group.communicator->get(),
+                                                       context.stream.get());
+  comm_group.communicator->settle(context.site, code, "ncclAllReduce");
 }
 
-void all_reduce_by_levels(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
-  const auto& [host, across] = *lane.levels;
+void all_reduce_by_levels(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  const auto& [host, across] = *context.levels;
   const std::size_t element = element_bytes(plan.wire);
   const std::size_t share = count / static_cast<std::size_t>(host.ranks);
   const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
@@ -24,23 +25,24 @@ void all_reduce_by_levels(const Lane& lane, const void* send, void* receive, std
   auto* to = static_cast<std::byte*>(receive);
   if (share > 0) {
     std::byte* mine = to + static_cast<std::size_t>(host.rank) * share * element;
-    reduce_scatter(lane, host, from, mine, share, plan);
-    all_reduce(lane, across, mine, mine, share, plan);
-    const NcclCode code = lane.site.table->all_gather(mine, to, share, nccl_type(plan.wire), host.communicator->get(), lane.stream.get());
-    host.communicator->settle(lane.site, code, "ncclAllGather");
+    reduce_scatter(context, host, from, mine, share, plan);
+    all_reduce(context, across, mine, mine, share, plan);
+    const NcclCode code =
+        context.site.table->all_gather(mine, to, share, nccl_type(plan.wire), host.communicator->get(), context.stream.get());
+    host.communicator->settle(context.site, code, "ncclAllGather");
   }
   if (shared == count) return;
-  all_reduce(lane, host, from + shared * element, to + shared * element, count - shared, plan);
-  all_reduce(lane, across, to + shared * element, to + shared * element, count - shared, plan);
+  all_reduce(context, host, from + shared * element, to + shared * element, count - shared, plan);
+  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, plan);
 }
 
-void all_reduce(const Lane& lane, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
-  if (lane.levels) return all_reduce_by_levels(lane, send, receive, count, plan);
-  all_reduce(lane, lane, send, receive, count, plan);
+void all_reduce(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
+  if (context.levels) return all_reduce_by_levels(context, send, receive, count, plan);
+  all_reduce(context, context, send, receive, count, plan);
 }
 
 /// Folds a zero into the values that are about to be reduced.
-void fold_zeros(const Lane& lane, const ReductionPlan& plan, ReduceOp op, void* values, std::int64_t count) {
+void fold_zeros(const LaunchContext& context, const ReductionPlan& plan, ReduceOp op, void* values, std::int64_t count) {
   const void* const input = values;
   ReduceJob job;
   job.inputs = std::span(&input, 1);
@@ -49,34 +51,34 @@ void fold_zeros(const Lane& lane, const ReductionPlan& plan, ReduceOp op, void* 
   job.dtype = plan.wire;
   job.op = op;
   job.zeros = true;
-  check(lane.site, lane.site.table->shared_reduce(job, lane.stream.get()), "launch_shared_reduce");
+  check(context.site, context.site.table->shared_reduce(job, context.stream.get()), "launch_shared_reduce");
 }
 
 /// Tensors that need not travel.
-void copy_alone(const Lane& lane, const ReductionPlan& plan, std::span<const Piece> pieces) {
+void copy_alone(const LaunchContext& context, const ReductionPlan& plan, std::span<const Piece> pieces) {
   std::vector<CopyItem> items;
   for (const Piece& piece : pieces)
     if (piece.input != piece.output || !plan.before.none()) items.push_back({piece.input, piece.output, piece.count * plan.lanes});
-  copy(lane, items, plan.type, plan.type, plan.before);
+  copy(context, items, plan.type, plan.type, plan.before);
   if (plan.after.none()) return;
   items.clear();
   for (const Piece& piece : pieces) items.push_back({piece.output, piece.output, piece.count * plan.lanes});
-  copy(lane, items, plan.type, plan.type, plan.after);
+  copy(context, items, plan.type, plan.type, plan.after);
 }
 
-void reduce_direct(const Lane& lane, const ReductionPlan& plan, const Piece& piece) {
+void reduce_direct(const LaunchContext& context, const ReductionPlan& plan, const Piece& piece) {
   const std::int64_t count = piece.count * plan.lanes;
   const void* send = piece.input;
   if (!plan.before.none()) {
-    copy(lane, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
+    copy(context, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
     send = piece.output;
   }
-  all_reduce(lane, send, piece.output, static_cast<std::size_t>(count), plan);
-  scale(lane, piece.output, count, plan.type, plan.after);
+  all_reduce(context, send, piece.output, static_cast<std::size_t>(count), plan);
+  scale(context, piece.output, count, plan.type, plan.after);
 }
 
 /// Where the pieces lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
-std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& layout) {
+std::byte* in_place(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
   if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
@@ -85,98 +87,101 @@ std::byte* in_place(const Lane& lane, const ReductionPlan& plan, const Layout& l
     const std::size_t bytes = bytes_of(piece.count * plan.lanes, element_bytes(plan.wire));
     if (!piece.padded && bytes != aligned_to_member(bytes)) return nullptr;
   }
-  return lane.lent.has(begin, layout.bytes) ? begin : nullptr;
+  return context.lent.has(begin, layout.bytes) ? begin : nullptr;
 }
 
-void reduce_fused(const Lane& lane, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
+void reduce_fused(const LaunchContext& context, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
   const std::size_t element = element_bytes(plan.wire);
   const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
   const auto count = static_cast<std::int64_t>(layout.bytes / element);
-  std::byte* const home = in_place(lane, plan, layout);
-  std::byte* const buffer = home != nullptr ? home : lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicators());
+  std::byte* const home = in_place(context, plan, layout);
+  std::byte* const buffer =
+      home != nullptr ? home : context.fusion.reserve(context.site, layout.bytes, context.stream, context.communicators());
   if (home != nullptr) {
-    scale(lane, home, count, plan.wire, plan.before);
+    scale(context, home, count, plan.wire, plan.before);
   } else {
-    pack(lane, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
+    pack(context, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
   }
-  if (plan.zeros) fold_zeros(lane, plan, op, buffer, count);
-  all_reduce(lane, buffer, buffer, layout.bytes / element, plan);
+  if (plan.zeros) fold_zeros(context, plan, op, buffer, count);
+  all_reduce(context, buffer, buffer, layout.bytes / element, plan);
   if (home != nullptr) {
-    scale(lane, home, count, plan.wire, plan.after);
+    scale(context, home, count, plan.wire, plan.after);
   } else {
-    unpack(lane, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
+    unpack(context, layout, plan.lanes, buffer, plan.wire, plan.type, plan.after);
   }
 }
 
-void broadcast(const Lane& lane, const void* send, void* receive, std::size_t bytes, int root, const std::optional<Group>& group) {
-  const auto& table = *lane.site.table;
-  move(lane, "ncclBroadcast", table.broadcast(send, receive, bytes, NcclType::Uint8, root, lane.communicator->get(), lane.stream.get()),
-       group);
+void broadcast(const LaunchContext& context, const void* send, void* receive, std::size_t bytes, int root,
+               const std::optional<Group>& group) {
+  const auto& table = *context.site.table;
+  move(context, "ncclBroadcast",
+       table.broadcast(send, receive, bytes, NcclType::Uint8, root, context.communicator->get(), context.stream.get()), group);
 }
 
-void gather(const Lane& lane, const Piece& piece, std::size_t element, const std::optional<Group>& group) {
-  const auto& table = *lane.site.table;
+void gather(const LaunchContext& context, const Piece& piece, std::size_t element, const std::optional<Group>& group) {
+  const auto& table = *context.site.table;
   const auto& counts = piece.counts;
   if (equal_counts(piece)) {
     const std::size_t bytes = bytes_of(piece.count, element);
-    return move(lane, "ncclAllGather",
-                table.all_gather(piece.input, piece.output, bytes, NcclType::Uint8, lane.communicator->get(), lane.stream.get()), group);
+    return move(context, "ncclAllGather",
+                table.all_gather(piece.input, piece.output, bytes, NcclType::Uint8, context.communicator->get(), context.stream.get()),
+                group);
   }
   auto* place = static_cast<std::byte*>(piece.output);
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
     const std::size_t bytes = bytes_of(counts[rank], element);
-    if (bytes != 0) broadcast(lane, piece.input, place, bytes, static_cast<int>(rank), group);  // only the root's `send` is read
+    if (bytes != 0) broadcast(context, piece.input, place, bytes, static_cast<int>(rank), group);  // only the root's `send` is read
     place += bytes;
   }
 }
 
 }  // namespace
 
-std::vector<std::shared_ptr<Communicator>> Lane::communicators() const {
+std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const {
   if (levels) return {levels->host.communicator, levels->across.communicator};
   return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
 }
 
-void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces) {
+void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces) {
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
-  const ReductionPlan plan = plan_reduction(reduction, lane.ranks);
-  if (lane.ranks == 1 && reduction.joined == 0) return copy_alone(lane, plan, pieces);
+  const ReductionPlan plan = plan_reduction(reduction, context.ranks);
+  if (context.ranks == 1 && reduction.joined == 0) return copy_alone(context, plan, pieces);
   if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
-    reduce_direct(lane, plan, *std::find_if(pieces.begin(), pieces.end(), full));
+    reduce_direct(context, plan, *std::find_if(pieces.begin(), pieces.end(), full));
   } else {
-    reduce_fused(lane, plan, reduction.op, pieces);
+    reduce_fused(context, plan, reduction.op, pieces);
   }
 }
 
-void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces) {
-  const bool sends = root == lane.rank;
+void enqueue_broadcast(const LaunchContext& context, DataType dtype, int root, std::span<const Piece> pieces) {
+  const bool sends = root == context.rank;
   Layout layout = lay_out(pieces, element_bytes(dtype));
   if (layout.pieces.empty()) return;
   if (layout.pieces.size() == 1) {
     const Piece& piece = *layout.pieces.front();
-    return broadcast(lane, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
+    return broadcast(context, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
   }
-  std::byte* buffer = lane.fusion.reserve(lane.site, layout.bytes, lane.stream, lane.communicators());
-  if (sends) pack(lane, layout, 1, buffer, dtype, dtype, {});
-  broadcast(lane, buffer, buffer, layout.bytes, root, {});
+  std::byte* buffer = context.fusion.reserve(context.site, layout.bytes, context.stream, context.communicators());
+  if (sends) pack(context, layout, 1, buffer, dtype, dtype, {});
+  broadcast(context, buffer, buffer, layout.bytes, root, {});
   for (std::size_t i = layout.pieces.size(); i-- > 0;) {  // the root's own outputs are often its inputs
     if (!sends || layout.pieces[i]->input != layout.pieces[i]->output) continue;
     layout.pieces.erase(layout.pieces.begin() + static_cast<std::ptrdiff_t>(i));
     layout.offsets.erase(layout.offsets.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  unpack(lane, layout, 1, buffer, dtype, dtype, {});
+  unpack(context, layout, 1, buffer, dtype, dtype, {});
 }
 
-void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces) {
+void enqueue_allgather(const LaunchContext& context, DataType dtype, std::span<const Piece> pieces) {
   if (std::none_of(pieces.begin(), pieces.end(), moves_anything)) return;
   std::optional<Group> group;
-  group.emplace(lane.site);
+  group.emplace(context.site);
   for (const Piece& piece : pieces) {
-    if (moves_anything(piece)) gather(lane, piece, element_bytes(dtype), group);
+    if (moves_anything(piece)) gather(context, piece, element_bytes(dtype), group);
   }
-  lane.communicator->settle(lane.site, group->end(), "ncclGroupEnd");
+  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
 }
 
 }  // namespace hvd::nccl

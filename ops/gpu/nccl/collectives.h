@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: one batch put on the stream: pack, NCCL, unpack. Nothing here waits for the device; it waits for other ranks only where NCCL
+/// One batch put on the stream: pack, NCCL, unpack. Nothing here waits for the device; it waits for other ranks only where NCCL
 /// connects them at a communicator's first collectives. The driver's thread; fails with BackendError, leaving the stream half filled.
 ///
 /// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors that lie
@@ -21,7 +21,7 @@
 namespace hvd::nccl {
 
 /// Ranks that share a communicator.
-struct Clique {
+struct CommGroup {
   std::shared_ptr<Communicator> communicator;
   int ranks = 1;
   int rank = 0;  ///< this one's in the communicator
@@ -29,13 +29,13 @@ struct Clique {
 
 /// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
 /// ranks in the communicator.
-struct Lane : Clique {
+struct LaunchContext : CommGroup {
   /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
   struct Levels {
-    Clique host, across;
+    CommGroup host, across;
   };
 
-  Site site;
+  CallContext site;
   const Stream& stream;
   FusionBuffer& fusion;
   const LentMemory& lent;
@@ -57,17 +57,17 @@ struct Piece {
 /// By the types, operations and factors of `plan_reduction`. With `levels`: each host's ranks sum a share each (ncclReduceScatter), the
 /// ranks of the same place sum theirs across hosts, and each host's put the shares together (ncclAllGather), as Horovod's hierarchical
 /// allreduce does. A rank alone copies.
-void enqueue_allreduce(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces);
+void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces);
 /// Bytes are moved as they are.
-void enqueue_broadcast(const Lane& lane, DataType dtype, int root, std::span<const Piece> pieces);
+void enqueue_broadcast(const LaunchContext& context, DataType dtype, int root, std::span<const Piece> pieces);
 /// Equal counts by ncclAllGather, others by one ncclBroadcast per rank; all pieces in one NCCL group, none through the fusion buffer.
-void enqueue_allgather(const Lane& lane, DataType dtype, std::span<const Piece> pieces);
+void enqueue_allgather(const LaunchContext& context, DataType dtype, std::span<const Piece> pieces);
 /// One ncclSend and one ncclRecv per piece and other rank where there is something to send, all in one NCCL group; a rank's own part is
 /// copied. Nothing goes through the fusion buffer.
-void enqueue_alltoall(const Lane& lane, DataType dtype, std::span<const Piece> pieces);
+void enqueue_alltoall(const LaunchContext& context, DataType dtype, std::span<const Piece> pieces);
 /// Through the fusion buffer, sorted by the rank that keeps them, and one ncclReduceScatter, for which all ranks' parts are made as long
 /// as the longest (what fills them up nobody reads). Where that would add more than a quarter, as for fewer rows than ranks: one
 /// ncclReduce per rank, in one group.
-void enqueue_reducescatter(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces);
+void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces);
 
 }  // namespace hvd::nccl

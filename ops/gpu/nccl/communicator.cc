@@ -13,7 +13,7 @@ namespace hvd::nccl {
 
 using Clock = std::chrono::steady_clock;
 
-Communicator::Communicator(const Site& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
+Communicator::Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
     : table_(site.table), patience_(&patience), ranks_(ranks) {
   const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking);
   try {
@@ -24,7 +24,7 @@ Communicator::Communicator(const Site& site, const Patience& patience, int ranks
   }
 }
 
-void Communicator::settle(const Site& site, NcclCode code, std::string_view call) const {
+void Communicator::settle(const CallContext& site, NcclCode code, std::string_view call) const {
   if (code != NcclCode::InProgress) return check(site, code, call, comm_);
   const auto deadline = Clock::now() + patience_->limit;
   auto pause = std::chrono::microseconds(0);
@@ -41,7 +41,7 @@ void Communicator::settle(const Site& site, NcclCode code, std::string_view call
   }
 }
 
-void Communicator::check_async(const Site& site) const {
+void Communicator::check_async(const CallContext& site) const {
   if (comm_ == nullptr) fail(site, "ncclCommGetAsyncError", "the communicator was aborted");
   NcclCode state = NcclCode::Success;
   check(site, table_->comm_get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_);
@@ -52,10 +52,10 @@ void Communicator::abort() noexcept {
   if (NcclComm* comm = std::exchange(comm_, nullptr); comm != nullptr) table_->comm_abort(comm);
 }
 
-Communicators::Communicators(const NcclTable& table, int device, Patience patience)
+Communicators::Communicators(const GpuApi& table, int device, Patience patience)
     : table_(table), device_(device), patience_(std::move(patience)) {}
 
-std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vector<int>& ranks, int rank, int track,
+std::shared_ptr<Communicator> Communicators::of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                                 const IdBroadcast& exchange) {
   require_alive(site);
   auto& communicator = by_ranks_[{track, ranks}];
@@ -66,12 +66,12 @@ std::shared_ptr<Communicator> Communicators::of(const Site& site, const std::vec
   return communicator;
 }
 
-void Communicators::require_alive(const Site& site) const {
+void Communicators::require_alive(const CallContext& site) const {
   if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
 }
 
 /// The first rank sends the id or, if NCCL gave it none, the reason: the others wait for one or the other.
-NcclUniqueId Communicators::agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const {
+NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool is_first, const IdBroadcast& exchange) const {
   NcclUniqueId id;
   std::vector<std::byte> mine;
   if (is_first) {

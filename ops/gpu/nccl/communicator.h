@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: NCCL communicators, one per set of ranks and stream, made at first use and aborted together. The driver's thread only.
+/// NCCL communicators, one per set of ranks and stream, made at first use and aborted together. The driver's thread only.
 /// They fail by throwing BackendError and then are good for nothing but being aborted.
 ///
 /// A communicator ends by ncclCommAbort, never by ncclCommDestroy: the latter waits for the other ranks of the node, which a destructor
@@ -35,7 +35,7 @@ struct Patience {
 class Communicator {
  public:
   /// Waits for the other ranks of the communicator.
-  Communicator(const Site& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank);
+  Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank);
   ~Communicator() { abort(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -46,15 +46,15 @@ class Communicator {
   bool aborted() const { return comm_ == nullptr; }
 
   /// For the result of a call on this communicator: waits until it is no longer in progress; fails unless it has succeeded.
-  void settle(const Site& site, NcclCode code, std::string_view call) const;
+  void settle(const CallContext& site, NcclCode code, std::string_view call) const;
   /// Fails if NCCL has met an error since; also if the communicator was aborted.
-  void check_async(const Site& site) const;
+  void check_async(const CallContext& site) const;
 
   /// Ends what is under way, local to this rank. Idempotent.
   void abort() noexcept;
 
  private:
-  const NcclTable* table_;
+  const GpuApi* table_;
   const Patience* patience_;
   int ranks_;
   NcclComm* comm_ = nullptr;
@@ -62,23 +62,24 @@ class Communicator {
 
 class Communicators {
  public:
-  Communicators(const NcclTable& table, int device, Patience patience);
+  Communicators(const GpuApi& table, int device, Patience patience);
   ~Communicators() { abort_all(); }
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
   /// The communicator of these global ranks, of which this is `ranks[rank]`, for one of the streams (`track`); made at first use, together
   /// with the other ranks.
-  std::shared_ptr<Communicator> of(const Site& site, const std::vector<int>& ranks, int rank, int track, const IdBroadcast& exchange);
+  std::shared_ptr<Communicator> of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
+                                   const IdBroadcast& exchange);
   /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
   void abort_all() noexcept;
-  void require_alive(const Site& site) const;
+  void require_alive(const CallContext& site) const;
   bool aborted() const { return aborted_; }
 
  private:
-  NcclUniqueId agree_on_id(const Site& site, int first, bool is_first, const IdBroadcast& exchange) const;
+  NcclUniqueId agree_on_id(const CallContext& site, int first, bool is_first, const IdBroadcast& exchange) const;
 
-  const NcclTable& table_;
+  const GpuApi& table_;
   const int device_;
   const Patience patience_;
   std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Communicator>> by_ranks_;  // and track

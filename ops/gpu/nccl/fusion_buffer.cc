@@ -16,7 +16,7 @@ FusionMemory::~FusionMemory() {
   if (data_ != nullptr) table_->mem_free(data_);
 }
 
-void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communicator>& communicator) {
+void FusionMemory::register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator) {
   const auto known = [&](const Registered& entry) { return entry.communicator == communicator; };
   if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
   auto& [owner, as, handle] = registrations_.emplace_back(communicator, registration_, nullptr);
@@ -30,7 +30,7 @@ void FusionMemory::register_with(const Site& site, const std::shared_ptr<Communi
   communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, &handle), "ncclCommRegister");
 }
 
-std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stream& stream,
+std::byte* FusionBuffer::reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                                  const std::vector<std::shared_ptr<Communicator>>& communicators) {
   if (registration_ != Registration::Window)
     std::erase_if(outgrown_, [](const Outgrown& old) { return old.passed.query() == CudaCode::Success; });
@@ -41,7 +41,7 @@ std::byte* FusionBuffer::reserve(const Site& site, std::size_t bytes, const Stre
   return static_cast<std::byte*>(current_->data());
 }
 
-void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& stream) {
+void FusionBuffer::grow(const CallContext& site, std::size_t bytes, const Stream& stream) {
   const std::size_t needed = in_whole_granules(bytes);
   const std::size_t wanted = std::max(needed, std::min(std::bit_ceil(needed), threshold_bytes_));
   auto larger = allocate(site, wanted, needed);
@@ -53,7 +53,7 @@ void FusionBuffer::grow(const Site& site, std::size_t bytes, const Stream& strea
   current_ = std::move(larger);
 }
 
-std::unique_ptr<FusionMemory> FusionBuffer::allocate(const Site& site, std::size_t wanted_bytes, std::size_t needed_bytes) {
+std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, std::size_t wanted_bytes, std::size_t needed_bytes) {
   void* data = nullptr;
   std::size_t bytes = wanted_bytes;
   NcclCode code = site.table->mem_alloc(&data, bytes);

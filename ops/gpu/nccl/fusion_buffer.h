@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the device memory that batches are packed into. One buffer per stream, grown when a batch needs more; from ncclMemAlloc, and
+/// The device memory that batches are packed into. One buffer per stream, grown when a batch needs more; from ncclMemAlloc, and
 /// registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation). The driver's
 /// thread; fails with BackendError, which says how much was asked for.
 ///
@@ -32,7 +32,7 @@ enum class Registration : std::uint8_t {
 /// One piece of device memory and its registrations.
 class FusionMemory {
  public:
-  FusionMemory(const NcclTable& table, void* data, std::size_t bytes, Registration registration)
+  FusionMemory(const GpuApi& table, void* data, std::size_t bytes, Registration registration)
       : table_(&table), data_(data), bytes_(bytes), registration_(registration) {}
   /// Aborted communicators have forgotten their registrations.
   ~FusionMemory();
@@ -40,7 +40,7 @@ class FusionMemory {
   FusionMemory& operator=(const FusionMemory&) = delete;
 
   /// Once with each. Where NCCL has no use for a window it is registered as a buffer.
-  void register_with(const Site& site, const std::shared_ptr<Communicator>& communicator);
+  void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
 
@@ -48,7 +48,7 @@ class FusionMemory {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  const NcclTable* table_;
+  const GpuApi* table_;
   void* data_;
   std::size_t bytes_;
   Registration registration_;
@@ -66,7 +66,7 @@ class FusionBuffer {
   FusionBuffer(std::size_t threshold_bytes, Registration registration) : threshold_bytes_(threshold_bytes), registration_(registration) {}
 
   /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
-  std::byte* reserve(const Site& site, std::size_t bytes, const Stream& stream,
+  std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
   /// Drops it without freeing; for a device that does not come to rest.
@@ -77,8 +77,8 @@ class FusionBuffer {
     std::unique_ptr<FusionMemory> memory;
     Event passed;
   };
-  void grow(const Site& site, std::size_t bytes, const Stream& stream);
-  std::unique_ptr<FusionMemory> allocate(const Site& site, std::size_t wanted_bytes, std::size_t needed_bytes);
+  void grow(const CallContext& site, std::size_t bytes, const Stream& stream);
+  std::unique_ptr<FusionMemory> allocate(const CallContext& site, std::size_t wanted_bytes, std::size_t needed_bytes);
 
   const std::size_t threshold_bytes_;
   const Registration registration_;

@@ -35,7 +35,7 @@ std::optional<LentMemory::Block> LentMemory::take_idle(std::size_t bytes) {
 /// Not under the mutex: it takes long, and the driver asks for `has`.
 std::optional<LentMemory::Block> LentMemory::make(std::size_t bytes) {
   try {
-    const DeviceGuard guard(Site{.table = &table_, .rank = -1, .device = device_, .tensors = {}});
+    const DeviceGuard guard(CallContext{.table = &table_, .rank = -1, .device = device_, .tensors = {}});
     const std::size_t rounded = in_whole_granules(bytes);
     void* data = nullptr;
     if (table_.device_malloc(&data, rounded) == CudaCode::Success) return Block{static_cast<std::byte*>(data), rounded};

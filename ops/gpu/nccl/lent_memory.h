@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: device memory that users keep tensors in, so that NCCL reduces them where they are; from cudaMalloc. Any thread. Shared by
+/// Device memory that users keep tensors in, so that NCCL reduces them where they are; from cudaMalloc. Any thread. Shared by
 /// the backend and by what it has lent.
 ///
 /// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
@@ -19,7 +19,7 @@ namespace hvd::nccl {
 
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
-  LentMemory(const NcclTable& table, int device) : table_(table), device_(device) {}
+  LentMemory(const GpuApi& table, int device) : table_(table), device_(device) {}
 
   /// At least `bytes`; null when the GPU has no more.
   std::shared_ptr<void> lend(std::size_t bytes);
@@ -38,7 +38,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   void take_back(const void* data) noexcept;
   void free(const std::vector<Block>& blocks) const noexcept;
 
-  const NcclTable& table_;
+  const GpuApi& table_;
   const int device_;
   mutable std::mutex mutex_;  // of the rest
   std::vector<Block> out_, idle_;

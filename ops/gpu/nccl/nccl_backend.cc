@@ -19,19 +19,19 @@ namespace {
 
 class NcclExecution : public Execution {
  public:
-  NcclExecution(const Site& site, std::vector<std::string_view> names, Batch batch)
+  NcclExecution(const CallContext& site, std::vector<std::string_view> names, Batch batch)
       : batch_(std::move(batch)), names_(std::move(names)), site_(site), completion_(site) {
     site_.tensors = names_;
   }
 
   const Batch& batch() const { return batch_; }
-  const Site& site() const { return site_; }
+  const CallContext& site() const { return site_; }
 
   /// After the last of the batch was enqueued.
-  void launched(const Lane& lane, std::shared_ptr<Communicators> all) {
+  void launched(const LaunchContext& context, std::shared_ptr<Communicators> all) {
     all_ = std::move(all);
-    communicators_ = lane.communicators();
-    completion_.record(site_, lane.stream);
+    communicators_ = context.communicators();
+    completion_.record(site_, context.stream);
   }
 
   Progress advance() override {
@@ -56,7 +56,7 @@ class NcclExecution : public Execution {
  private:
   const Batch batch_;
   const std::vector<std::string_view> names_;
-  Site site_;
+  CallContext site_;
   Event completion_;
   std::shared_ptr<Communicators> all_;
   std::vector<std::shared_ptr<Communicator>> communicators_;
@@ -107,7 +107,7 @@ std::vector<std::string_view> names_of(const Batch& batch) {
 
 }  // namespace
 
-NcclBackend::NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options)
+NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange, NcclOptions options)
     : table_(table),
       device_(device),
       fusion_threshold_bytes_(options.fusion_threshold_bytes),
@@ -150,14 +150,14 @@ std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size
 
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   auto names = names_of(batch);
-  const Site site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
+  const CallContext site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
   communicators_->require_alive(site);  // a rank alone asks for none
   try {
     const DeviceGuard guard(site);
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
-    const Lane lane = lane_of(execution->site(), execution->batch());
-    enqueue(lane, execution->batch());
-    execution->launched(lane, communicators_);
+    const LaunchContext context = launch_context_of(execution->site(), execution->batch());
+    enqueue(context, execution->batch());
+    execution->launched(context, communicators_);
     return execution;
   } catch (...) {
     communicators_->abort_all();
@@ -166,7 +166,7 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
 }
 
 /// The batch's track, with the communicators that it needs.
-Lane NcclBackend::lane_of(const Site& site, const Batch& batch) {
+LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batch& batch) {
   const auto number = static_cast<std::size_t>(batch.order % tracks_.size());
   Track& track = *tracks_[number];
   track.stream.create(site);
@@ -175,46 +175,46 @@ Lane NcclBackend::lane_of(const Site& site, const Batch& batch) {
   const auto connect = [&](const std::vector<int>& ranks) {
     const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), self) - ranks.begin());
     const auto exchange = [&](std::vector<std::byte> mine) { return exchange_({present.id, ranks, rank}, std::move(mine)); };
-    return Clique{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
+    return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
   };
   const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
   FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_).first->second;
-  Lane lane{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
+  LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
-  if (sums && batch.traits.set->ranks.size() == 1) return lane;
+  if (sums && batch.traits.set->ranks.size() == 1) return context;
   if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
-    lane.levels = {connect(levels->first), connect(levels->second)};
+    context.levels = {connect(levels->first), connect(levels->second)};
   } else {
-    static_cast<Clique&>(lane) = connect(present.ranks);
+    static_cast<CommGroup&>(context) = connect(present.ranks);
   }
-  return lane;
+  return context;
 }
 
-void NcclBackend::enqueue(const Lane& lane, const Batch& batch) {
-  const Site& site = lane.site;
+void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
+  const CallContext& site = context.site;
   void* last = nullptr;  // members of one step often share their event
   for (const BatchMember& member : batch.members) {
     if (member.ready_event == nullptr || member.ready_event == last) continue;
     last = member.ready_event;
-    check(site, table_.stream_wait_event(lane.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+    check(site, table_.stream_wait_event(context.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
   }
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
     pieces.push_back({member.input, member.output, member.count, member.padded, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
-  const auto joined = static_cast<int>(traits.set->ranks.size()) - lane.ranks;
+  const auto joined = static_cast<int>(traits.set->ranks.size()) - context.ranks;
   const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};
   switch (traits.kind) {
     case OpKind::Allreduce:
-      return enqueue_allreduce(lane, reduction, pieces);
+      return enqueue_allreduce(context, reduction, pieces);
     case OpKind::Reducescatter:
-      return enqueue_reducescatter(lane, reduction, pieces);
+      return enqueue_reducescatter(context, reduction, pieces);
     case OpKind::Alltoall:
-      return enqueue_alltoall(lane, traits.dtype, pieces);
+      return enqueue_alltoall(context, traits.dtype, pieces);
     case OpKind::Broadcast:
-      return enqueue_broadcast(lane, traits.dtype, local_root(traits), pieces);
+      return enqueue_broadcast(context, traits.dtype, local_root(traits), pieces);
     case OpKind::Allgather:
-      return enqueue_allgather(lane, traits.dtype, pieces);
+      return enqueue_allgather(context, traits.dtype, pieces);
     default:
       throw InvalidArgument(formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
   }

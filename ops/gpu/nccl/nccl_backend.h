@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
+/// The Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
 /// reducescatter by NCCL on a stream of its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at
 /// first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming call, rank, tensors and
 /// NCCL's words; by then it has aborted all its communicators, and every later launch fails too. Destroy it after the ranks have agreed to
@@ -59,7 +59,7 @@ struct NcclOptions {
 class NcclBackend : public Backend {
  public:
   /// `table` outlives the backend and its executions. `device`: CUDA's index of this rank's GPU. Calls nothing yet.
-  NcclBackend(const NcclTable& table, int device, UniqueIdExchange exchange, NcclOptions options = {});
+  NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange, NcclOptions options = {});
   ~NcclBackend() override;
 
   std::string_view name() const override { return "nccl"; }
@@ -77,11 +77,11 @@ class NcclBackend : public Backend {
     Stream stream;
     std::map<std::vector<int>, FusionBuffer> fusion;  ///< by the ranks whose window it is; the others share one
   };
-  Lane lane_of(const Site& site, const Batch& batch);
-  void enqueue(const Lane& lane, const Batch& batch);
+  LaunchContext launch_context_of(const CallContext& site, const Batch& batch);
+  void enqueue(const LaunchContext& context, const Batch& batch);
   bool comes_to_rest() noexcept;
 
-  const NcclTable& table_;
+  const GpuApi& table_;
   const int device_;
   const std::size_t fusion_threshold_bytes_;
   const Registration registration_;

@@ -20,14 +20,14 @@ Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
   return layout;
 }
 
-void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
+void copy(const LaunchContext& context, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling) {
   if (items.empty()) return;
   const CopyJob job{.items = items, .from = from, .to = to, .factor = scaling.factor, .divisor = scaling.divisor};
-  check(lane.site, lane.site.table->batched_copy(job, lane.stream.get()), "launch_batched_copy");
+  check(context.site, context.site.table->batched_copy(job, context.stream.get()), "launch_batched_copy");
 }
 
-void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
-  if (!scaling.none()) copy(lane, {{values, values, count}}, type, type, scaling);
+void scale(const LaunchContext& context, void* values, std::int64_t count, DataType type, const Scaling& scaling) {
+  if (!scaling.none()) copy(context, {{values, values, count}}, type, type, scaling);
 }
 
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer) {
@@ -36,30 +36,32 @@ void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lane
   }
 }
 
-void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling) {
+void pack(const LaunchContext& context, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire,
+          const Scaling& scaling) {
   std::vector<CopyItem> items;
   append_packing(items, layout, lanes, buffer);
-  copy(lane, items, from, wire, scaling);
+  copy(context, items, from, wire, scaling);
 }
 
-void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
+void unpack(const LaunchContext& context, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
             const Scaling& scaling) {
   std::vector<CopyItem> items;
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     items.push_back({buffer + layout.offsets[i], layout.pieces[i]->output, layout.pieces[i]->count * lanes});
   }
-  copy(lane, items, wire, to, scaling);
+  copy(context, items, wire, to, scaling);
 }
 
-void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
-  const NcclCode code =
-      lane.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op, clique.communicator->get(), lane.stream.get());
-  clique.communicator->settle(lane.site, code, "ncclReduceScatter");
+void reduce_scatter(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
+                    const ReductionPlan& plan) {
+  const NcclCode code = context.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op,
+                                                           comm_group.communicator->get(), context.stream.get());
+  comm_group.communicator->settle(context.site, code, "ncclReduceScatter");
 }
 
-void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group) {
-  if (!group) return lane.communicator->settle(lane.site, code, call);
-  if (code != NcclCode::InProgress) check(lane.site, code, call, lane.communicator->get());  // settled at the group's end
+void move(const LaunchContext& context, std::string_view call, NcclCode code, const std::optional<Group>& group) {
+  if (!group) return context.communicator->settle(context.site, code, call);
+  if (code != NcclCode::InProgress) check(context.site, code, call, context.communicator->get());  // settled at the group's end
 }
 
 bool equal_counts(const Piece& piece) {

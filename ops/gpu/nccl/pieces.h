@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL. Like
+/// What the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL. Like
 /// collectives.h.
 
 #include <optional>
@@ -23,19 +23,22 @@ std::size_t bytes_of(std::int64_t count, std::size_t element);
 Layout lay_out(std::span<const Piece> pieces, std::size_t element);
 
 /// Launches nothing if there is nothing to copy.
-void copy(const Lane& lane, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling);
+void copy(const LaunchContext& context, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling);
 /// Values where they are; launches nothing if it changes nothing.
-void scale(const Lane& lane, void* values, std::int64_t count, DataType type, const Scaling& scaling);
+void scale(const LaunchContext& context, void* values, std::int64_t count, DataType type, const Scaling& scaling);
 /// What packing this layout takes. `lanes`: elements of the buffer's type per element of a piece.
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer);
-void pack(const Lane& lane, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire, const Scaling& scaling);
-void unpack(const Lane& lane, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to, const Scaling& scaling);
+void pack(const LaunchContext& context, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire,
+          const Scaling& scaling);
+void unpack(const LaunchContext& context, const Layout& layout, int lanes, const std::byte* buffer, DataType wire, DataType to,
+            const Scaling& scaling);
 
-/// Each rank of the clique gets its `count` elements of the sum of all ranks' `send`.
-void reduce_scatter(const Lane& lane, const Clique& clique, const void* send, void* receive, std::size_t count, const ReductionPlan& plan);
+/// Each rank of the comm_group gets its `count` elements of the sum of all ranks' `send`.
+void reduce_scatter(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
+                    const ReductionPlan& plan);
 
 /// One NCCL call, in a group or not.
-void move(const Lane& lane, std::string_view call, NcclCode code, const std::optional<Group>& group);
+void move(const LaunchContext& context, std::string_view call, NcclCode code, const std::optional<Group>& group);
 
 /// Whether all ranks' counts are the same.
 bool equal_counts(const Piece& piece);

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what an allreduce becomes on NCCL: the type it is summed in, NCCL's operation, and the arithmetic before and after it.
+/// What an allreduce becomes on NCCL: the type it is summed in, NCCL's operation, and the arithmetic before and after it.
 /// Pure functions of their arguments.
 ///
 /// Sums are NCCL's own, element by element in the type they travel in, in an order that depends on the position in the buffer:

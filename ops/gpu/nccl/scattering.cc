@@ -10,21 +10,23 @@ namespace hvd::nccl {
 namespace {
 
 /// What goes to and comes from the other ranks. `own`: is given this rank's own part.
-void exchange(const Lane& lane, const Piece& piece, std::size_t element, const std::optional<Group>& group, std::vector<CopyItem>& own) {
-  const auto& table = *lane.site.table;
+void exchange(const LaunchContext& context, const Piece& piece, std::size_t element, const std::optional<Group>& group,
+              std::vector<CopyItem>& own) {
+  const auto& table = *context.site.table;
   const auto* from = static_cast<const std::byte*>(piece.input);
   auto* to = static_cast<std::byte*>(piece.output);
-  for (int rank = 0; rank < lane.ranks; ++rank) {
+  for (int rank = 0; rank < context.ranks; ++rank) {
     const auto place = static_cast<std::size_t>(rank);
     const std::size_t sent = bytes_of(piece.sends[place], element);
     const std::size_t received = bytes_of(piece.counts[place], element);
-    if (rank == lane.rank) {
+    if (rank == context.rank) {
       if (sent != 0) own.push_back({from, to, piece.sends[place]});
     } else {
       if (sent != 0)
-        move(lane, "ncclSend", table.send(from, sent, NcclType::Uint8, rank, lane.communicator->get(), lane.stream.get()), group);
+        move(context, "ncclSend", table.send(from, sent, NcclType::Uint8, rank, context.communicator->get(), context.stream.get()), group);
       if (received != 0)
-        move(lane, "ncclRecv", table.receive(to, received, NcclType::Uint8, rank, lane.communicator->get(), lane.stream.get()), group);
+        move(context, "ncclRecv", table.receive(to, received, NcclType::Uint8, rank, context.communicator->get(), context.stream.get()),
+             group);
     }
     from += sent;
     to += received;
@@ -64,28 +66,28 @@ Parts lay_out_parts(const std::vector<std::vector<Piece>>& parts, std::size_t el
 }
 
 /// Leaves in each rank's part of the buffer the sum of all ranks' values there.
-void reduce_parts(const Lane& lane, const ReductionPlan& plan, std::byte* buffer, const Parts& parts) {
+void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::byte* buffer, const Parts& parts) {
   const std::size_t element = element_bytes(plan.wire);
   if (parts.equal) {
-    std::byte* own = buffer + parts.starts[static_cast<std::size_t>(lane.rank)];
-    return reduce_scatter(lane, lane, buffer, own, parts.starts[1] / element, plan);
+    std::byte* own = buffer + parts.starts[static_cast<std::size_t>(context.rank)];
+    return reduce_scatter(context, context, buffer, own, parts.starts[1] / element, plan);
   }
   std::optional<Group> group;
-  group.emplace(lane.site);
+  group.emplace(context.site);
   for (std::size_t rank = 0; rank < parts.layouts.size(); ++rank) {
     if (parts.layouts[rank].bytes == 0) continue;
     std::byte* part = buffer + parts.starts[rank];
-    move(lane, "ncclReduce",
-         lane.site.table->reduce(part, part, parts.layouts[rank].bytes / element, nccl_type(plan.wire), plan.op, static_cast<int>(rank),
-                                 lane.communicator->get(), lane.stream.get()),
+    move(context, "ncclReduce",
+         context.site.table->reduce(part, part, parts.layouts[rank].bytes / element, nccl_type(plan.wire), plan.op, static_cast<int>(rank),
+                                    context.communicator->get(), context.stream.get()),
          group);
   }
-  lane.communicator->settle(lane.site, group->end(), "ncclGroupEnd");
+  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
 }
 
 }  // namespace
 
-void enqueue_alltoall(const Lane& lane, DataType dtype, std::span<const Piece> pieces) {
+void enqueue_alltoall(const LaunchContext& context, DataType dtype, std::span<const Piece> pieces) {
   const auto something = [](std::int64_t count) { return count != 0; };
   const auto moves = [&](const Piece& piece) {
     return moves_anything(piece) || std::any_of(piece.sends.begin(), piece.sends.end(), something);
@@ -93,35 +95,35 @@ void enqueue_alltoall(const Lane& lane, DataType dtype, std::span<const Piece> p
   if (std::none_of(pieces.begin(), pieces.end(), moves)) return;
   std::vector<CopyItem> own;
   std::optional<Group> group;
-  group.emplace(lane.site);
-  for (const Piece& piece : pieces) exchange(lane, piece, element_bytes(dtype), group, own);
-  lane.communicator->settle(lane.site, group->end(), "ncclGroupEnd");
-  copy(lane, own, dtype, dtype, {});
+  group.emplace(context.site);
+  for (const Piece& piece : pieces) exchange(context, piece, element_bytes(dtype), group, own);
+  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  copy(context, own, dtype, dtype, {});
 }
 
-void enqueue_reducescatter(const Lane& lane, const Reduction& reduction, std::span<const Piece> pieces) {
+void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces) {
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
-  const auto self = static_cast<std::size_t>(lane.rank);
-  const ReductionPlan plan = plan_reduction(reduction, lane.ranks);
+  const auto self = static_cast<std::size_t>(context.rank);
+  const ReductionPlan plan = plan_reduction(reduction, context.ranks);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
-    reduce_scatter(lane, lane, first.input, first.output, static_cast<std::size_t>(count), plan);
-    return scale(lane, first.output, count, plan.type, plan.after);
+    reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan);
+    return scale(context, first.output, count, plan.type, plan.after);
   }
-  std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(lane.ranks));
+  std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(context.ranks));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (const Piece& piece : pieces) by_rank[rank].push_back(part_of(piece, rank, element_bytes(reduction.dtype)));
   const Parts parts = lay_out_parts(by_rank, element_bytes(plan.wire) * static_cast<std::size_t>(plan.lanes));
-  std::byte* buffer = lane.fusion.reserve(lane.site, parts.starts.back(), lane.stream, lane.communicators());
+  std::byte* buffer = context.fusion.reserve(context.site, parts.starts.back(), context.stream, context.communicators());
   std::vector<CopyItem> packed;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     append_packing(packed, parts.layouts[rank], plan.lanes, buffer + parts.starts[rank]);
-  copy(lane, packed, plan.type, plan.wire, plan.before);
-  reduce_parts(lane, plan, buffer, parts);
-  unpack(lane, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire, plan.type, plan.after);
+  copy(context, packed, plan.type, plan.wire, plan.before);
+  reduce_parts(context, plan, buffer, parts);
+  unpack(context, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire, plan.type, plan.after);
 }
 
 }  // namespace hvd::nccl

@@ -74,7 +74,7 @@ class StagedExecution : public Execution {
 
   StagedBackend& backend_;
   const std::vector<std::string_view> names_;
-  const Site site_;
+  const CallContext site_;
   std::vector<Output> outputs_;
   Event completion_;
   std::unique_ptr<Execution> host_;
@@ -85,8 +85,8 @@ class StagedExecution : public Execution {
 
 }  // namespace
 
-StagedBackend::StagedBackend(const NcclTable& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena,
-                             int index, std::function<bool()> interrupted)
+StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
+                             std::function<bool()> interrupted)
     : table_(table),
       rank_(rank),
       device_(device),
@@ -109,7 +109,7 @@ std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
 }
 
 /// Returns when the stream has done what it was given.
-void StagedBackend::pass(const Site& site, const Stream& stream) const {
+void StagedBackend::pass(const CallContext& site, const Stream& stream) const {
   Event passed(site);
   passed.record(site, stream);
   auto pause = std::chrono::microseconds(0);
@@ -123,7 +123,7 @@ void StagedBackend::pass(const Site& site, const Stream& stream) const {
 }
 
 /// Returns when the tensor is on the host.
-void StagedBackend::fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes) {
+void StagedBackend::fetch(const CallContext& site, const BatchMember& member, std::byte* to, std::size_t bytes) {
   const DeviceGuard guard(site);
   std::unique_ptr<Stream> stream;
   {
@@ -195,7 +195,7 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
     member.output = output.get();
     member.ready_event = nullptr;
   }
-  const Site here = site(names);
+  const CallContext here = site(names);
   const DeviceGuard guard(here);
   stream_.create(here);
   auto execution = std::make_unique<StagedExecution>(*this, std::move(names), std::move(outputs));

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of ranks
+/// The Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of ranks
 /// that share a GPU in a way that neither NCCL nor CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels there
 /// like any host tensor, with the same results, and is copied back.
 /// The price: the submitting thread waits until the tensor is there, and every byte crosses to the host and back.
@@ -27,7 +27,7 @@ class StagedBackend final : public Backend {
  public:
   /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this rank's in the domain. `interrupted`: true
   /// once the world has failed, which ends every wait; may be empty.
-  StagedBackend(const NcclTable& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
+  StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
                 std::function<bool()> interrupted);
   ~StagedBackend() override;
 
@@ -41,7 +41,7 @@ class StagedBackend final : public Backend {
 
   // ---- for the executions
   [[nodiscard]] std::shared_ptr<std::byte> host_block(std::size_t bytes) const;
-  [[nodiscard]] Site site(std::span<const std::string_view> tensors) const {
+  [[nodiscard]] CallContext site(std::span<const std::string_view> tensors) const {
     return {.table = &table_, .rank = rank_, .device = device_, .tensors = tensors};
   }
   [[nodiscard]] const Stream& stream() const { return stream_; }
@@ -54,10 +54,10 @@ class StagedBackend final : public Backend {
   };
   [[nodiscard]] Backend* host_backend(const BatchTraits& traits) const;
   [[nodiscard]] Held take(std::uint64_t location);
-  void pass(const Site& site, const Stream& stream) const;
-  void fetch(const Site& site, const BatchMember& member, std::byte* to, std::size_t bytes);
+  void pass(const CallContext& site, const Stream& stream) const;
+  void fetch(const CallContext& site, const BatchMember& member, std::byte* to, std::size_t bytes);
 
-  const NcclTable& table_;
+  const GpuApi& table_;
   const int rank_;
   const int device_;
   const std::vector<Backend*> host_;

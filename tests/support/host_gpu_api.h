@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: an NcclTable over host memory, for testing what the NCCL backend does with NCCL and CUDA on a machine that has neither.
+/// An GpuApi over host memory, for testing what the NCCL backend does with NCCL and CUDA on a machine that has neither.
 /// One HostCluster per test; one HostDevice per rank, used by that rank's thread only. Streams are queues whose operations run when an
 /// event is asked (or at once, if `eager`), so what is not ordered by stream and events goes wrong here as it would there. Collectives meet
 /// in the cluster and really compute. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
@@ -38,7 +38,7 @@ class HostDevice {
   HostDevice(const HostDevice&) = delete;
   HostDevice& operator=(const HostDevice&) = delete;
 
-  const NcclTable& table() const { return table_; }
+  const GpuApi& table() const { return table_; }
 
   /// The nth call (from 1) of that name fails, once.
   void fail_call(const std::string& name, int code, int nth = 1) { failures_[name] = {code, calls(name) + nth}; }
@@ -109,7 +109,7 @@ class HostDevice {
   HostCluster& cluster_;
   const int index_;
   std::minstd_rand random_;
-  NcclTable table_;
+  GpuApi table_;
   std::map<std::string, int> calls_;
   std::map<std::string, std::pair<int, int>> failures_;  ///< code, number of the call
   std::vector<std::unique_ptr<Stream>> streams_;

@@ -1,4 +1,4 @@
-#include "tests/support/host_nccl_table.h"
+#include "tests/support/host_gpu_api.h"
 
 #include <algorithm>
 #include <atomic>
@@ -27,7 +27,7 @@ struct HostDevice::Stream {
 };
 
 struct HostDevice::Comm {
-  HostCluster::Clique* clique = nullptr;
+  HostCluster::CommGroup* comm_group = nullptr;
   int rank = 0;
   bool blocking = true, initialised = false, aborted = false;
   int busy_polls = 0;
@@ -163,7 +163,7 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
   auto run = [this, comm, number, contribution = std::move(placed)] {
-    return comm->aborted || cluster_.meet(*comm->clique, number, comm->rank, contribution);
+    return comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
   };
   comm->issued.push_back({known(stream_handle), {0, run}});
   return issue_or_group(comm);
@@ -175,9 +175,9 @@ NcclCode HostDevice::message(const Contribution& contribution, bool sends, int p
   if (code != NcclCode::Success) return code;
   enqueued.push_back(contribution.call);
   const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
-  const HostCluster::Clique::Way way{ends.first, ends.second, comm->next_messages[ends]++};
+  const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
   comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
-    return comm->aborted || cluster_.transfer(*comm->clique, way, sends, contribution);
+    return comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
   });
   return issue_or_group(comm);
 }
@@ -222,7 +222,7 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
   if (code != NcclCode::Success) return code;
   *state = NcclCode::Success;
   if (!comm->initialised) {
-    if (cluster_.complete(*comm->clique)) {
+    if (cluster_.complete(*comm->comm_group)) {
       comm->initialised = true;
     } else {
       *state = NcclCode::InProgress;
@@ -230,7 +230,7 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
     return code;
   }
   if (comm->awaited_window != nullptr) {
-    if (cluster_.window_complete(*comm->clique, comm->windows)) {
+    if (cluster_.window_complete(*comm->comm_group, comm->windows)) {
       finish_window(comm);
     } else {
       *state = NcclCode::InProgress;
@@ -262,11 +262,11 @@ NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes
   const NcclCode code = enter<NcclCode>("ncclCommWindowRegister");
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
-  cluster_.open_window(*comm->clique, ++comm->windows, comm->rank, bytes);
+  cluster_.open_window(*comm->comm_group, ++comm->windows, comm->rank, bytes);
   comm->awaited_window = window;
   comm->awaited_memory = memory;
   if (!comm->blocking) return windows_say_in_progress ? NcclCode::InProgress : NcclCode::Success;
-  cluster_.wait_for_window(*comm->clique, comm->windows);
+  cluster_.wait_for_window(*comm->comm_group, comm->windows);
   finish_window(comm);
   return code;
 }
@@ -514,12 +514,12 @@ void HostDevice::fill_nccl() {
     if (current_device != index_) cluster_.note("a communicator on the wrong device");
     auto& made = *comms_.emplace_back(std::make_unique<Comm>());
     ++live_comms_;
-    made.clique = cluster_.join(id, ranks, rank);
+    made.comm_group = cluster_.join(id, ranks, rank);
     made.rank = rank;
     made.blocking = blocking;
     *comm = reinterpret_cast<NcclComm*>(&made);
     if (!blocking) return NcclCode::InProgress;
-    cluster_.wait_until_complete(*made.clique);
+    cluster_.wait_until_complete(*made.comm_group);
     made.initialised = true;
     return code;
   };
@@ -527,7 +527,7 @@ void HostDevice::fill_nccl() {
     Comm* found = known(comm, "ncclCommAbort", true);
     ++aborts[comm];
     found->aborted = true;
-    cluster_.withdraw(*found->clique, found->rank);
+    cluster_.withdraw(*found->comm_group, found->rank);
     --live_comms_;
     std::erase_if(registrations_, [&](const auto& entry) { return entry.second == found; });
     return enter<NcclCode>("ncclCommAbort");

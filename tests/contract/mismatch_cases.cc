@@ -147,9 +147,9 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
     call.tensors.push_back({dtype, shape, memories.back().data(), memories.back().data()});
   }
   for (int round = 0; round < 2; ++round) {
-    const Stats before = context.door.stats();
+    const Stats before = context.endpoint.stats();
     try {
-      context.door.run(call);
+      context.endpoint.run(call);
       context.fail("no disagreement was found");
     } catch (const Mismatch& error) {
       const std::string text = error.what();
@@ -163,7 +163,7 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
       }
       for (const auto& word : words) context.expect(contains(text, word), "the text does not say '" + word + "': " + text);
     }
-    const Stats after = context.door.stats();
+    const Stats after = context.endpoint.stats();
     context.equal(static_cast<std::int64_t>(after.batches_run), static_cast<std::int64_t>(before.batches_run), "batches_run after it");
     const bool agreed = about.even.kind == about.odd.kind;  // otherwise there was no agreement at all
     context.equal(static_cast<std::int64_t>(after.negotiation_rounds - before.negotiation_rounds), agreed ? 1 : 0, "rounds that it took");
@@ -172,19 +172,19 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
   const Reducing reducing(context, asked, {19}, 4);
   Call corrected = allreduce_call(context, asked, call.name);
   corrected.tensors = {reducing.tensor()};
-  context.door.run(corrected);
+  context.endpoint.run(corrected);
   reducing.check(context);
 }
 
 }  // namespace
 
-void add_mismatch_cells(Cells& cells, const Setting& setting) {
+void add_mismatch_cases(Cases& cases, const Setting& setting) {
   if (setting.size < 2) return;
   for (const Disagreement& about : all_disagreements())
     for (const SetKind set : {SetKind::Global, SetKind::Late}) {
       const bool slow = about.even.kind != about.odd.kind;  // it takes the engine a second to be sure
       if (set == SetKind::Late && (slow || setting.size < 3)) continue;
-      cells.push_back(
+      cases.push_back(
           {"mismatch/" + about.name + text_of({.set = set}), [=](Context& context) { check_disagreement(context, about, set); }});
     }
 }

@@ -1,14 +1,14 @@
 #pragma once
-/// Room card: a cell is one thing that the contract promises, checked by all ranks of a world together; the context is what a rank's
-/// cell works with. Every rank runs the same cells in the same order, each in a thread of its own or in its process.
-/// A wrong result is noted and the cell goes on, so that the ranks stay together; what is thrown ends the cell on that rank.
+/// A case is one thing that the contract promises, checked by all ranks of a world together; the context is what a rank's
+/// case works with. Every rank runs the same cases in the same order, each in a thread of its own or in its process.
+/// A wrong result is noted and the case goes on, so that the ranks stay together; what is thrown ends the case on that rank.
 
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "tests/contract/door.h"
+#include "tests/contract/endpoint.h"
 #include "tests/contract/oracle.h"
 
 namespace hvd::contract {
@@ -25,7 +25,7 @@ struct Setting {
   bool fuses = true;        ///< the threshold is not 0: this is the first of the instance's two worlds
 };
 
-/// Thrown by a cell that cannot run here, before it has called anything: on all ranks alike.
+/// Thrown by a case that cannot run here, before it has called anything: on all ranks alike.
 struct Skip {
   std::string reason;
 };
@@ -35,13 +35,13 @@ enum class SetKind : std::uint8_t { Global, Early, Late };
 std::vector<int> ranks_of(SetKind set, int size);
 
 struct Context {
-  Door& door;
+  Endpoint& endpoint;
   const Setting& setting;
   const int rank = 0;
   const int size = 1;
   std::map<std::string, Block>& notebook;  ///< of this rank; goes from the first world to the second
   int late_set = 0;
-  std::vector<std::string> failures = {};  ///< of the cell under way
+  std::vector<std::string> failures = {};  ///< of the case under way
 
   void fail(const std::string& text) { failures.push_back(text); }
   bool expect(bool condition, const std::string& text) {
@@ -54,32 +54,32 @@ struct Context {
   [[nodiscard]] std::vector<int> ranks_of(SetKind set) const { return contract::ranks_of(set, size); }
   [[nodiscard]] int id_of(SetKind set) const { return set == SetKind::Global ? 0 : set == SetKind::Early ? 1 : late_set; }
   [[nodiscard]] bool is_in(SetKind set) const;
-  /// Skips the cell where no backend does it.
+  /// Skips the case where no backend does it.
   void need(OpKind kind, DataType dtype = DataType::Float32, ReduceOp op = ReduceOp::Sum) const;
 };
 
-struct Cell {
+struct Case {
   std::string name;
   std::function<void(Context&)> body;
   bool of_a_product = false;  ///< one of very many alike: a sanitizer build may leave some out
 };
-using Cells = std::vector<Cell>;
+using Cases = std::vector<Case>;
 
 // The chapters of the suite.
-void add_allreduce_cells(Cells& cells, const Setting& setting);
-void add_grouped_allreduce_cells(Cells& cells, const Setting& setting);
-void add_fusion_cells(Cells& cells, const Setting& setting);
-void add_gather_cells(Cells& cells, const Setting& setting);
-void add_broadcast_cells(Cells& cells, const Setting& setting);
-void add_alltoall_cells(Cells& cells, const Setting& setting);
-void add_reducescatter_cells(Cells& cells, const Setting& setting);
-void add_set_cells(Cells& cells, const Setting& setting);
-void add_join_cells(Cells& cells, const Setting& setting);
-void add_mismatch_cells(Cells& cells, const Setting& setting);
-void add_local_error_cells(Cells& cells, const Setting& setting);
+void add_allreduce_cases(Cases& cases, const Setting& setting);
+void add_grouped_allreduce_cases(Cases& cases, const Setting& setting);
+void add_fusion_cases(Cases& cases, const Setting& setting);
+void add_gather_cases(Cases& cases, const Setting& setting);
+void add_broadcast_cases(Cases& cases, const Setting& setting);
+void add_alltoall_cases(Cases& cases, const Setting& setting);
+void add_reducescatter_cases(Cases& cases, const Setting& setting);
+void add_set_cases(Cases& cases, const Setting& setting);
+void add_join_cases(Cases& cases, const Setting& setting);
+void add_mismatch_cases(Cases& cases, const Setting& setting);
+void add_local_error_cases(Cases& cases, const Setting& setting);
 /// All that a world of this setting runs; less where its threshold is 0.
-Cells all_cells(const Setting& setting);
-/// A submission that is pending at shutdown() fails once. Shuts the world down; its last cell.
+Cases all_cases(const Setting& setting);
+/// A submission that is pending at shutdown() fails once. Shuts the world down; its last case.
 void run_shutdown_cell(Context& context);
 
 }  // namespace hvd::contract

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the host-memory devices of host_nccl_table.h for whole engines. There, as on a GPU, any thread may let go of an event: the
+/// The host-memory devices of host_gpu_api.h for whole engines. There, as on a GPU, any thread may let go of an event: the
 /// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
 
 #include <chrono>
@@ -33,7 +33,7 @@ class LockedDevices {
   void fail_call(int rank, const std::string& name, int code);
 
   /// As ops/backends.cc does it, for ranks whose tensors all travel one way. What that cannot do is staged.
-  void add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena);
+  void add_backends(GpuRoute way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena);
 
  private:
   struct Locked;

@@ -43,10 +43,10 @@ void allreduce_group(Context& context, const std::vector<DataType>& dtypes, Redu
     reducing.emplace_back(context, asked, kMembers[i / dtypes.size()], i);
     call.tensors.push_back(reducing.back().tensor());
   }
-  const Stats before = context.door.stats();
-  const Wait wait = form.burst ? context.door.start(call) : Wait();
-  form.burst ? wait() : context.door.run(call);
-  const Stats after = context.door.stats();
+  const Stats before = context.endpoint.stats();
+  const Wait wait = form.burst ? context.endpoint.start(call) : Wait();
+  form.burst ? wait() : context.endpoint.run(call);
+  const Stats after = context.endpoint.stats();
   for (const Reducing& one : reducing) one.check(context);
   context.equal(static_cast<std::int64_t>(after.batches_run - before.batches_run), static_cast<std::int64_t>(dtypes.size()),
                 "the number of batches of the group");
@@ -56,13 +56,13 @@ void allreduce_group(Context& context, const std::vector<DataType>& dtypes, Redu
 
 }  // namespace
 
-void add_allreduce_cells(Cells& cells, const Setting& setting) {
+void add_allreduce_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena});
   for (const DataType dtype : kAllTypes)
     for (const ReduceOp op : kAllReductions) {
       const std::string pair = "allreduce/" + pair_text(dtype, op) + "/";
       if (!allreduce_is_defined(dtype, op)) {
-        cells.push_back({pair + "refused", [=](Context& context) { check_refused_pair(context, OpKind::Allreduce, dtype, op); }});
+        cases.push_back({pair + "refused", [=](Context& context) { check_refused_pair(context, OpKind::Allreduce, dtype, op); }});
         continue;
       }
       for (std::size_t s = 0; s < all_shapes().size(); ++s)
@@ -72,14 +72,14 @@ void add_allreduce_cells(Cells& cells, const Setting& setting) {
           // The large one: three forms with each pair, and all over the pairs.
           const std::size_t turn = static_cast<std::size_t>(dtype) * 6 + static_cast<std::size_t>(op);
           if (count_of(shape) >= static_cast<std::size_t>(kLarge) && (f + turn) % forms.size() >= 3) continue;
-          cells.push_back({pair + shape_text(shape) + " " + text_of(form),
+          cases.push_back({pair + shape_text(shape) + " " + text_of(form),
                            [=](Context& context) { allreduce_one(context, dtype, op, shape, form); }, true});
         }
     }
-  if (!setting.arena) cells.push_back({"allreduce/arena", [](Context&) { throw Skip{"arena memory: the ranks share none"}; }});
+  if (!setting.arena) cases.push_back({"allreduce/arena", [](Context&) { throw Skip{"arena memory: the ranks share none"}; }});
 }
 
-void add_grouped_allreduce_cells(Cells& cells, const Setting& setting) {
+void add_grouped_allreduce_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena});
   std::size_t turn = 0;
   for (const ReduceOp op : kAllReductions) {
@@ -89,18 +89,18 @@ void add_grouped_allreduce_cells(Cells& cells, const Setting& setting) {
       defined.push_back(dtype);
       for (std::size_t i = 0; i < 3; ++i) {
         const Form form = forms[turn++ % forms.size()];
-        cells.push_back({"grouped allreduce/" + pair_text(dtype, op) + "/" + text_of(form),
+        cases.push_back({"grouped allreduce/" + pair_text(dtype, op) + "/" + text_of(form),
                          [=](Context& context) { allreduce_group(context, {dtype}, op, form); }});
       }
     }
     // Under the name that groups of one type have had: as if the user had added tensors to them.
-    cells.push_back({"grouped allreduce/more tensors " + std::string(reduction_name(op)), [=](Context& context) {
+    cases.push_back({"grouped allreduce/more tensors " + std::string(reduction_name(op)), [=](Context& context) {
                        allreduce_group(context, {DataType::Float32}, op, {});
                        allreduce_group(context, {DataType::Float32, DataType::Float64}, op, {});
                        allreduce_group(context, {DataType::Float32}, op, {});
                      }});
     for (const Form& form : forms)
-      cells.push_back({"grouped allreduce/all types " + std::string(reduction_name(op)) + "/" + text_of(form),
+      cases.push_back({"grouped allreduce/all types " + std::string(reduction_name(op)) + "/" + text_of(form),
                        [=](Context& context) { allreduce_group(context, defined, op, form); }});
   }
 }

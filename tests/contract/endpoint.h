@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: the way by which a cell reaches the library: an engine of a world of threads, or the front door of hvd/hvd.h. A door
+/// The way by which a case reaches the library: an engine of a world of threads, or the front door of hvd/hvd.h. A endpoint
 /// belongs to one rank; its calls throw what the library throws.
 
 #include <cstddef>
@@ -45,9 +45,9 @@ using Results = std::vector<Made>;
 /// Blocks until the operation is done.
 using Wait = std::function<Results()>;
 
-class Door {
+class Endpoint {
  public:
-  virtual ~Door() = default;
+  virtual ~Endpoint() = default;
   /// The asynchronous form, and the one that waits at once.
   virtual Wait start(const Call& call) = 0;
   virtual Results run(const Call& call) = 0;
@@ -69,8 +69,8 @@ class Door {
 /// A submission that waits for nothing: Join while the caller goes on.
 std::function<int()> start_join(Engine& engine, int set);
 
-std::unique_ptr<Door> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate);
+std::unique_ptr<Endpoint> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate);
 /// Of the world that hvd::init() has made.
-std::unique_ptr<Door> make_front_door();
+std::unique_ptr<Endpoint> make_front_door();
 
 }  // namespace hvd::contract

@@ -63,11 +63,11 @@ void check_duplicate(Context& context) {
   Call call = allreduce_call(context, asked, "twice");
   call.tensors = {reducing.tensor()};
   Wait first;
-  if (context.rank == 0) first = context.door.start(call);
+  if (context.rank == 0) first = context.endpoint.start(call);
   check_refused_call(context, 0,
                      [&] {
                        try {
-                         context.door.start(call);
+                         context.endpoint.start(call);
                        } catch (const DuplicateName&) {
                          throw;
                        } catch (const InvalidArgument& error) {
@@ -79,7 +79,7 @@ void check_duplicate(Context& context) {
   if (context.rank == 0) {
     first();
   } else {
-    context.door.run(call);
+    context.endpoint.run(call);
   }
   reducing.check(context);
 }
@@ -116,16 +116,16 @@ void check_front_door(Context& context) {
 
 }  // namespace
 
-void add_local_error_cells(Cells& cells, const Setting& setting) {
+void add_local_error_cases(Cases& cases, const Setting& setting) {
   for (const Wrong& wrong : all_wrongs())
-    cells.push_back({"refused/" + wrong.name, [=](Context& context) { check_wrong(context, wrong); }});
+    cases.push_back({"refused/" + wrong.name, [=](Context& context) { check_wrong(context, wrong); }});
   if (setting.size > 1) {
     const Wrong uneven{"rows that cannot be divided", OpKind::Alltoall, {static_cast<std::int64_t>(setting.size) + 1}, {"evenly"}};
-    cells.push_back({"refused/" + uneven.name, [=](Context& context) { check_wrong(context, uneven); }});
-    cells.push_back({"refused/a name in flight", check_duplicate});
-    cells.push_back({"refused/outside of the set", check_outside_of_set});
+    cases.push_back({"refused/" + uneven.name, [=](Context& context) { check_wrong(context, uneven); }});
+    cases.push_back({"refused/a name in flight", check_duplicate});
+    cases.push_back({"refused/outside of the set", check_outside_of_set});
   }
-  cells.push_back({"refused/front door", check_front_door});
+  cases.push_back({"refused/front door", check_front_door});
 }
 
 }  // namespace hvd::contract

@@ -33,17 +33,17 @@ void overlapping_sets(Context& context) {
         all.push_back(
             make_in_set(context, set, "shared " + std::to_string(i), static_cast<std::uint64_t>(i) * 10 + static_cast<std::uint64_t>(set)));
   std::vector<Wait> waits;
-  for (const InSet& one : all) waits.push_back(context.door.start(one.call));
-  context.door.barrier(0);
+  for (const InSet& one : all) waits.push_back(context.endpoint.start(one.call));
+  context.endpoint.barrier(0);
   for (const Wait& wait : waits) wait();
   for (const InSet& one : all) one.reducing.check(context);
   for (const SetKind set : {SetKind::Early, SetKind::Late})
-    if (context.is_in(set)) context.door.barrier(context.id_of(set));
+    if (context.is_in(set)) context.endpoint.barrier(context.id_of(set));
 }
 
 void made_and_removed(Context& context) {
   const std::vector<int> last{context.size - 1};
-  const int made = context.door.add_set(last);
+  const int made = context.endpoint.add_set(last);
   context.expect(made > context.late_set, "the id of a set was used again");
   const int saved = std::exchange(context.late_set, made);
   const Asked asked{DataType::Float32, ReduceOp::Average, {.set = SetKind::Late}, last};
@@ -51,10 +51,10 @@ void made_and_removed(Context& context) {
     const Reducing reducing(context, asked, {12}, 6);
     Call call = allreduce_call(context, asked, "alone");
     call.tensors = {reducing.tensor()};
-    context.door.run(call);
+    context.endpoint.run(call);
     reducing.check(context);
   }
-  context.door.remove_set(made);
+  context.endpoint.remove_set(made);
   const Memory memory(context, false, Block(48));
   Call call = allreduce_call(context, asked, "gone");
   call.tensors = {{DataType::Float32, {12}, memory.data(), memory.data()}};
@@ -72,10 +72,10 @@ void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
     const Reducing reducing(context, asked, {37}, static_cast<std::uint64_t>(turn));
     Call call = allreduce_call(context, asked, "while others have joined " + std::to_string(turn));
     call.tensors = {reducing.tensor()};
-    context.door.run(call);
+    context.endpoint.run(call);
     reducing.check(context);
   }
-  context.equal(context.door.join(0), context.size - 1, "the rank that joined last");
+  context.equal(context.endpoint.join(0), context.size - 1, "the rank that joined last");
   check_unnamed(context);
 }
 
@@ -83,7 +83,7 @@ void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
 /// so that the others join only when rank 0 has tried what it may no longer do.
 void missed(Context& context, OpKind kind) {
   context.need(kind);
-  const int meeting = context.door.add_set(context.ranks_of(SetKind::Global));
+  const int meeting = context.endpoint.add_set(context.ranks_of(SetKind::Global));
   const Memory memory(context, false, Block(static_cast<std::size_t>(context.size) * 4));
   Call call;
   call.kind = kind;
@@ -94,59 +94,59 @@ void missed(Context& context, OpKind kind) {
   std::function<int()> joining;
   try {
     if (context.rank == 0) {
-      joining = start_join(context.door.engine(), 0);
-      context.door.start(call);
+      joining = start_join(context.endpoint.engine(), 0);
+      context.endpoint.start(call);
       context.fail("a rank that has joined may submit");
     } else {
-      context.door.run(call);
+      context.endpoint.run(call);
       context.fail("it did without a rank that has joined");
     }
   } catch (const Joined& error) {
     context.expect(contains(error.what(), "'missed'") && contains(error.what(), "0"), std::string("the text is ") + error.what());
   }
-  context.door.barrier(meeting);
-  context.rank == 0 ? joining() : context.door.join(0);
-  context.door.remove_set(meeting);
-  context.door.run(call);
+  context.endpoint.barrier(meeting);
+  context.rank == 0 ? joining() : context.endpoint.join(0);
+  context.endpoint.remove_set(meeting);
+  context.endpoint.run(call);
   check_unnamed(context);
 }
 
 }  // namespace
 
-void add_set_cells(Cells& cells, const Setting& /*setting*/) {
-  for (int i = 0; i < 10; ++i) cells.push_back({"sets/overlapping, at once " + std::to_string(i), overlapping_sets});
-  cells.push_back({"sets/made and removed", made_and_removed});
-  cells.push_back({"sets/different lists", [](Context& context) {
+void add_set_cases(Cases& cases, const Setting& /*setting*/) {
+  for (int i = 0; i < 10; ++i) cases.push_back({"sets/overlapping, at once " + std::to_string(i), overlapping_sets});
+  cases.push_back({"sets/made and removed", made_and_removed});
+  cases.push_back({"sets/different lists", [](Context& context) {
                      if (context.size < 2) return;
                      try {
-                       context.door.add_set({context.rank == 0 ? 0 : 1});
+                       context.endpoint.add_set({context.rank == 0 ? 0 : 1});
                        context.fail("no disagreement was found");
                      } catch (const Mismatch&) {
                      }
                      check_unnamed(context);
                    }});
-  cells.push_back({"barrier", [](Context& context) {
-                     for (int i = 0; i < 20; ++i) context.door.barrier(0);
+  cases.push_back({"barrier", [](Context& context) {
+                     for (int i = 0; i < 20; ++i) context.endpoint.barrier(0);
                    }});
 }
 
-void add_join_cells(Cells& cells, const Setting& setting) {
+void add_join_cases(Cases& cases, const Setting& setting) {
   for (const ReduceOp op : kAllReductions)
     for (const DataType dtype : kAllTypes)
       if (allreduce_is_defined(dtype, op))
-        cells.push_back({std::string("join/") + type_name(dtype) + " " + reduction_name(op),
+        cases.push_back({std::string("join/") + type_name(dtype) + " " + reduction_name(op),
                          [=](Context& context) { join_one_by_one(context, dtype, op); }});
   if (setting.size < 2) return;
   for (const OpKind kind : {OpKind::Allgather, OpKind::Broadcast, OpKind::Alltoall, OpKind::Reducescatter})
-    cells.push_back(
+    cases.push_back(
         {"join/missed by operation " + std::to_string(static_cast<int>(kind)), [=](Context& context) { missed(context, kind); }});
 }
 
 void run_shutdown_cell(Context& context) {
   Wait pending;
   const InSet made = make_in_set(context, SetKind::Global, "pending at shutdown", 1);
-  if (context.rank == 0 && context.size > 1) pending = context.door.start(made.call);
-  context.door.shutdown();
+  if (context.rank == 0 && context.size > 1) pending = context.endpoint.start(made.call);
+  context.endpoint.shutdown();
   if (!pending) return;
   for (int again = 0; again < 2; ++again) try {
       pending();

@@ -40,7 +40,7 @@ class Measuring final : public Transport {
 struct Leader {
   std::vector<Heard> heard;
   std::unique_ptr<Measuring> wire;
-  std::unique_ptr<Relay> relay;
+  std::unique_ptr<LeaderTree> relay;
 };
 
 struct Tree {
@@ -48,7 +48,7 @@ struct Tree {
     std::iota(everyone.begin(), everyone.end(), 0);
     for (int host = 0; host < kHosts; ++host) {
       Leader& leader = leaders[static_cast<std::size_t>(host)];
-      RelayActions actions;
+      LeaderTreeActions actions;
       actions.introduce = [&leader](const UnitKey&, int rank, const Signature& signature) {
         leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
@@ -56,11 +56,11 @@ struct Tree {
       actions.ranks_of = [this](int) -> const std::vector<int>& { return everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
       leader.wire = std::make_unique<Measuring>(mail, host);
-      leader.relay = std::make_unique<Relay>(*leader.wire, std::move(actions));
+      leader.relay = std::make_unique<LeaderTree>(*leader.wire, std::move(actions));
     }
   }
   void say(int rank, const SharedSignature& signature) {
-    leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell({News::Kind::Introduced, key, rank, signature, {}});
+    leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell({LocalEvent::Kind::Introduced, key, rank, signature, {}});
   }
   void settle() {
     for (bool any = true; any;) {
@@ -135,7 +135,7 @@ TEST_CASE("relay: what is ready does not overtake its introduction, and the larg
     for (int host = kHosts - 1; host >= 0; --host) {
       auto& relay = *tree.leaders[static_cast<std::size_t>(host)].relay;
       if (round == 0) tree.say(host * kRanksPerHost, shaped(4));
-      relay.tell({News::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
+      relay.tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
       if (host > 0) tree.settle();
     }
     tree.leaders[0].wire->sent.clear();

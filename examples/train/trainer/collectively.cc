@@ -1,4 +1,4 @@
-#include "examples/train/trainer/together.h"
+#include "examples/train/trainer/collectively.h"
 
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -7,7 +7,7 @@
 
 namespace examples {
 
-void together(const std::function<void()>& work) {
+void collectively(const std::function<void()>& work) {
   std::optional<std::string> failure;
   try {
     work();
@@ -19,7 +19,7 @@ void together(const std::function<void()>& work) {
   if (first < hvd::size()) throw Refused(first == hvd::rank() ? *failure : std::string());
 }
 
-void alike(const std::function<void()>& work) {
+void fail_on_all(const std::function<void()>& work) {
   try {
     work();
   } catch (const std::exception& error) {
@@ -28,7 +28,7 @@ void alike(const std::function<void()>& work) {
 }
 
 void on_rank_zero(const std::function<void()>& work) {
-  together([&] {
+  collectively([&] {
     if (hvd::rank() == 0) work();
   });
 }

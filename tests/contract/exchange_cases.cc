@@ -137,10 +137,10 @@ void reducescatter(Context& context, const std::vector<DataType>& dtypes, Reduce
       }
       calls.back().tensors.push_back(reducing.back().tensor());
     }
-  const Stats before = context.door.stats();
+  const Stats before = context.endpoint.stats();
   Results results;
   for (auto& some : run_all(context, form, calls)) std::move(some.begin(), some.end(), std::back_inserter(results));
-  const Stats after = context.door.stats();
+  const Stats after = context.endpoint.stats();
   if (!context.expect(results.size() == reducing.size(), "another number of results than of tensors")) return;
   for (std::size_t i = 0; i < reducing.size(); ++i) check_scattered(context, reducing[i], ranks, results[i]);
   if (grouped)
@@ -150,19 +150,19 @@ void reducescatter(Context& context, const std::vector<DataType>& dtypes, Reduce
 
 }  // namespace
 
-void add_alltoall_cells(Cells& cells, const Setting& setting) {
+void add_alltoall_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena, .scaled = false, .placed = false});
   for (const DataType dtype : kAllTypes)
     for (const Splits& splits : all_splits())
       for (const Form& form : forms) {
         const Shape rest = form.named ? Shape{} : Shape{2, 3};
         if (std::string(splits.name) == "large" && (!form.named || form.set != static_cast<SetKind>(static_cast<int>(dtype) % 3))) continue;
-        cells.push_back({"alltoall/" + std::string(type_name(dtype)) + "/" + splits.name + " " + text_of(form),
+        cases.push_back({"alltoall/" + std::string(type_name(dtype)) + "/" + splits.name + " " + text_of(form),
                          [=, &splits](Context& context) { alltoall_one(context, dtype, splits, rest, form); }, true});
       }
 }
 
-void add_reducescatter_cells(Cells& cells, const Setting& setting) {
+void add_reducescatter_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena, .placed = false});
   for (const ReduceOp op : kAllReductions) {
     const std::string name = std::string("/") + reduction_name(op);
@@ -170,7 +170,7 @@ void add_reducescatter_cells(Cells& cells, const Setting& setting) {
     for (const DataType dtype : kAllTypes) {
       const std::string pair = type_name(dtype) + name;
       if ((op != ReduceOp::Sum && op != ReduceOp::Average) || !allreduce_is_defined(dtype, op)) {
-        cells.push_back({"reducescatter/" + pair + "/refused",
+        cases.push_back({"reducescatter/" + pair + "/refused",
                          [=](Context& context) { check_refused_pair(context, OpKind::Reducescatter, dtype, op); }});
         continue;
       }
@@ -179,7 +179,7 @@ void add_reducescatter_cells(Cells& cells, const Setting& setting) {
         for (const Shape& all : scattered_shapes(setting.size)) {
           const bool large = count_of(all) >= static_cast<std::size_t>(kLarge);
           if (large && form.scales != static_cast<Scales>(static_cast<int>(dtype) % 4)) continue;
-          cells.push_back({"reducescatter/" + pair + "/" + shape_text(all) + " " + text_of(form),
+          cases.push_back({"reducescatter/" + pair + "/" + shape_text(all) + " " + text_of(form),
                            [=](Context& context) {
                              const auto ranks = static_cast<std::int64_t>(context.ranks_of(form.set).size());
                              const auto shapes = scattered_shapes(setting.size);
@@ -189,7 +189,7 @@ void add_reducescatter_cells(Cells& cells, const Setting& setting) {
                            },
                            true});
         }
-      cells.push_back({"reducescatter/" + pair + "/several in flight", [=](Context& context) {
+      cases.push_back({"reducescatter/" + pair + "/several in flight", [=](Context& context) {
                          auto shapes = scattered_shapes(setting.size);
                          shapes.pop_back();
                          reducescatter(context, {dtype}, op, shapes, {.burst = true}, false);
@@ -197,7 +197,7 @@ void add_reducescatter_cells(Cells& cells, const Setting& setting) {
     }
     if (defined.empty()) continue;
     for (const Form& form : forms)
-      cells.push_back({"grouped reducescatter/all types" + name + " " + text_of(form), [=](Context& context) {
+      cases.push_back({"grouped reducescatter/all types" + name + " " + text_of(form), [=](Context& context) {
                          auto shapes = scattered_shapes(setting.size);
                          shapes.pop_back();
                          reducescatter(context, defined, op, shapes, form, true);

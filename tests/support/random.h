@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: random numbers that are the same on every machine, for tests that draw what they do from a seed. A value; one thread.
+/// Random numbers that are the same on every machine, for tests that draw what they do from a seed. A value; one thread.
 
 #include <cstdint>
 #include <utility>
@@ -7,9 +7,9 @@
 
 namespace hvd::test {
 
-class Dice {
+class Random {
  public:
-  explicit Dice(std::uint64_t seed) : state_(seed) {}
+  explicit Random(std::uint64_t seed) : state_(seed) {}
   /// Splitmix64.
   std::uint64_t next() {
     state_ += 0x9e3779b97f4a7c15U;

@@ -1,4 +1,4 @@
-// Relay: messages from neighbours, at the root and at a leader that has both a parent and a child.
+// LeaderTree: messages from neighbours, at the root and at a leader that has both a parent and a child.
 #include <deque>
 #include <numeric>
 
@@ -33,12 +33,12 @@ class Line final : public Transport {
 
 struct Leader {
   explicit Leader(int domain) : line(domain) {
-    RelayActions actions;
+    LeaderTreeActions actions;
     actions.introduce = [](const UnitKey&, int, const Signature&) {};
     actions.agree = [](const UnitKey&, const Agreement&) {};
     actions.end = [] {};
     actions.cut = [this] { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
-    actions.conflict = [](int, const std::string&, const std::vector<Claim>&) {};
+    actions.conflict = [](int, const std::string&, const std::vector<StuckRank>&) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
     actions.ranks_of = [this](int set) -> const std::vector<int>& {
@@ -46,30 +46,30 @@ struct Leader {
       return set == 0 ? everyone : some;
     };
     actions.domain_of = [](int rank) { return rank; };
-    relay = std::make_unique<Relay>(line, std::move(actions));
+    relay = std::make_unique<LeaderTree>(line, std::move(actions));
   }
   std::vector<int> everyone{0, 1, 2, 3}, some{1, 3};
   Line line;
-  std::unique_ptr<Relay> relay;
+  std::unique_ptr<LeaderTree> relay;
   int cuts_asked = 0;
 };
 
-void talk(test::Dice& dice, Relay& relay, int domain, const UnitKey& key) {
-  const auto said = std::make_shared<const Signature>(signature(dice, key.kind, 4));
-  relay.tell({News::Kind::Introduced, key, domain, said});
-  if (key.kind == OpKind::Join || dice.one_in(4)) relay.tell({News::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
-  if (!dice.one_in(4)) relay.tell({News::Kind::Ready, key, -1, nullptr, agreement(dice)});
-  if (dice.one_in(4)) relay.tell({News::Kind::Left, {}, domain});
-  if (dice.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
+void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& key) {
+  const auto said = std::make_shared<const Signature>(signature(random, key.kind, 4));
+  relay.tell({LocalEvent::Kind::Introduced, key, domain, said});
+  if (key.kind == OpKind::Join || random.one_in(4)) relay.tell({LocalEvent::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
+  if (!random.one_in(4)) relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, agreement(random)});
+  if (random.one_in(4)) relay.tell({LocalEvent::Kind::Left, {}, domain});
+  if (random.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
 }
 
 }  // namespace
 
 /// What one of the leaders hears while all of them talk.
-Bytes example(test::Dice& dice) {
+Bytes example(test::Random& random) {
   std::vector<std::unique_ptr<Leader>> leaders;
   for (int d = 0; d < kDomains; ++d) leaders.push_back(std::make_unique<Leader>(d));
-  const int listener = dice.one_in(2) ? 0 : 2;
+  const int listener = random.one_in(2) ? 0 : 2;
   Writer writer;
   writer.put(static_cast<std::uint8_t>(listener == 0 ? 0 : 1));
   const auto deliver = [&] {
@@ -82,10 +82,10 @@ Bytes example(test::Dice& dice) {
     }
   };
   try {
-    for (int i = dice.between(1, 3); i > 0; --i) {
-      const UnitKey about = key(dice, 1);
-      for (int d = 0; d < kDomains; ++d) talk(dice, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
-      if (dice.one_in(3)) leaders[0]->relay->announce_cut();
+    for (int i = random.between(1, 3); i > 0; --i) {
+      const UnitKey about = key(random, 1);
+      for (int d = 0; d < kDomains; ++d) talk(random, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
+      if (random.one_in(3)) leaders[0]->relay->announce_cut();
       for (int round = 0; round < 5; ++round) deliver();
     }
   } catch (const WireError&) {  // as good an example as any
@@ -97,11 +97,11 @@ void take(Reader& input) {
   const int domain = input.get<std::uint8_t>() % 2 == 0 ? 0 : 2;
   Leader leader(domain);
   const std::vector<int> neighbours = domain == 0 ? std::vector<int>{1, 2} : std::vector<int>{0, 3};
-  test::Dice dice(1);
+  test::Random random(1);
   for (int messages = 0; !input.at_end() && messages < 200; ++messages) {
     const auto from = static_cast<int>(input.get<std::uint8_t>());
     if (std::find(neighbours.begin(), neighbours.end(), from) == neighbours.end()) {  // this domain has something to say itself
-      talk(dice, *leader.relay, domain, key(dice, 1));
+      talk(random, *leader.relay, domain, key(random, 1));
       leader.relay->advance();
       continue;
     }

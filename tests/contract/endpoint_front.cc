@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "tests/contract/door.h"
+#include "tests/contract/endpoint.h"
 
 namespace hvd::contract {
 
@@ -49,7 +49,7 @@ Wait nothing(Handle<void> handle) {
   };
 }
 
-class FrontDoor final : public Door {
+class FrontEndpoint final : public Endpoint {
  public:
   Wait start(const Call& call) override {
     const auto inputs = buffers(call, false);
@@ -107,6 +107,6 @@ class FrontDoor final : public Door {
 
 }  // namespace
 
-std::unique_ptr<Door> make_front_door() { return std::make_unique<FrontDoor>(); }
+std::unique_ptr<Endpoint> make_front_door() { return std::make_unique<FrontEndpoint>(); }
 
 }  // namespace hvd::contract

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "hvd/engine/engine.h"
-#include "tests/support/dice.h"
+#include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -53,8 +53,8 @@ struct Work {
     return static_cast<std::int32_t>(1000 * of + 7 * round + static_cast<int>(i) % 5 + 1);
   }
 
-  [[nodiscard]] Immediate call() {
-    Immediate call;
+  [[nodiscard]] SmallCall call() {
+    SmallCall call;
     call.kind = kind;
     call.name = name;
     call.dtype = DataType::Int32;
@@ -80,7 +80,7 @@ struct Work {
     return submission;
   }
   void run(Engine& engine) {
-    if (!engine.run_immediately(call())) engine.wait(*engine.submit(submission(), After::Wait));
+    if (!engine.try_fast_path(call())) engine.wait(*engine.submit(submission(), After::Wait));
   }
 
   /// `absent`: ranks that have joined and count as zeros.
@@ -128,9 +128,9 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
           constexpr int kWarm = 3 * 256;  // as many names as there are for those without; in the last round others may be in shutdown()
           for (int round = 0; round < kWarm + 50; ++round) {
             Work work(kind, rank, size, round, named ? "again" : "", 5);
-            const Immediate call = work.call();
+            const SmallCall call = work.call();
             const std::size_t before = allocations;
-            const bool in_lane = engine.run_immediately(call);
+            const bool in_lane = engine.try_fast_path(call);
             const std::size_t made = allocations - before;
             if (!in_lane) engine.wait(*engine.submit(work.submission(), After::Wait));
             if (!work.is_right()) FAIL_CHECK("wrong values in round " << round << " of kind " << static_cast<int>(kind));
@@ -141,7 +141,7 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
           }
           Work last(OpKind::Allreduce, rank, size, 0, "last", 1);  // what was pulled is given back when something else is staged
           last.run(engine);
-          CHECK(engine.drop_lanes_for_test() >= 1);
+          CHECK(engine.drop_persistent_for_test() >= 1);
           CHECK(world.arena(rank).used_bytes() == 0);
         });
       }
@@ -155,7 +155,7 @@ TEST_CASE("lanes: what is large, or of a set across domains, has none") {
     world.run([&](int rank, Engine& engine) {
       for (int round = 0; round < 10; ++round) {
         Work work(OpKind::Allreduce, rank, 2, round, "again", domains == 1 ? 2000 : 2);
-        CHECK_FALSE(engine.run_immediately(work.call()));
+        CHECK_FALSE(engine.try_fast_path(work.call()));
         engine.wait(*engine.submit(work.submission(), After::Wait));
         CHECK(work.is_right());
       }
@@ -171,7 +171,7 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
       ThreadWorld world({.size = size, .config = config, .cores = size < 4 ? 4U : 2U});
       world.run([&](int rank, Engine& engine) {
         std::mt19937 common(7), own(static_cast<unsigned>(rank) + 100);
-        std::deque<std::pair<std::unique_ptr<Work>, std::shared_ptr<Pending>>> under_way;
+        std::deque<std::pair<std::unique_ptr<Work>, std::shared_ptr<HandleState>>> under_way;
         const auto finish_one = [&] {
           engine.wait(*under_way.front().second);
           CHECK(under_way.front().first->is_right());
@@ -255,7 +255,7 @@ TEST_CASE("more submissions without a name than there are names wait their turn,
       for (int phase = 0; phase < 3; ++phase) {
         constexpr int kMany = 50;
         std::deque<std::vector<float>> values;
-        std::vector<std::shared_ptr<Pending>> pending;
+        std::vector<std::shared_ptr<HandleState>> pending;
         for (int i = 0; i < kMany; ++i) {
           values.emplace_back(4, static_cast<float>(i + rank));
           pending.push_back(engine.submit(allreduce_of(values.back(), "", DataType::Float32)));

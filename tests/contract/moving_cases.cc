@@ -99,9 +99,9 @@ void allgather_group(Context& context, const std::vector<DataType>& dtypes, cons
       gatherings.emplace_back(context, dtype, all_rows()[i], form, i);
       call.tensors.push_back(gatherings.back().tensor);
     }
-  const Stats before = context.door.stats();
+  const Stats before = context.endpoint.stats();
   const auto results = run_all(context, form, {call}).front();
-  const Stats after = context.door.stats();
+  const Stats after = context.endpoint.stats();
   if (!context.expect(results.size() == gatherings.size(), "another number of results than of tensors")) return;
   for (std::size_t i = 0; i < gatherings.size(); ++i) gatherings[i].check(context, results[i]);
   context.equal(static_cast<std::int64_t>(after.tensors_fused - before.tensors_fused), static_cast<std::int64_t>(gatherings.size()),
@@ -133,26 +133,26 @@ void broadcast_one(Context& context, DataType dtype, int root, const Shape& shap
 
 }  // namespace
 
-void add_gather_cells(Cells& cells, const Setting& setting) {
+void add_gather_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena, .scaled = false, .placed = false});
   for (const DataType dtype : kAllTypes) {
     for (const Rows& rows : all_rows())
       for (const Form& form : forms) {
         const bool large = std::string(rows.name) == "large";
         if (large && form.set != static_cast<SetKind>(static_cast<int>(dtype) % 3)) continue;
-        cells.push_back({"allgather/" + std::string(type_name(dtype)) + "/" + rows.name + " " + text_of(form),
+        cases.push_back({"allgather/" + std::string(type_name(dtype)) + "/" + rows.name + " " + text_of(form),
                          [=, &rows](Context& context) { allgather_one(context, dtype, rows, form); }, true});
       }
-    cells.push_back({"grouped allgather/" + std::string(type_name(dtype)),
+    cases.push_back({"grouped allgather/" + std::string(type_name(dtype)),
                      [=](Context& context) { allgather_group(context, {dtype}, forms[static_cast<std::size_t>(dtype) % forms.size()]); }});
   }
   for (const Form& form : forms)
-    cells.push_back({"grouped allgather/all types/" + text_of(form), [=](Context& context) {
+    cases.push_back({"grouped allgather/all types/" + text_of(form), [=](Context& context) {
                        allgather_group(context, {kAllTypes, kAllTypes + kTypes}, form);
                      }});
 }
 
-void add_broadcast_cells(Cells& cells, const Setting& setting) {
+void add_broadcast_cases(Cases& cases, const Setting& setting) {
   const auto forms = pairwise_forms({.arena = setting.arena, .scaled = false, .placed = false});
   std::size_t turn = 0;
   for (const DataType dtype : kAllTypes)
@@ -162,7 +162,7 @@ void add_broadcast_cells(Cells& cells, const Setting& setting) {
         // Two of the forms with each type, root and shape: all of them with each type and with each shape.
         for (int i = 0; i < (large ? 1 : 2); ++i) {
           const Form form = forms[turn++ % forms.size()];
-          cells.push_back({"broadcast/" + std::string(type_name(dtype)) + "/root " + std::to_string(root) + " " + shape_text(shape) + " " +
+          cases.push_back({"broadcast/" + std::string(type_name(dtype)) + "/root " + std::to_string(root) + " " + shape_text(shape) + " " +
                                text_of(form),
                            [=](Context& context) { broadcast_one(context, dtype, root, shape, form); }, true});
         }

@@ -1,4 +1,4 @@
-#include "tests/support/locked_table.h"
+#include "tests/support/locked_gpu_api.h"
 
 #include <chrono>
 #include <functional>
@@ -12,7 +12,7 @@ namespace hvd::nccl::test {
 namespace {
 
 /// `table` with every call under `mutex`. The texts of errors need none.
-NcclTable locked(NcclTable table, std::mutex& mutex) {
+GpuApi locked(GpuApi table, std::mutex& mutex) {
   const auto lock = [&mutex]<class Result, class... Arguments>(std::function<Result(Arguments...)>& entry) {
     entry = [&mutex, inner = std::move(entry)](Arguments... arguments) {
       const std::lock_guard guard(mutex);
@@ -30,7 +30,7 @@ NcclTable locked(NcclTable table, std::mutex& mutex) {
            table.receive);
   constexpr std::size_t kLocked = 42;
   constexpr std::size_t kTexts = 2;
-  static_assert(sizeof(NcclTable) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
+  static_assert(sizeof(GpuApi) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
   return table;
 }
 
@@ -39,7 +39,7 @@ NcclTable locked(NcclTable table, std::mutex& mutex) {
 struct LockedDevices::Locked {
   Locked(HostCluster& cluster, int rank) : device(cluster, rank) {}
   HostDevice device;
-  NcclTable table;
+  GpuApi table;
   std::mutex mutex;
 };
 
@@ -61,11 +61,11 @@ void LockedDevices::fail_call(int rank, const std::string& name, int code) {
   locked.device.fail_call(name, code);
 }
 
-void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
   const auto& table = devices_.at(static_cast<std::size_t>(rank))->table;
   std::vector<Backend*> host;
   for (const auto& backend : parts.backends) host.push_back(backend.get());
-  if (way == Way::Nccl) {
+  if (way == GpuRoute::Nccl) {
     NcclOptions options;
     options.streams = 2;
     options.rest_limit = rest_limit;
@@ -75,7 +75,7 @@ void LockedDevices::add_backends(Way way, int rank, EngineParts& parts, const st
         [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine)); },
         options));
   }
-  if (way == Way::SharedGpu) {
+  if (way == GpuRoute::SharedGpu) {
     std::vector<SharedControl*> controls;
     for (auto& control : controls_) controls.push_back(&control);
     SharedGpuOptions options;

@@ -1,5 +1,5 @@
 #pragma once
-/// Room card: what only some ranks do, or can fail at, all ranks learn of: no rank goes on alone into a collective that never comes.
+/// What only some ranks do, or can fail at, all ranks learn of: no rank goes on alone into a collective that never comes.
 /// Collective: all ranks call it at the same place.
 
 #include <functional>
@@ -15,9 +15,9 @@ class Refused : public std::runtime_error {
 };
 
 /// Does `work` on this rank and waits for the verdict of all. Throws Refused on all ranks if `work` threw on any.
-void together(const std::function<void()>& work);
+void collectively(const std::function<void()>& work);
 /// Does collective work that fails on all ranks alike, if it fails. Throws Refused with the text on rank 0.
-void alike(const std::function<void()>& work);
+void fail_on_all(const std::function<void()>& work);
 /// The same as `together` with work for rank 0 alone.
 void on_rank_zero(const std::function<void()>& work);
 

@@ -1,10 +1,10 @@
-// The door of a world of threads: what hvd/api/hvd.cc does, for an engine that is not the process's own.
+// The endpoint of a world of threads: what hvd/api/hvd.cc does, for an engine that is not the process's own.
 
 #include <algorithm>
 #include <utility>
 
 #include "hvd/hvd.h"
-#include "tests/contract/door.h"
+#include "tests/contract/endpoint.h"
 
 namespace hvd::contract {
 
@@ -36,9 +36,9 @@ Submission submission_of(const Call& call, const std::shared_ptr<Results>& resul
   return submission;
 }
 
-class EngineDoor final : public Door {
+class EngineEndpoint final : public Endpoint {
  public:
-  EngineDoor(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate)
+  EngineEndpoint(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate)
       : engine_(engine), allocate_(std::move(allocate)) {}
 
   Wait start(const Call& call) override { return submitted(call, After::Return); }
@@ -95,7 +95,7 @@ class EngineDoor final : public Door {
 
 }  // namespace
 
-bool Door::supports(OpKind kind, DataType dtype, ReduceOp op, Device device) {
+bool Endpoint::supports(OpKind kind, DataType dtype, ReduceOp op, Device device) {
   const BatchTraits traits{kind, dtype, op, device, 1, 1, 0, &engine().negotiator().process_set(0)};
   const auto& backends = engine().backends();
   return std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->supports(traits); });
@@ -113,8 +113,8 @@ std::function<int()> start_join(Engine& engine, int set) {
   };
 }
 
-std::unique_ptr<Door> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate) {
-  return std::make_unique<EngineDoor>(engine, std::move(allocate));
+std::unique_ptr<Endpoint> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate) {
+  return std::make_unique<EngineEndpoint>(engine, std::move(allocate));
 }
 
 }  // namespace hvd::contract

@@ -20,9 +20,9 @@ void bitwise(Context& context, DataType dtype, ReduceOp op, bool grouped) {
     if (calls.empty() || !grouped) calls.push_back(allreduce_call(context, asked, name));
     calls.back().tensors.push_back(reducing.back().tensor());
   }
-  const Stats before = context.door.stats();
+  const Stats before = context.endpoint.stats();
   run_all(context, {.burst = true}, calls);
-  const auto fused = static_cast<std::int64_t>(context.door.stats().tensors_fused - before.tensors_fused);
+  const auto fused = static_cast<std::int64_t>(context.endpoint.stats().tensors_fused - before.tensors_fused);
   if (grouped) context.equal(fused, 8, "the number of tensors that shared a batch");
   if (!context.setting.fuses) context.equal(fused, 0, "the number of tensors that shared a batch");
   for (std::size_t i = 0; i < reducing.size(); ++i) {
@@ -47,26 +47,26 @@ void in_flight(Context& context) {
       calls.push_back(allreduce_call(context, asked, "in flight " + std::to_string(i)));
       calls.back().tensors = {reducing.back().tensor()};
     }
-    const Stats before = context.door.stats();
+    const Stats before = context.endpoint.stats();
     std::vector<Wait> waits;
-    for (const Call& call : calls) waits.push_back(context.door.start(call));
+    for (const Call& call : calls) waits.push_back(context.endpoint.start(call));
     for (const Wait& wait : waits) wait();
     for (const Reducing& one : reducing) one.check(context);
-    if (context.door.stats().tensors_fused > before.tensors_fused) return;
+    if (context.endpoint.stats().tensors_fused > before.tensors_fused) return;
   }
   context.fail("in 200 rounds nothing was fused");
 }
 
 }  // namespace
 
-void add_fusion_cells(Cells& cells, const Setting& setting) {
+void add_fusion_cases(Cases& cases, const Setting& setting) {
   for (const DataType dtype : kAllTypes)
     for (const ReduceOp op : kAllReductions)
       for (const bool grouped : {true, false})
         if (allreduce_is_defined(dtype, op) && (setting.fuses || !grouped))
-          cells.push_back({std::string("bitwise/") + type_name(dtype) + " " + reduction_name(op) + (grouped ? " as a group" : " singly"),
+          cases.push_back({std::string("bitwise/") + type_name(dtype) + " " + reduction_name(op) + (grouped ? " as a group" : " singly"),
                            [=](Context& context) { bitwise(context, dtype, op, grouped); }});
-  if (setting.fuses) cells.push_back({"fusion/in flight", in_flight});
+  if (setting.fuses) cases.push_back({"fusion/in flight", in_flight});
 }
 
 }  // namespace hvd::contract
