@@ -470,7 +470,7 @@ bool run_in_place(SmallCall& call, const at::Tensor& tensor) {
   return true;
 }
 
-bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kLaneBytes; }
+bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kSmallCallBytes; }
 
 bool may_run(const at::Tensor& tensor, const AllreduceOptions& options) {
   return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
