@@ -33,6 +33,9 @@ enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum };
 /// What a submission asks for.
 enum class OpKind : std::uint8_t { Allreduce, Allgather, Broadcast, Alltoall, Reducescatter, Barrier, Join, Control };
 
+/// Whether the operation combines values.
+constexpr bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
+
 enum class DeviceKind : std::uint8_t { Cpu, Cuda };
 
 struct Device {

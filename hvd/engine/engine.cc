@@ -1,360 +1,520 @@
 #include "hvd/engine/engine.h"
 
 #include <algorithm>
-#include <iterator>
+#include <array>
 #include <numeric>
 #include <utility>
 
-#include "hvd/base/affinity.h"
+#include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/engine_parts.h"
 
 namespace hvd {
 
+using namespace std::chrono_literals;
+
 namespace {
 
-constexpr auto kSleep = 100ms;
-constexpr unsigned kYields = 400;  // before sleeping, for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296
+constexpr auto kGraceForDecisions = 2s;
+
+bool may_go_on(const HandleState& pending) {
+  return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
+}
+
+std::string joined_text(const UnitKey& key, int rank) {
+  return formatted("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
+                   display_name(key.name), rank, key.process_set);
+}
+
+std::string removed_text(const UnitKey& key) {
+  return formatted("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
+}
+
+/// The verdict is made from what travels, where members of a group are numbers; this rank knows their names.
+Status with_names_of_members(const Status& status, const Submission& submission) {
+  std::string text = status.text();
+  for (std::size_t i = 0; i < submission.tensors.size(); ++i) {
+    const std::string number = formatted("tensor {} is ", i);
+    const std::string& name = submission.tensors[i].name;
+    if (name.empty()) continue;
+    for (auto at = text.find(number); at != std::string::npos; at = text.find(number, at + number.size() + name.size()))
+      text.replace(at, number.size(), formatted("tensor '{}' is ", name));
+  }
+  return {status.code(), std::move(text)};
+}
+
+/// Notes how many rows come from each rank, which follows from what the ranks have said.
+void note_rows(Entry& entry, const Unit& unit, std::size_t self) {
+  if (unit.key.kind != OpKind::Allgather && unit.key.kind != OpKind::Alltoall) return;
+  for (std::size_t i = 0; i < entry.submission.tensors.size(); ++i) {
+    auto& rows = entry.rows.emplace_back();
+    auto& before = entry.before.emplace_back();
+    for (const auto& signature : unit.signatures) {
+      const TensorSignature& tensor = signature->tensors[i];
+      if (unit.key.kind == OpKind::Allgather) {
+        rows.push_back(tensor.shape.front());
+      } else {
+        rows.push_back(tensor.splits.at(self));
+        before.push_back(
+            std::accumulate(tensor.splits.begin(), tensor.splits.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0}));
+      }
+    }
+  }
+  entry.pending->rows = entry.rows;
+}
 
 }  // namespace
 
 Engine::Engine(EngineParts parts)
     : parts_(std::move(parts)),
       board_(*parts_.board),
-      spare_cores_(parts_.cores > static_cast<unsigned>(board_.ranks())),
-      negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots(),
-                  parts_.config.disable_group_fusion),
-      last_look_(Clock::now()) {
-  if (parts_.transport) {
-    LeaderTreeActions actions;
-    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
-    actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
-    actions.cut = [this] { return cut_world(); };
-    actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };
-    actions.fail = [this](const Status& status) { board_.set_failure(status); };
-    actions.end = [this] { with_log(0, [&] { commit(Negotiator::end()); }); };
-    actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
-      with_log(0, [&] { commit_conflict(set, name, stuck_ranks); });
-    };
-    actions.ranks_of = [this](int set) -> const std::vector<int>& { return negotiator_.process_set(set).ranks; };
-    actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
-    leader_tree_ = std::make_unique<LeaderTree>(*parts_.transport, std::move(actions));
-  }
-  const auto ranks = static_cast<std::size_t>(board_.ranks());
-  in_fast_path_.reserve(kUnnamedNames);
-  fast_ranks_.reserve(ranks);
-  fast_locations_.reserve(ranks);
-  coordination_ = std::thread([this] { coordinate(); });
+      mutex_(board_),
+      queue_(board_.slots()),
+      log_(board_, parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, parts_.config.disable_group_fusion, *this),
+      factory_(parts_, log_.table()),
+      cutter_(parts_, log_, mutex_),
+      controller_(parts_, log_, cutter_, mutex_),
+      fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, *this),
+      runner_(parts_, log_.table(), cutter_, mutex_, *this),
+      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_) : nullptr),
+      health_(parts_, log_, controller_, ledger_, queue_, leader_.get(), mutex_),
+      loop_(parts_, mutex_, *this) {
+  loop_.start();
 }
 
 Engine::~Engine() {
-  stop_thread_.store(true);
-  board_.ring_worker(board_.self());
-  coordination_.join();
+  loop_.stop(false);
+  loop_.join();
 }
 
-void Engine::die_for_test() {
-  die_.store(true);
-  board_.ring_worker(board_.self());
+std::size_t Engine::drop_persistent_for_test() {
+  const EngineLock lock(mutex_);
+  return fast_path_.drop_all();
 }
 
-// ------------------------------------------------------------------------------------------------------------------- driving
-
-bool Engine::try_take_turn() {
-  bool expected = false;
-  return !turn_taken_.load(std::memory_order_relaxed) && turn_taken_.compare_exchange_strong(expected, true, std::memory_order_acquire);
+std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, std::size_t bytes) {
+  return factory_.allocate(like, dtype, bytes);
 }
 
-void Engine::leave_turn() {
-  const bool unfinished = !running_.empty();
-  turn_taken_.store(false, std::memory_order_release);
-  bool others = false;
-  bool more = unfinished;
+// ------------------------------------------------------------------------------------------------------------------ submitting
+
+std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
+  auto fresh = factory_.make(std::move(submission));
+  fresh->repeats = after == After::Wait;
+  const std::shared_ptr<HandleState> pending = fresh->pending;
+  const auto tensors = fresh->backends.size();
+  Entry* entry = nullptr;
+  bool numbered = false;
   {
-    const std::lock_guard lock(mutex_);
-    others = waiters_ > 0;
-    more = more || !to_launch_.empty() || can_announce_later() || (parts_.transport && !ledger_.empty());
+    EngineLock lock(mutex_);
+    wait_for_earlier(lock, fresh->key);
+    entry = admit(std::move(fresh), numbered);
   }
-  if (others) changed_.notify_all();
-  if (more) board_.ring_worker(board_.self());
+  if (entry == nullptr) {
+    parts_.stats->add(parts_.stats->tensors_submitted, tensors);
+    return pending;
+  }
+  prepare(*entry, numbered);
+  bool work = false;
+  bool small_work = false;
+  {
+    EngineLock lock(mutex_);
+    note_submission(*entry);
+    while (!announce(*entry)) {
+      lock.unlock();
+      log_.nudge_readers();
+      loop_.poll();
+      lock.lock();
+    }
+    work = runner_.has_queued();
+    small_work = work && runner_.has_only_small_ones();
+  }
+  parts_.stats->add(parts_.stats->tensors_submitted, tensors);
+  if (after == After::Wait && !loop_.is_taken()) return pending;  // wait() will drive
+  if (small_work) {
+    if (const Turn turn = loop_.try_take()) {
+      progress(turn);
+      return pending;
+    }
+  }
+  if (work || parts_.transport) {
+    board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+    board_.ring_worker(board_.self());
+  }
+  return pending;
 }
 
-bool Engine::progress() noexcept {
-  bool progressed = false;
+/// What was submitted before a join takes part in it.
+void Engine::wait_for_earlier(EngineLock& lock, const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS {
+  while (key.kind == OpKind::Join && queue_.contains_set(key.process_set) && over_.ok() && !board_.failed()) {
+    lock.unlock();
+    loop_.poll();
+    std::this_thread::sleep_for(50us);
+    lock.lock();
+  }
+}
+
+Entry* Engine::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
+  if (over_.ok() && board_.failed()) board_.failure().raise();
+  over_.raise();
+  if (stopping_) throw Shutdown("hvd::shutdown() has been called");
+  UnitKey& key = fresh->key;
+  const auto& joined = log_.table().joined(key.process_set);
+  const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
+                        ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
+  if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));
+  numbered = key.name.empty();
+  if (numbered) {
+    std::array<char, kUnnamedText> text{};
+    key.name = queue_.next_name(key.process_set, key.kind, text);
+    queue_.use_name(key.process_set, key.kind);
+  }
+  const Entry* const before = ledger_.find(key);
+  const bool others_wait = queue_.contains(key);
+  // Who waits for a stream only comes back before the device is done: no mistake of theirs.
+  const bool comes_back = fresh->submission.on_stream && before != nullptr && before->pending->enqueued.load() && !others_wait;
+  if (others_wait && !numbered) throw duplicate(key);
+  if (!comes_back && !(numbered && (before != nullptr || others_wait))) return &ledger_.admit(std::move(fresh));
+  try {
+    factory_.prepare(*fresh);  // under the mutex, which keeps the order of the submissions
+  } catch (...) {
+    factory_.release(*fresh);
+    if (numbered) queue_.take_back_name(key.process_set, key.kind, key.name);
+    throw;
+  }
+  queue_.push(std::move(fresh));
+  return nullptr;
+}
+
+void Engine::prepare(Entry& entry, bool numbered) {
+  try {
+    factory_.prepare(entry);  // copies into shared memory: not under the mutex
+  } catch (...) {
+    const EngineLock lock(mutex_);
+    factory_.release(entry);
+    const auto failed = ledger_.remove(entry);
+    if (numbered) queue_.take_back_name(failed->key.process_set, failed->key.kind, failed->key.name);
+    throw;
+  }
+}
+
+void Engine::note_submission(Entry& entry) {
+  if (!timeline().on()) return;
+  entry.trace = timeline().submitted(entry.submission, display_name(entry.key.name), is_unnamed(entry.key.name),
+                                     entry.since.time_since_epoch().count(), entry.copied);
+}
+
+bool Engine::announce(Entry& entry) {
+  if (!over_.ok()) {
+    finish(entry, over_);
+    return true;
+  }
+  // From its announcement on the entry is everybody's: reading the log may finish it.
+  bool announced = false;
+  try {
+    std::uint32_t ranks = 0;
+    switch (controller_.announce(entry, ledger_, ranks)) {
+      case Controller::Announced::NoRoom:
+        return false;
+      case Controller::Announced::Joined:
+        finish(entry, {Status::Code::Joined, joined_text(entry.key, parts_.topology.rank)});
+        return true;
+      case Controller::Announced::SetRemoved:
+        finish(entry, {Status::Code::InvalidArgument, removed_text(entry.key)});
+        return true;
+      case Controller::Announced::Yes:
+        announced = true;
+        arrived(entry, ranks);
+    }
+  } catch (...) {
+    // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
+    board_.set_failure(status_of_current_exception());
+    if (!announced) finish(entry, board_.failure());
+  }
+  return true;
+}
+
+void Engine::arrived(Entry& entry, std::uint32_t arrived) {
+  const UnitRef unit = entry.unit;
+  if (controller_.agree_if_complete(entry.key, unit.id, arrived) || !log_.table().any_left()) return;
+  for (int other = 0; other < parts_.topology.size; ++other) {
+    Entry* const waiting = ledger_.find(unit);
+    if (waiting == nullptr) return;
+    if (log_.table().left()[static_cast<std::size_t>(other)] && fail_if_left(*waiting, other)) return;
+  }
+}
+
+bool Engine::announce_waiting() {
+  bool announced = false;
+  while (auto waiting = queue_.pop_ready(ledger_)) {
+    Entry& entry = ledger_.admit(std::move(waiting));
+    if (entry.trace == 0) note_submission(entry);
+    if (!announce(entry)) {  // no room just now
+      queue_.put_back(ledger_.remove(entry));
+      mutex_.wake_all_workers();
+      return announced;
+    }
+    announced = true;
+  }
+  return announced;
+}
+
+bool Engine::try_fast_path(const SmallCall& call) {
+  std::shared_ptr<PersistentOp> op;
+  {
+    const EngineLock lock(mutex_);
+    // What cannot be done so, submit() knows what to say of.
+    if (!over_.ok() || stopping_ || board_.failed() || timeline().on()) return false;
+    op = fast_path_.start(call);
+  }
+  if (!op) return false;
+  if (!op->pending->done.load(std::memory_order_relaxed)) {
+    fast_path_.await(*op);
+    if (board_.has_result(op->unit.id)) {
+      const EngineLock lock(mutex_);
+      fast_path_.take_results();
+    }
+  }
+  struct Leaving {
+    PersistentOp& op;
+    ~Leaving() { op.in_use.store(false); }
+  } const leaving{*op};
+  wait(*op->pending);
+  return true;
+}
+
+// -------------------------------------------------------------------------------------------------------------------- outcomes
+
+void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
+  if (said_here) wake_for(outcomes);
+  for (const auto& agreed : outcomes.agreed) act_on_agreement(agreed);
+  for (auto& batch : outcomes.batches) {
+    const bool takes_part = log_.table().process_set(batch.plan.process_set).rank >= 0 &&
+                            !std::binary_search(batch.plan.absent.begin(), batch.plan.absent.end(), parts_.topology.rank);
+    if (takes_part) runner_.enqueue(std::move(batch), ledger_);
+  }
+  for (const int rank : outcomes.left) fail_what_waits_for(rank);
+  for (const auto& voided : outcomes.voided)
+    for (const auto& unit : voided.units)
+      if (Entry* entry = ledger_.find(unit); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
+        finish(*entry, voided.status);
+  if (leader_) leader_->note(outcomes);
+}
+
+void Engine::wake_for(const Outcomes& outcomes) {
+  bool wake_waiters = !outcomes.left.empty() || !outcomes.voided.empty();
+  for (const auto& agreed : outcomes.agreed) {  // those that no batch will follow
+    const auto& present = agreed.what.present;
+    wake_waiters = wake_waiters || !agreed.verdict.ok() || std::find(present.begin(), present.end(), true) == present.end();
+  }
+  bool wake_workers = false;
+  // Small batches need no help: whoever cut them runs them at once and rings when they are over. Others wake who waits for a
+  // result anyway; threads that would take a core from the user's computation only where there are cores to spare, or where the
+  // batch cannot be done without them.
+  for (const auto& cut : outcomes.batches) {
+    const auto& set = log_.table().process_set(cut.plan.process_set);
+    const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
+    const Backend* const backend = parts_.backend_for(traits);
+    const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
+    if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
+    wake_waiters = true;
+    wake_workers = wake_workers || !alone || parts_.has_spare_cores();
+  }
+  if (wake_waiters) mutex_.wake_waiters();
+  if (wake_workers) mutex_.wake_all_workers();
+}
+
+void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
+  const Unit& unit = log_.table().unit(agreed.id);
+  const auto& set = log_.table().process_set(unit.key.process_set);
+  const Agreement& what = agreed.what;
+  if (set.rank < 0 || std::binary_search(what.absent.begin(), what.absent.end(), parts_.topology.rank)) return;
+  Entry* const entry = ledger_.find(unit.ref());
+  if (entry == nullptr) throw BackendError(formatted("'{}' was agreed, but this rank has not submitted it", unit.key.name));
+  parts_.stats->add(parts_.stats->negotiation_rounds, 1);
+  if (!agreed.verdict.ok()) return finish(*entry, with_names_of_members(agreed.verdict, entry->submission));
+  entry->state = advance(entry->state, EntryEvent::Agree);
+  entry->agreed_at = Clock::now();
+  entry->pending->present_anywhere = what.present;
+  entry->pending->value = what.last;
+  entry->unfinished = static_cast<std::size_t>(std::count(what.present.begin(), what.present.end(), true));
+  if (entry->submission.tensors.empty()) entry->unfinished = 0;
+  entry->unqueued = entry->unfinished;
+  note_rows(*entry, unit, static_cast<std::size_t>(set.rank));
+  if (unit.key.kind == OpKind::Join) queue_.start_again(unit.key.process_set);
+  if (entry->trace != 0) timeline().agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
+  const bool removed = unit.key.kind == OpKind::Control && !log_.table().has_process_set(what.last);
+  if (entry->unfinished == 0) finish(*entry, {});
+  if (!removed) return;
+  for (Entry* other : ledger_.all())
+    if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
+      finish(*other, {Status::Code::InvalidArgument, removed_text(other->key)});
+}
+
+bool Engine::fail_if_left(Entry& entry, int left_rank) {
+  if (entry.state != EntryState::Waiting || !entry.announced || left_rank == parts_.topology.rank) return false;
+  const auto& ranks = log_.table().process_set(entry.key.process_set).ranks;
+  if (!std::binary_search(ranks.begin(), ranks.end(), left_rank)) return false;
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto here = std::lower_bound(domain.begin(), domain.end(), left_rank);
+  const bool is_here = here != domain.end() && *here == left_rank;
+  if (is_here && board_.has_arrived_too(entry.unit.id, static_cast<int>(here - domain.begin()))) return false;
+  // One elsewhere may have been ready before it left, and the root's decision be on its way: it is given time.
+  if (!is_here && Clock::now() - entry.since < kGraceForDecisions) return false;
+  finish(entry, {Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
+                                                   name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
+  return true;
+}
+
+void Engine::fail_what_waits_for(int left_rank) {
+  for (Entry* entry : ledger_.all())
+    if (entry->announced) fail_if_left(*entry, left_rank);
+}
+
+// --------------------------------------------------------------------------------------------------------------------- driving
+
+void Engine::look_for_trouble(const Turn& turn) noexcept {
+  if (!health_.look(turn)) return;
+  const EngineLock lock(mutex_);
+  for (int other = 0; log_.table().any_left() && other < parts_.topology.size; ++other)
+    if (log_.table().left()[static_cast<std::size_t>(other)]) fail_what_waits_for(other);
+}
+
+bool Engine::progress(const Turn& turn) noexcept {
   try {
     if (board_.failed()) {
-      fail_everything(board_.failure());
+      fail_everything(turn, board_.failure());
       return false;
     }
-    std::vector<Prepared> batches;
+    bool progressed = false;
+    std::vector<BatchRunner::Prepared> batches;
     {
-      const std::lock_guard lock(mutex_);
-      read_log();
-      take_results();
-      if (!later_.empty()) progressed = announce_later();
-      batches.swap(to_launch_);
-      if (negotiator_.all_left()) fail_what_was_never_agreed();
+      const EngineLock lock(mutex_);
+      log_.read();
+      fast_path_.take_results();
+      if (!queue_.empty()) progressed = announce_waiting();
+      if (log_.table().all_left())
+        for (Entry* entry : ledger_.all())
+          if (entry->state == EntryState::Waiting && entry->announced)
+            finish(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when hvd::shutdown() was called",
+                                                              name_of(entry->key.kind), display_name(entry->key.name))});
+      batches = runner_.take_queued();
     }
-    for (auto& batch : batches) launch(std::move(batch));
-    progressed = progressed || !batches.empty();
-    for (auto& running : running_) {
-      const Progress progress = running.execution->advance();
-      progressed = progressed || progress != Progress::Idle;
-      if (!running.handed_over && running.execution->is_enqueued()) hand_over(running);
-      if (progress == Progress::Done) finish(running);
+    progressed = runner_.run(turn, std::move(batches)) || progressed;
+    if (leader_) {
+      const EngineLock lock(mutex_);
+      progressed = leader_->drive(turn) || progressed;
     }
-    std::erase_if(running_, [](const Running& running) { return running.over; });
-    if (leader_tree_) drive_leader_tree(progressed);
+    return progressed;
   } catch (...) {
-    fail_world(status_of_current_exception());
+    board_.set_failure(status_of_current_exception());
+    fail_everything(turn, board_.failure());
     return false;
   }
-  return progressed;
 }
 
-BatchMember Engine::make_member(const Prepared& batch, std::size_t index) {
-  const Entry& entry = *batch.entries[index];
-  const std::uint32_t place = batch.cut.plan.tensors[index].index;
-  const TensorArgument& tensor = entry.submission.tensors[place];
-  BatchMember member;
-  member.name = display_name(entry.key.name);
-  member.input = tensor.input;
-  member.output = tensor.output;
-  member.count = element_count(tensor.shape);
-  member.ready_event = tensor.ready_event;
-  member.padded = tensor.padded;
-  member.locations = batch.locations[index];
-  const OpKind kind = entry.key.kind;
-  if (kind != OpKind::Allgather && kind != OpKind::Alltoall && kind != OpKind::Reducescatter) return member;
-  std::int64_t row = 1;
-  for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
-  std::int64_t own = 0;
-  if (kind == OpKind::Reducescatter) {
-    const auto& set = negotiator_.process_set(entry.key.process_set);
-    for (std::size_t i = 0; i < set.ranks.size(); ++i)
-      member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
-    own = scattered_rows(tensor.shape.front(), set.ranks.size(), static_cast<std::size_t>(set.rank));
-  } else {
-    for (const auto rows : entry.rows[place]) member.counts.push_back(rows * row);
-    own = std::accumulate(entry.rows[place].begin(), entry.rows[place].end(), std::int64_t{0});
-    if (kind == OpKind::Alltoall) {
-      for (const auto rows : entry.before[place]) member.offsets.push_back(rows * row);
-      for (const auto rows : tensor.splits) member.sends.push_back(rows * row);
-    }
-  }
-  if (member.output == nullptr) member.output = entry.submission.allocate(place, own);
-  return member;
+bool Engine::polls(const Turn& turn) const {
+  // What comes over a wire or from a device rings no doorbell here.
+  return parts_.transport != nullptr || runner_.polls(turn);
 }
 
-void Engine::launch(Prepared prepared) {
-  const PlannedBatch& plan = prepared.cut.plan;
-  {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
-      Entry& entry = *prepared.entries[i];
-      if (entry.state == EntryState::Agreed) entry.state = advance(entry.state, EntryEvent::Launch);
-      entry.prepared[plan.tensors[i].index] = false;  // the backend takes back what `prepare` gave
-    }
-  }
-  const Entry& first = *prepared.entries.front();
-  Backend* backend = first.backends[plan.tensors.front().index];
-  Batch batch;
-  batch.sequence = prepared.cut.sequence;
-  batch.order = prepared.cut.order;
-  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, negotiator_.process_set(plan.process_set));
-  std::set_difference(batch.traits.set->ranks.begin(), batch.traits.set->ranks.end(), plan.absent.begin(), plan.absent.end(),
-                      std::back_inserter(batch.ranks));
-  for (std::size_t i = 0; i < prepared.entries.size(); ++i) {
-    batch.members.push_back(make_member(prepared, i));
-    if (reduces(batch.traits.kind))
-      parts_.stats->add(parts_.stats->bytes_reduced, static_cast<std::uint64_t>(batch.members.back().count) * element_bytes(plan.dtype));
-  }
-  parts_.stats->add(parts_.stats->batches_run, 1);
-  if (batch.members.size() > 1) parts_.stats->add(parts_.stats->tensors_fused, batch.members.size());
-  batch.timed = timeline().on();
-  for (const Entry* entry : prepared.entries)
-    if (entry->trace != 0) timeline().launched(entry->trace, backend->name());
-  std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
-  running_.push_back({std::move(prepared), backend, std::move(execution), false});
+bool Engine::has_more(const Turn& turn) {
+  if (runner_.is_running(turn)) return true;
+  const EngineLock lock(mutex_);
+  return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->is_busy()));
 }
-
-void Engine::hand_over(Running& running) {
-  running.handed_over = true;
-  const std::lock_guard lock(mutex_);
-  bool all = false;
-  for (Entry* entry : running.batch.entries) {
-    auto& completions = entry->pending->completions;
-    // Tensors of one submission are often members of one batch.
-    if (completions.empty() || completions.back().owner != running.execution)
-      completions.push_back({running.execution->completion_event(), running.execution});
-    if (--entry->unqueued > 0 || !entry->submission.on_stream) continue;
-    entry->pending->enqueued.store(true, std::memory_order_release);
-    all = true;
-  }
-  if (all && waiters_ > 0) changed_.notify_all();
-}
-
-void Engine::finish(Running& running) {
-  running.over = true;
-  retire(running.batch.cut);
-  const std::lock_guard lock(mutex_);
-  for (Entry* entry : running.batch.entries) {
-    if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
-      timeline().copying_out(entry->trace, since->time_since_epoch().count());
-    if (--entry->unfinished == 0) finish_entry(*entry, {});
-  }
-}
-
-void Engine::retire(const CutBatch& cut) {
-  const std::lock_guard lock(mutex_);
-  const bool first = !board_.batch(cut.sequence).retired.load(std::memory_order_acquire);
-  if (first) {
-    const BoardLock board_lock(board_);
-    read_log();
-    if (board_.retire_batch(cut.sequence, cut.scope == Scope::Domain)) cut_if_idle();
-  }
-  if (first) board_.ring_waiters();
-  board_.depart(cut.sequence, negotiator_.local_participants(cut.plan));
-  if (cut.scope == Scope::World) board_.ring_worker(0);  // there may be room now for what the root has decided
-  if (board_.is_over(cut.sequence)) {
-    // A cut may have been put off because the ring had no room. Under the lock, so that whoever puts it off sees this departure, or
-    // this rank sees what was put off.
-    const BoardLock board_lock(board_);
-    read_log();
-    cut_if_idle();
-  }
-}
-
-bool Engine::cut_world() {
-  bool cut = false;
-  with_log(0, [&] {
-    const auto first = negotiator_.next_sequence();
-    // A domain that takes no part in what is cut needs no room for it.
-    const bool opens = negotiator_.has_agreed(Scope::World) && negotiator_.takes_part_next(Scope::World);
-    if (opens && !board_.can_open(first, kDataTypes)) return;
-    if (leader_tree_->is_root()) leader_tree_->announce_cut();
-    commit(Negotiator::cut_record(Scope::World));
-    if (leader_tree_->is_root())
-      for (auto sequence = first; sequence < negotiator_.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, opens});
-    cut = true;
-  });
-  // A rank has not looked at its results for a long time. Said once, or those that can do nothing about it would never sleep.
-  if (!cut && !std::exchange(told_of_no_room_, true))
-    for (int rank = 0; rank < board_.ranks(); ++rank)
-      if (rank != board_.self()) board_.ring_worker(rank);
-  if (cut) told_of_no_room_ = false;
-  return cut;
-}
-
-void Engine::drive_leader_tree(bool& progressed) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto& news : std::exchange(local_events_, {})) leader_tree_->tell(std::move(news));
-    progressed = leader_tree_->advance() || progressed;
-    if (leader_tree_->is_root() && negotiator_.has_agreed(Scope::World)) {
-      std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
-        return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
-      });
-      if (open_world_cuts_.empty() && cut_world()) progressed = true;
-    }
-    if (leader_tree_->is_root() && leader_tree_->all_left() && !negotiator_.has_agreed(Scope::World) && !negotiator_.all_left()) {
-      leader_tree_->announce_end();
-      with_log(0, [&] { commit(Negotiator::end()); });
-    }
-    progressed = leader_tree_->advance() || progressed;
-  }
-}
-
-bool Engine::must_poll() const {
-  // What comes over a wire or from a device rings no bell here.
-  if (parts_.transport) return true;
-  return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->notifies(); });
-}
-
-void Engine::idle_wait(std::uint32_t seen_bell, unsigned idle_rounds) {
-  if (must_poll()) {
-    if (idle_rounds < kYields && static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores) return std::this_thread::yield();
-    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
-    if (idle_rounds > 4) std::this_thread::sleep_for(pause);
-    return;
-  }
-  if (static_cast<unsigned>(board_.ranks()) <= parts_.cores) {
-    for (int i = 0; i < kSpins; ++i) {
-      if (board_.wait_doorbell().load(std::memory_order_acquire) != seen_bell) return;
-      cpu_relax();
-    }
-  }
-  board_.sleep_waiting(seen_bell, kSleep);
-}
-
-namespace {
-bool may_go_on(const HandleState& pending) {
-  return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
-}
-}  // namespace
 
 void Engine::wait(HandleState& pending) {
   pending.waited_for.store(true, std::memory_order_relaxed);
-  while (!may_go_on(pending)) {
-    if (try_take_turn()) {
-      for (unsigned idle = 0; !may_go_on(pending);) {
-        const std::uint32_t bell = board_.wait_doorbell().load(std::memory_order_seq_cst);
-        if (progress()) {
-          idle = 0;
-        } else if (!may_go_on(pending)) {
-          idle_wait(bell, idle++);
-          look_for_trouble();
-        }
-      }
-      leave_turn();
-    } else {
-      std::unique_lock lock(mutex_);
-      ++waiters_;
-      changed_.wait_for(lock, kSleep, [&] { return may_go_on(pending) || !turn_taken_.load(); });
-      --waiters_;
-    }
-  }
+  loop_.wait_until([&] { return may_go_on(pending); });
   if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
 }
 
 bool Engine::poll(const HandleState& pending) {
   if (may_go_on(pending)) return true;
-  if (try_take_turn()) {
-    progress();
-    leave_turn();
-  }
+  loop_.poll();
   return may_go_on(pending);
 }
 
-void Engine::coordinate() {
-  pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
-  board_.begin_life();
-  auto pause = kSleep;
-  while (!stop_thread_.load() && !die_.load()) {
-    const std::uint32_t bell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
-    pause = kSleep;
-    if (try_take_turn()) {
-      for (int round = 0; round < 64 && progress(); ++round) {
-      }
-      look_for_trouble();
-      bool outstanding = !running_.empty();
-      const bool polls = must_poll();
-      {
-        const std::lock_guard lock(mutex_);
-        const bool uncut = leader_tree_ && leader_tree_->is_root() && negotiator_.has_agreed(Scope::World);
-        outstanding = outstanding || uncut || (parts_.transport && (!ledger_.empty() || leader_tree_->is_waiting()));
-      }
-      turn_taken_.store(false, std::memory_order_release);
-      {
-        const std::lock_guard lock(mutex_);
-        if (waiters_ > 0) changed_.notify_all();
-      }
-      if (outstanding) pause = polls ? 1ms : 10ms;
-    }
-    board_.sleep_working(bell, pause);
+// ------------------------------------------------------------------------------------------------------------------------ ends
+
+void Engine::finish(Entry& entry, Status status) {
+  if (entry.op != nullptr && !fast_path_.end(entry, !status.ok())) return;
+  entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
+  factory_.release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
+  if (entry.trace != 0) timeline().finished(entry.trace, status);
+  const auto pending = entry.pending;
+  if (entry.op != nullptr && status.ok()) {
+    entry.op->place = ledger_.take_out(entry);
+  } else {
+    auto owned = ledger_.remove(entry);
+    if (status.ok() && entry.repeats) fast_path_.make(entry);
+    if (!status.ok()) fast_path_.drop(UnitKey(entry.key));
+    mutex_.destroy(std::move(owned));
   }
-  // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
-  if (stopped_cleanly_.load() && !die_.load()) board_.end_life();
+  pending->status = std::move(status);
+  pending->done.store(true, std::memory_order_release);
+  mutex_.wake_own_threads();
+  if (queue_.empty()) return;
+  mutex_.wake_waiters();  // whoever drives next has something to announce
+  mutex_.wake_worker();
+}
+
+void Engine::fail_waiting(const Status& status) {
+  for (auto& entry : queue_.take_all()) {
+    factory_.release(*entry);
+    entry->pending->status = status;
+    entry->pending->done.store(true, std::memory_order_release);
+    mutex_.destroy(std::move(entry));
+  }
+}
+
+void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
+  if (std::exchange(failure_handled_, true)) return;
+  runner_.abort(turn);
+  const EngineLock lock(mutex_);
+  over_ = status;
+  static_cast<void>(runner_.take_queued());
+  for (Entry* entry : ledger_.all())
+    if (entry->announced) finish(*entry, status);  // the others' submitters find `over_` set
+  fail_waiting(status);
+  if (leader_) leader_->tell_failure(turn, status);
+  mutex_.wake_own_threads();
+}
+
+bool Engine::shutdown(std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
+  {
+    const EngineLock lock(mutex_);
+    if (std::exchange(stopping_, true)) return stopped_cleanly_.load();
+    if (!board_.failed()) {
+      try {
+        controller_.leave(parts_.topology.rank);
+      } catch (...) {
+        board_.set_failure(status_of_current_exception());
+      }
+    }
+  }
+  board_.ring_waiters();
+  board_.ring_all_workers();
+  Turn turn = loop_.take();
+  loop_.drive_until(turn, [&] {
+    if (failure_handled_ || Clock::now() > deadline) return true;
+    const EngineLock lock(mutex_);
+    return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
+  });
+  {
+    const EngineLock lock(mutex_);
+    stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
+    if (board_.failed()) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
+    if (over_.ok()) over_ = {Status::Code::Shutdown, "hvd::shutdown() has been called"};
+    for (Entry* entry : ledger_.all())
+      if (entry->announced) finish(*entry, over_);
+    fail_waiting(over_);
+  }
+  loop_.stop(stopped_cleanly_.load());
+  timeline().stop();
+  loop_.keep_forever(std::move(turn));
+  return stopped_cleanly_.load();
 }
 
 }  // namespace hvd

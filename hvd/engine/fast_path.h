@@ -1,96 +1,63 @@
 #pragma once
-/// What a rank keeps of a small operation that comes back under the same name and that its caller waits for: the ledger's
-/// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
-/// from the heap, and where all ranks arrive with a persistent operation no record in the log either: the last to arrive does the work for
-/// all. Under the engine's mutex, but for `in_use`.
+/// Runs small operations that come back (hvd/engine/persistent_op.h): makes the persistent operations of entries that are worth one, starts
+/// them, does the work for all where this rank arrives last, and takes results that others have left. Under the engine's mutex, but for
+/// `await`.
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <unordered_map>
+#include <vector>
 
-#include "hvd/backend.h"
-#include "hvd/engine/ledger.h"
+#include "hvd/engine/controller.h"
+#include "hvd/engine/events.h"
+#include "hvd/engine/persistent_op.h"
+#include "hvd/engine/submission_queue.h"
 
 namespace hvd {
 
-/// A small operation whose caller waits for it. Nothing in it is owned.
-struct SmallCall {
-  OpKind kind = OpKind::Allreduce;
-  int process_set = 0;
-  std::string_view name;
-  DataType dtype = DataType::Float32;
-  std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
-  const void* input = nullptr;
-  void* output = nullptr;  ///< may be null for Allgather and Reducescatter: then `allocate` is asked for it
-  /// Returns memory for so many rows; called once at most, before the operation is done, on whichever thread drives.
-  void* (*allocate)(void* context, std::int64_t rows) = nullptr;
-  void* context = nullptr;
-  ReduceOp op = ReduceOp::Average;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
-  int root = 0;  ///< global rank, Broadcast only
-};
-
-/// Inputs and results up to this size have persistent operations: beyond it, ranks that share the work are faster than one that does it
-/// all.
-inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
-
-struct PersistentOp {
-  std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
-  Ledger::Place place;              ///< holds the entry while it is not in flight
-  std::shared_ptr<HandleState> pending;
-  std::uint32_t unit = 0;
-  std::uint32_t generation = 0;
-  SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
-  Backend* backend = nullptr;  ///< null for a Barrier
-  BatchTraits traits;
-  std::int64_t count = 0;      ///< elements of the input
-  std::uint64_t location = 0;  ///< of the block
-  std::size_t input_bytes = 0;
-  std::size_t result_at = 0;  ///< in the block, in bytes
-  std::size_t result_bytes = 0;
-  std::int64_t result_rows = 0;
-  void* (*allocate)(void* context, std::int64_t rows) = nullptr;  ///< of the call that is in flight, as is `context`
-  void* context = nullptr;
-
-  [[nodiscard]] bool fits(const SmallCall& call) const;
-};
-
-class PersistentOps {
+class FastPath {
  public:
-  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind, std::string_view name) const;
-  void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
-  /// Takes the persistent operation out, if there is one.
-  std::shared_ptr<PersistentOp> remove(const UnitKey& key);
-  [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
-  /// Some key whose operation `is_stale`; null if there is none.
-  template <class Predicate>
-  [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
-    for (const auto& [key, op] : persistent_ops_)
-      if (is_stale(*op)) return &key;
-    return nullptr;
-  }
+  FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
+           EngineMutex& mutex, EngineEvents& engine);
+
+  /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
+  /// until it clears `in_use`.
+  std::shared_ptr<PersistentOp> start(const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  /// Gives the other ranks a moment. Any thread, no lock.
+  void await(const PersistentOp& op) const;
+  /// Finishes what others have done for this rank.
+  void take_results() HVD_REQUIRES(engine_mutex);
+
+  /// Makes a persistent operation of an entry that has ended well and is worth it. Never throws: without one the next is submitted as this
+  /// was.
+  void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
+  void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
+  /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
+  bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
+  /// Returns how many there are, and gives back what they keep. None may be in use.
+  std::size_t drop_all() HVD_REQUIRES(engine_mutex);
 
  private:
-  using View = std::tuple<int, OpKind, std::string_view>;
-  static View view(const UnitKey& key) { return {key.process_set, key.kind, key.name}; }
-  static View view(const View& key) { return key; }
-  struct Hash {
-    using is_transparent = void;
-    std::size_t operator()(const auto& key) const {
-      const auto [set, kind, name] = view(key);
-      return std::hash<std::string_view>()(name) ^ (static_cast<std::size_t>(set) << 8) ^ (static_cast<std::size_t>(kind) << 3);
-    }
-  };
-  struct Equal {
-    using is_transparent = void;
-    bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
-  };
-  std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal> persistent_ops_;
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  [[nodiscard]] std::shared_ptr<PersistentOp> describe(const Entry& entry) const HVD_REQUIRES(engine_mutex);
+  bool make_space() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like) const;
+  Entry* ready(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  bool arrive(PersistentOp& op, Entry& entry) HVD_REQUIRES(engine_mutex);
+  bool run_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void take_result(Entry& entry) HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  Controller& controller_;
+  Ledger& ledger_;
+  SubmissionQueue& queue_;
+  EngineMutex& mutex_;
+  EngineEvents& engine_;
+  Board& board_;
+  PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
+  std::vector<Entry*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< entries whose result may come without a record
+  std::vector<std::uint64_t> locations_ HVD_GUARDED_BY(engine_mutex);
+  std::vector<int> indices_ HVD_GUARDED_BY(engine_mutex);
 };
 
 }  // namespace hvd

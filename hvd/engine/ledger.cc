@@ -30,14 +30,14 @@ Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
   return *place->second;
 }
 
-void Ledger::bind(Entry& entry, std::uint32_t unit) {
-  // It may have been bound before, to an id that was forgotten before this rank arrived.
+void Ledger::bind(Entry& entry, UnitRef unit) {
+  // It may have been bound before, to a unit that was forgotten before this rank arrived.
   if (const auto before = by_unit_.find(entry.unit); before != by_unit_.end() && before->second == &entry) by_unit_.erase(before);
   entry.unit = unit;
   by_unit_[unit] = &entry;
 }
 
-Entry* Ledger::find(std::uint32_t unit) {
+Entry* Ledger::find(UnitRef unit) {
   const auto known = by_unit_.find(unit);
   return known == by_unit_.end() ? nullptr : known->second;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// What this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
+/// Keeps what this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
 /// `admit` until it is taken out; its state only moves along `advance`.
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/negotiation/capabilities.h"
 #include "hvd/negotiation/negotiator.h"
 #include "hvd/submission.h"
 #include "hvd/timeline/timeline.h"
@@ -25,15 +26,16 @@ EntryState advance(EntryState state, EntryEvent event);
 
 struct PersistentOp;
 
+/// One submission of this rank, on its way.
 struct Entry {
   Submission submission;
   UnitKey key;
   Signature signature;
   std::shared_ptr<HandleState> pending = std::make_shared<HandleState>();
   EntryState state = EntryState::Waiting;
-  std::vector<Backend*> backends;        ///< per tensor
-  std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
-  std::uint32_t unit = 0;
+  std::vector<Backend*> backends;                 ///< per tensor
+  std::vector<std::uint64_t> locations;           ///< per tensor: what `prepare` returned
+  UnitRef unit;                                   ///< what records and batches call it, once it is bound
   bool announced = false;                         ///< this rank has arrived at the unit's slot
   std::vector<bool> prepared;                     ///< per tensor: its location is to be released, unless its batch is launched
   std::size_t unfinished = 0;                     ///< tensors whose batch is not over
@@ -45,14 +47,18 @@ struct Entry {
   std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not noted there
   Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point reported = since;
+  std::chrono::steady_clock::time_point agreed_at;         ///< when it left the state Waiting
+  std::chrono::steady_clock::time_point reported = since;  ///< when it was last said to be late
 };
 
 DuplicateName duplicate(const UnitKey& key);
 
 class Ledger {
   using Entries = std::map<UnitKey, std::unique_ptr<Entry>>;
-  using Units = std::unordered_map<std::uint32_t, Entry*>;
+  struct Hash {
+    std::size_t operator()(const UnitRef& unit) const { return (std::size_t{unit.generation} << 32) | unit.id; }
+  };
+  using Units = std::unordered_map<UnitRef, Entry*, Hash>;
 
  public:
   /// An entry outside the ledger, with what it needs to be put back without new memory.
@@ -63,9 +69,9 @@ class Ledger {
 
   /// Takes the entry in. Throws DuplicateName if its key is in flight.
   Entry& admit(std::unique_ptr<Entry> entry);
-  /// Ties the entry to the id under which records and batches speak of it.
-  void bind(Entry& entry, std::uint32_t unit);
-  [[nodiscard]] Entry* find(std::uint32_t unit);
+  /// Ties the entry to the unit by which records and batches speak of it: id and generation, for an id is given out again.
+  void bind(Entry& entry, UnitRef unit);
+  [[nodiscard]] Entry* find(UnitRef unit);
   [[nodiscard]] Entry* find(const UnitKey& key);
   /// Takes the entry out.
   std::unique_ptr<Entry> remove(Entry& entry);
@@ -78,7 +84,7 @@ class Ledger {
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   /// Calls `look` for each entry; it must not take any out.
   template <class Look>
-  void for_each(Look look) {
+  void for_each(Look look) HVD_REQUIRES(engine_mutex) {
     for (auto& [key, entry] : entries_) look(*entry);
   }
   /// The entries, in no particular order.

@@ -44,6 +44,7 @@ struct Board::Header {
   std::uint32_t slots;
   pthread_mutex_t lock;
   std::uint32_t open_batches = 0;  // under the lock
+  std::atomic<std::uint64_t> stuck_marks{0};
   alignas(64) std::atomic<std::uint64_t> tail{0};
   alignas(64) FutexWord wait_doorbell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
@@ -230,8 +231,10 @@ bool Board::has_arrived(std::uint32_t slot, int rank) const {
   return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
 }
 void Board::set_stuck(std::uint32_t slot) {
+  header().stuck_marks.fetch_add(1, std::memory_order_relaxed);
   slot_rank(slot, self_).stuck_round.store(slot_rank(slot, self_).arrived_round.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
+std::uint64_t Board::stuck_marks() const { return header().stuck_marks.load(std::memory_order_relaxed); }
 bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + (said ? 0 : 1);
   const SlotRank& of_rank = slot_rank(slot, rank);

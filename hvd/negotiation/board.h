@@ -20,6 +20,7 @@
 #include "hvd/base/futex.h"
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/capabilities.h"
 
 namespace hvd {
 
@@ -96,6 +97,8 @@ class Board {
   [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
   /// This rank has arrived, and a thread of it has been waiting for the rest for long.
   void set_stuck(std::uint32_t slot);
+  /// How often ranks of the domain have said so.
+  [[nodiscard]] std::uint64_t stuck_marks() const;
   /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
 
@@ -172,10 +175,10 @@ class Board {
 };
 
 /// Holds the board's lock.
-class BoardLock {
+class HVD_SCOPED_CAPABILITY BoardLock {
  public:
-  explicit BoardLock(Board& board) : board_(board) { board_.lock(); }
-  ~BoardLock() { board_.unlock(); }
+  explicit BoardLock(Board& board) HVD_ACQUIRE(board_lock) : board_(board) { board_.lock(); }
+  ~BoardLock() HVD_RELEASE() { board_.unlock(); }
   BoardLock(const BoardLock&) = delete;
   BoardLock& operator=(const BoardLock&) = delete;
 

@@ -401,9 +401,10 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   for (const auto& signature : signatures) {
     const std::uint32_t id = find({process_set, signature->kind, name})->id;
     if (units_.at(id).queued) throw WireError("a conflict about what is agreed");
-    if (std::find(voided.ids.begin(), voided.ids.end(), id) == voided.ids.end()) voided.ids.push_back(id);
+    const UnitRef unit = units_.at(id).ref();
+    if (std::find(voided.units.begin(), voided.units.end(), unit) == voided.units.end()) voided.units.push_back(unit);
   }
-  for (const auto id : voided.ids) forget(id);
+  for (const auto& unit : voided.units) forget(unit.id);
   outcomes.voided.push_back(std::move(voided));
 }
 

@@ -46,6 +46,13 @@ inline constexpr std::string_view kAddProcessSet = "add_process_set";
 inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
 inline constexpr std::string_view kJoin = "join";
 
+/// One life of a unit: an id is given out again once the unit is evicted, with the next generation.
+struct UnitRef {
+  std::uint32_t id = 0;
+  std::uint32_t generation = 0;
+  auto operator<=>(const UnitRef&) const = default;
+};
+
 /// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by the root for all of them.
 enum class Scope : std::uint8_t { Domain, World };
 
@@ -62,6 +69,8 @@ struct Unit {
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
   bool queued = false;                       ///< agreed and not yet cut
   std::uint64_t cut_at = 0;                  ///< the log's position when it was last cut
+
+  [[nodiscard]] UnitRef ref() const { return {id, generation}; }
 };
 
 /// A batch that all its ranks are to run now.
@@ -111,7 +120,7 @@ struct Outcomes {
     int process_set, rank;
   };
   struct Voided {
-    std::vector<std::uint32_t> ids;  ///< forgotten already
+    std::vector<UnitRef> units;  ///< forgotten already
     Status status;
   };
   struct Dropped {
@@ -196,7 +205,8 @@ class Negotiator {
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
   /// Names under which a set has units of several kinds.
-  [[nodiscard]] std::vector<std::pair<int, std::string>> ambiguous_names() const { return {ambiguous_.begin(), ambiguous_.end()}; }
+  [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const { return ambiguous_; }
+  [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const { return ambiguous_.contains({process_set, name}); }
   /// How many ranks of this domain take part in a batch.
   [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 

@@ -12,7 +12,6 @@ const std::vector<double> kScales{1, 1, 1, 1, 0.5, 2, -1.5, 0.1, 3};
 const std::vector<Shape> kShapes{{}, {0}, {1}, {2}, {7}, {33}, {3, 5}, {17, 3}, {5, 1, 2}, {2, 0, 3}, {64, 33}, {9, 1}};
 const std::vector<Shape> kLarge{{30011}, {173, 211}, {70003}, {64, 1027}};
 
-bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
 bool by_rows(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
 
 DataType draw_dtype(Random& random, OpKind kind, ReduceOp op) {

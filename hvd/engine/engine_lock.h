@@ -1,0 +1,90 @@
+#pragma once
+/// Is the engine's mutex, with what must wait until it is free again: wake-ups, and the ends of entries, which run users' code (the owners
+/// of their memory). A part that holds the lock notes them; whoever releases it does them.
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "hvd/engine/ledger.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/capabilities.h"
+
+namespace hvd {
+
+class EngineMutex {
+ public:
+  explicit EngineMutex(Board& board) : board_(board) {}
+
+  // ---- to be noted under the lock, done after it
+  /// Wakes threads of this rank that wait for a result or for the turn.
+  void wake_own_threads() HVD_REQUIRES(engine_mutex) { after_.own_threads = after_.any = true; }
+  /// Wakes user threads of all ranks of the domain that wait for a result.
+  void wake_waiters() HVD_REQUIRES(engine_mutex) { after_.waiters = after_.any = true; }
+  /// Wakes the coordination thread of this rank.
+  void wake_worker() HVD_REQUIRES(engine_mutex) { after_.worker = after_.any = true; }
+  /// Wakes those of all ranks of the domain.
+  void wake_all_workers() HVD_REQUIRES(engine_mutex) { after_.all_workers = after_.any = true; }
+  /// Wakes that of the domain's leader.
+  void wake_leader() HVD_REQUIRES(engine_mutex) { after_.leader = after_.any = true; }
+  /// Destroys an entry that has ended.
+  void destroy(std::unique_ptr<Entry> entry) HVD_REQUIRES(engine_mutex) {
+    after_.ended.push_back(std::move(entry));
+    after_.any = true;
+  }
+
+  /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is this mutex's.
+  template <class IsOver>
+  void wait_for(class EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_REQUIRES(engine_mutex);
+
+ private:
+  friend class EngineLock;
+  struct AfterUnlock {
+    bool any = false;
+    bool own_threads = false, waiters = false, worker = false, all_workers = false, leader = false;
+    std::vector<std::unique_ptr<Entry>> ended;
+  };
+  void perform(AfterUnlock after);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Board& board_;
+  AfterUnlock after_;
+  int waiting_ = 0;  ///< threads in `wait_for`
+};
+
+/// Holds the engine's mutex, and does what was noted once it is released.
+class HVD_SCOPED_CAPABILITY EngineLock {
+ public:
+  explicit EngineLock(EngineMutex& mutex) HVD_ACQUIRE(engine_mutex) : mutex_(mutex), lock_(mutex.mutex_) {}
+  ~EngineLock() HVD_RELEASE() {
+    if (lock_.owns_lock()) unlock();
+  }
+  EngineLock(const EngineLock&) = delete;
+  EngineLock& operator=(const EngineLock&) = delete;
+
+  void unlock() HVD_RELEASE() {
+    if (!mutex_.after_.any) return lock_.unlock();
+    auto after = std::exchange(mutex_.after_, {});
+    after.own_threads = after.own_threads && mutex_.waiting_ > 0;
+    lock_.unlock();
+    mutex_.perform(std::move(after));
+  }
+  void lock() HVD_ACQUIRE() { lock_.lock(); }
+
+ private:
+  friend class EngineMutex;
+  EngineMutex& mutex_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+template <class IsOver>
+void EngineMutex::wait_for(EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_NO_THREAD_SAFETY_ANALYSIS {
+  ++waiting_;
+  changed_.wait_for(lock.lock_, time, is_over);
+  --waiting_;
+}
+
+}  // namespace hvd

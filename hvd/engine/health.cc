@@ -1,0 +1,144 @@
+#include "hvd/engine/health.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kLookInterval = 100ms;  // how often the living are counted
+constexpr auto kConflictTime = 1s;
+constexpr auto kGraceForCulprits = 2s;  // whoever can name them has the first word
+
+}  // namespace
+
+bool Health::look(const Turn& /*turn*/) noexcept {
+  const auto now = Clock::now();
+  if (now - last_look_ < kLookInterval) return false;
+  last_look_ = now;
+  Board& board = *parts_.board;
+  try {
+    if (board.failed()) return true;
+    if (const auto dead = board.find_dead()) {
+      const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
+      board.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
+      return true;
+    }
+    const EngineLock lock(mutex_);
+    look_for_conflicts();
+    report_stalls();
+  } catch (...) {
+    board.set_failure(status_of_current_exception());
+  }
+  return true;
+}
+
+void Health::look_for_conflicts() {
+  // Different operations under one name are separate submissions, which may legally come in any order. They are taken for a
+  // disagreement only when all ranks of the set have waited under the name for a while, and no operation has them all. Every rank of the
+  // set waits then, so each looks at the names that it waits under itself.
+  const auto now = Clock::now();
+  std::set<std::pair<int, std::string>> names;
+  ledger_.for_each([&](const Entry& entry) {
+    if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime) return;
+    if (!entry.pending->waited_for.load(std::memory_order_relaxed)) return;
+    parts_.board->set_stuck(entry.unit.id);
+    if (table().is_ambiguous(entry.key.process_set, entry.key.name)) names.insert({entry.key.process_set, entry.key.name});
+  });
+  for (const auto& [set, name] : names)
+    if (table().scope_of(set) == Scope::Domain) controller_.end_conflict_here(set, name);
+  // The leader speaks for ranks of its domain, which may be in sets that it is not in.
+  const auto marks = parts_.board->stuck_marks();
+  if (leader_ == nullptr || std::exchange(seen_stuck_marks_, marks) == marks) return;
+  const auto ambiguous = table().ambiguous_names();  // a copy: what is ended below is forgotten
+  for (const auto& [set, name] : ambiguous) {
+    if (table().scope_of(set) != Scope::World) continue;
+    if (const auto stuck_ranks = controller_.stuck_here(set, name); !stuck_ranks.empty()) leader_->tell_stuck(set, name, stuck_ranks);
+  }
+}
+
+std::string Health::describe_others(const Entry& entry) const {
+  std::string text;
+  const auto& domain = parts_.topology.domain_ranks;
+  for (const Unit* other : table().units_of(entry.key.process_set, entry.key.name)) {
+    std::vector<int> there;
+    for (std::size_t i = 0; other->id != entry.unit.id && i < domain.size(); ++i)
+      if (parts_.board->has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
+    if (!there.empty())
+      text += formatted("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s", rank_list(there),
+                        there.size() == 1 ? "s" : "", name_of(other->key.kind));
+  }
+  return text;
+}
+
+std::string Health::describe_missing(const Entry& entry) const {
+  const auto& set = table().process_set(entry.key.process_set);
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto& joined = table().joined(entry.key.process_set);
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < domain.size(); ++i)
+    if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) &&
+        !parts_.board->has_arrived_too(entry.unit.id, static_cast<int>(i)) &&
+        (entry.key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
+      missing.push_back(domain[i]);
+  std::string text;
+  if (!missing.empty()) {
+    text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
+                     missing.size() == 1 ? "has" : "have");
+  } else if (const auto awaited = leader_ != nullptr ? leader_->awaited(entry.key) : missing; awaited.size() == 1) {
+    text = formatted("rank {}, on another host, has not submitted it", awaited.front());
+  } else if (!awaited.empty()) {
+    text = formatted("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
+  }
+  const std::string others = describe_others(entry);
+  if (text.empty() || others.empty()) return text + others;
+  return text + "; " + others;
+}
+
+void Health::report_stalls() {
+  const auto now = Clock::now();
+  ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, false); });
+  queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, true); });
+}
+
+void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) {
+  const Config& config = parts_.config;
+  if (parts_.board->failed()) return;
+  const auto since = entry.state == EntryState::Waiting ? entry.since : entry.agreed_at;
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - since);
+  const bool due = !config.stall_check_disable && now - std::max(since, entry.reported) >= config.stall_check_time;
+  bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
+  if (!over && !due) return;
+  std::string culprits;
+  bool known = true;
+  if (waits_for_name) {
+    culprits = "an earlier submission under its name is still in flight";
+  } else if (entry.state != EntryState::Waiting) {
+    culprits = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
+  } else if (!entry.announced) {
+    culprits = "there is no room for its name in the ranks' tables: a rank may be frozen";
+  } else {
+    culprits = describe_missing(entry);
+    known = !culprits.empty();
+    if (!known) culprits = "ranks on other hosts have not submitted it";
+  }
+  over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
+  if (!over && !due) return;
+  entry.reported = now;
+  const std::string text =
+      formatted("{} '{}' has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name), waited.count(), culprits);
+  if (over) {
+    parts_.board->set_failure({Status::Code::StallTimeout, text});
+  } else {
+    log(LogLevel::Warning, "{}", text);
+  }
+}
+
+}  // namespace hvd

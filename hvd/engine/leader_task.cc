@@ -1,0 +1,80 @@
+#include "hvd/engine/leader_task.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hvd/base/log.h"
+
+namespace hvd {
+
+LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter)
+    : parts_(parts), log_(log), controller_(controller), cutter_(cutter), tree_(*parts.transport, actions()) {}
+
+// The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
+// std::functions.
+LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  LeaderTreeActions actions;
+  actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature)
+                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.introduce_remote(key, rank, signature); };
+  actions.agree = [this](const UnitKey& key, const Agreement& what) HVD_NO_THREAD_SAFETY_ANALYSIS {
+    controller_.agree_by_root(key, what, [this, &key]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.retell(key); });
+  };
+  actions.cut = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { return cut(); };
+  actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.leave(rank); };
+  actions.fail = [this](const Status& status) { parts_.board->set_failure(status); };
+  actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
+  actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
+                         HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
+  actions.ranks_of = [this](int set) -> const std::vector<int>& { return table().process_set(set).ranks; };
+  actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
+  return actions;
+}
+
+void LeaderTask::note(const Outcomes& outcomes) {
+  // Spelled out now: by the time the tree passes it on, the id may stand for another tensor.
+  for (const auto& [id, rank] : outcomes.introduced) {
+    const Unit& unit = table().unit(id);
+    if (unit.scope != Scope::World || !parts_.is_here(rank)) continue;
+    const auto& ranks = table().process_set(unit.key.process_set).ranks;
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    noted_.push_back({LocalEvent::Kind::Introduced, unit.key, rank, unit.signatures[place]});
+  }
+  for (const auto& [id, what] : outcomes.host_ready) noted_.push_back({LocalEvent::Kind::Ready, table().unit(id).key, -1, nullptr, what});
+  for (const auto& [set, rank] : outcomes.joined)
+    if (parts_.is_here(rank)) noted_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
+  for (const int rank : outcomes.left)
+    if (parts_.is_here(rank)) noted_.push_back({LocalEvent::Kind::Left, {}, rank});
+  for (const auto& agreed : outcomes.agreed)
+    if (const auto& key = table().unit(agreed.id).key; key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
+      noted_.push_back({LocalEvent::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
+}
+
+bool LeaderTask::cut() {
+  return cutter_.cut_world([this]() HVD_NO_THREAD_SAFETY_ANALYSIS {
+    if (tree_.is_root()) tree_.announce_cut();
+  });
+}
+
+bool LeaderTask::drive(const Turn& /*turn*/) {
+  for (auto& event : std::exchange(noted_, {})) tree_.tell(std::move(event));
+  bool progressed = tree_.advance();
+  if (tree_.is_root() && table().has_agreed(Scope::World) && cutter_.is_world_idle() && cut()) progressed = true;
+  if (tree_.is_root() && tree_.all_left() && !table().has_agreed(Scope::World) && !table().all_left()) {
+    tree_.announce_end();
+    controller_.end();
+  }
+  return tree_.advance() || progressed;
+}
+
+void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
+  try {
+    tree_.failed(status);
+    tree_.advance();
+  } catch (...) {
+    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+  }
+}
+
+bool LeaderTask::is_busy() const { return tree_.is_waiting() || (tree_.is_root() && table().has_agreed(Scope::World)); }
+
+}  // namespace hvd

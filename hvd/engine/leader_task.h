@@ -1,0 +1,52 @@
+#pragma once
+/// Is what the leader of a domain does for it in a world of several: passes on to the other leaders what the domain's log says, and writes
+/// into the log what they say and what the root decides. Owns the leader tree. Of a rank that leads its domain; the thread that has the
+/// turn drives it, under the engine's mutex.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/engine/controller.h"
+#include "hvd/engine/cutter.h"
+#include "hvd/engine/parts.h"
+#include "hvd/engine/turn.h"
+#include "hvd/negotiation/leader_tree.h"
+
+namespace hvd {
+
+class LeaderTask {
+ public:
+  LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter);
+
+  /// Takes note of what the other domains are to know.
+  void note(const Outcomes& outcomes) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool has_noted() const HVD_REQUIRES(engine_mutex) { return !noted_.empty(); }
+  /// Passes on what is noted, acts on what has arrived; the root also decides. Returns whether there was anything.
+  bool drive(const Turn& turn) HVD_REQUIRES(engine_mutex);
+  /// Tells the other domains that the world has failed.
+  void tell_failure(const Turn& turn, const Status& status) HVD_REQUIRES(engine_mutex);
+  /// All ranks of the set in this domain wait long under the name, each for an operation of its own.
+  void tell_stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex) {
+    tree_.stuck(process_set, name, stuck_ranks);
+  }
+
+  /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader knows.
+  [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex) { return tree_.awaited(key); }
+  /// Whether messages are to be expected soon.
+  [[nodiscard]] bool is_busy() const HVD_REQUIRES(engine_mutex);
+
+ private:
+  LeaderTreeActions actions();
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  bool cut() HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  Controller& controller_;
+  Cutter& cutter_;
+  LeaderTree tree_ HVD_GUARDED_BY(engine_mutex);
+  std::vector<LocalEvent> noted_ HVD_GUARDED_BY(engine_mutex);
+};
+
+}  // namespace hvd

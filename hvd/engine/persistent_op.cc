@@ -1,0 +1,30 @@
+#include "hvd/engine/persistent_op.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+
+bool PersistentOp::fits(const SmallCall& call) const {
+  if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
+  const TensorSignature& tensor = signature->tensors.front();
+  const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
+  return tensor.dtype == call.dtype && std::equal(tensor.shape.begin(), tensor.shape.end(), call.shape.begin(), call.shape.end()) &&
+         (!reduces || (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
+                       signature->postscale_factor == call.postscale_factor)) &&
+         (call.kind != OpKind::Broadcast || signature->root == call.root);
+}
+
+std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, std::string_view name) const {
+  const auto found = persistent_ops_.find(View(process_set, kind, name));
+  return found == persistent_ops_.end() ? nullptr : found->second;
+}
+
+void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) { persistent_ops_[key] = std::move(op); }
+
+std::shared_ptr<PersistentOp> PersistentOps::remove(const UnitKey& key) {
+  auto node = persistent_ops_.extract(key);
+  return node.empty() ? nullptr : std::move(node.mapped());
+}
+
+}  // namespace hvd

@@ -1,0 +1,95 @@
+#pragma once
+/// Keeps what a rank needs to repeat a small operation that comes back under the same name and that its caller waits for: the ledger's
+/// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
+/// from the heap, and where all ranks arrive with one no record in the log either: the last to arrive does the work for all.
+/// Under the engine's mutex, but for `in_use`.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+
+#include "hvd/backend.h"
+#include "hvd/engine/ledger.h"
+
+namespace hvd {
+
+/// A small operation whose caller waits for it. Nothing in it is owned.
+struct SmallCall {
+  OpKind kind = OpKind::Allreduce;
+  int process_set = 0;
+  std::string_view name;
+  DataType dtype = DataType::Float32;
+  std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
+  const void* input = nullptr;
+  void* output = nullptr;  ///< may be null for Allgather and Reducescatter: then `allocate` is asked for it
+  /// Returns memory for so many rows; called once at most, before the operation is done, on whichever thread drives.
+  void* (*allocate)(void* context, std::int64_t rows) = nullptr;
+  void* context = nullptr;
+  ReduceOp op = ReduceOp::Average;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  int root = 0;  ///< global rank, Broadcast only
+};
+
+/// Inputs and results of up to so many bytes have persistent operations: beyond it, ranks that share the work are faster than one that does
+/// it all.
+inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
+
+struct PersistentOp {
+  std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
+  Ledger::Place place;              ///< holds the entry while it is not in flight
+  std::shared_ptr<HandleState> pending;
+  UnitRef unit;
+  SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
+  Backend* backend = nullptr;  ///< null for a Barrier
+  BatchTraits traits;
+  std::int64_t count = 0;      ///< elements of the input
+  std::uint64_t location = 0;  ///< of the block
+  std::size_t input_bytes = 0;
+  std::size_t result_at = 0;  ///< in the block, in bytes
+  std::size_t result_bytes = 0;
+  std::int64_t result_rows = 0;
+  void* (*allocate)(void* context, std::int64_t rows) = nullptr;  ///< of the call that is in flight, as is `context`
+  void* context = nullptr;
+
+  [[nodiscard]] bool fits(const SmallCall& call) const;
+};
+
+class PersistentOps {
+ public:
+  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind, std::string_view name) const;
+  void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
+  /// Takes the persistent operation out, if there is one.
+  std::shared_ptr<PersistentOp> remove(const UnitKey& key);
+  [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
+  /// Some key whose operation `is_stale`; null if there is none.
+  template <class Predicate>
+  [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
+    for (const auto& [key, op] : persistent_ops_)
+      if (is_stale(*op)) return &key;
+    return nullptr;
+  }
+
+ private:
+  using View = std::tuple<int, OpKind, std::string_view>;
+  static View view(const UnitKey& key) { return {key.process_set, key.kind, key.name}; }
+  static View view(const View& key) { return key; }
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(const auto& key) const {
+      const auto [set, kind, name] = view(key);
+      return std::hash<std::string_view>()(name) ^ (static_cast<std::size_t>(set) << 8) ^ (static_cast<std::size_t>(kind) << 3);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
+  };
+  std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal> persistent_ops_;
+};
+
+}  // namespace hvd
