@@ -65,7 +65,7 @@ inline std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
 }
 
 struct Batch {
-  std::uint64_t sequence = 0;  ///< the same on all ranks of the domain, ascending
+  std::uint64_t sequence = 0;  ///< the same on all ranks of the domain; of no other batch before or after
   std::uint64_t order = 0;     ///< the same on all ranks of the process set, ascending
   BatchTraits traits;
   /// Global ranks that take part, ascending: those of the set, less those that have joined (whose values count as zeros).

@@ -26,7 +26,7 @@ hvd::LeaderTreeActions Host::actions() {
     if (world_.host_of(rank) != number_) introduce(key, rank);
   };
   actions.agree = [this](const hvd::UnitKey& key, const hvd::Agreement& what) { agree(key, what); };
-  actions.cut = [this] {
+  actions.cut = [this](int /*process_set*/) {
     cut();
     return true;
   };
@@ -118,7 +118,7 @@ void Host::drive(Time now) {
   for (auto& news : std::exchange(local_events_, {})) leader_tree_->tell(std::move(news));
   leader_tree_->advance();
   if (is_root() && open_batches_ == 0 && table_.negotiator().has_agreed(table_.negotiator().scope_of(0))) {
-    leader_tree_->announce_cut();
+    leader_tree_->announce_cut(0);
     cut();
   }
   leader_tree_->advance();
@@ -149,8 +149,11 @@ void Host::agree(const hvd::UnitKey& key, const hvd::Agreement& what) {
 }
 
 void Host::cut() {
-  const hvd::Scope scope = table_.negotiator().scope_of(0);
-  const auto* decision = aside([&] { return &table_.decide(decided_++, hvd::Negotiator::cut_record(scope)); });
+  const auto* decision = aside([&] {
+    std::vector<std::uint64_t> sequences;
+    if (table_.negotiator().has_agreed(0)) sequences.assign(table_.negotiator().batches_of_next_cut(0), 1);  // else another host has cut
+    return &table_.decide(decided_++, hvd::Negotiator::cut_record(0, sequences));
+  });
   charge_table(decision->took);
   if (is_root()) open_batches_ += decision->batches.size();
   const Time cut_at = now();

@@ -215,7 +215,7 @@ bool Controller::try_to_agree(std::uint32_t id) {
   if (world) {
     mutex_.wake_leader();  // it has something to pass on
   } else {
-    cutter_.cut_if_idle(log);
+    cutter_.cut_if_idle(log, unit.key.process_set);
   }
   return true;
 }

@@ -1,68 +1,129 @@
 #include "hvd/engine/cutter.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace hvd {
 
 namespace {
 
-constexpr std::uint32_t kMaxOpenBatches = 1;  // more would start batches that could have been fused
+std::uint32_t group_of(int process_set) { return static_cast<std::uint32_t>(process_set); }
 
 }  // namespace
 
 Cutter::Cutter(const EngineParts& parts, NegotiationLog& log, EngineMutex& mutex)
     : parts_(parts), log_(log), mutex_(mutex), board_(*parts.board) {}
 
-void Cutter::cut_if_idle(Transaction& log) {
-  const Negotiator& table = log_.table();
-  if (!table.has_agreed(Scope::Domain) || board_.open_batches() >= kMaxOpenBatches) return;
-  if (board_.can_open(table.next_sequence(), kDataTypes)) {
-    log.append(Negotiator::cut_record(Scope::Domain));
+/// Opens places for the set's next cut, before its record: who reads that may use them at once. Returns false, and nothing has happened, if
+/// there are too few.
+bool Cutter::open_places(int process_set, std::vector<std::uint64_t>& sequences) {
+  const std::size_t count = table().batches_of_next_cut(process_set);
+  sequences = board_.find_places(count);
+  for (const auto sequence : sequences) board_.open_batch(sequence, group_of(process_set));
+  return sequences.size() == count;
+}
+
+void Cutter::cut_if_idle(Transaction& log, int process_set) {
+  if (!table().has_agreed(process_set) || board_.open_batches(group_of(process_set)) > 0) return;
+  std::vector<std::uint64_t> sequences;
+  if (open_places(process_set, sequences)) {
+    log.append(Negotiator::cut_record(process_set, sequences));
   } else {
     mutex_.wake_all_workers();  // a rank has not looked at its results for a long time; whoever departs last cuts
   }
 }
 
-bool Cutter::cut_world(const std::function<void()>& announce) {
-  const Negotiator& table = log_.table();
+void Cutter::retire(const CutBatch& cut) {
+  const int set = cut.plan.process_set;
+  if (!board_.batch(cut.sequence).retired.load(std::memory_order_acquire)) {
+    Transaction log(log_, kCutBytes);
+    if (board_.retire_batch(cut.sequence, group_of(set)) && cut.scope == Scope::Domain) cut_if_idle(log, set);
+    mutex_.wake_waiters();
+  }
+  board_.depart(cut.sequence, table().local_participants(cut.plan));
+  if (cut.scope == Scope::World) mutex_.wake_leader();  // there may be places now for what the root has decided
+  if (!board_.is_over(cut.sequence) || !table().has_agreed(Scope::Domain)) return;
+  // Cuts of any set may have been put off because there were no places. Under the lock, so that whoever puts one off sees this departure,
+  // or this rank sees what was put off.
+  for (const int waiting : table().sets_with_agreed(Scope::Domain)) {
+    Transaction log(log_, kCutBytes);
+    cut_if_idle(log, waiting);
+  }
+}
+
+bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
   Transaction log(log_, kCutBytes);
-  const auto first = table.next_sequence();
-  // A domain that takes no part in what is cut needs no room for it.
-  const bool opens = table.has_agreed(Scope::World) && table.takes_part_next(Scope::World);
-  if (opens && !board_.can_open(first, kDataTypes)) {
+  if (!table().has_agreed(process_set)) throw WireError("a cut of nothing");
+  // A domain that takes no part in what is cut needs no place for it.
+  const bool takes_part = table().takes_part_next(process_set);
+  const auto domains = table().domains_of_next_cut(process_set);
+  std::vector<std::uint64_t> sequences;
+  if (takes_part && !open_places(process_set, sequences)) {
     // A rank has not looked at its results for a long time. Said once, or those that can do nothing about it would never sleep.
-    if (!std::exchange(told_of_no_room_, true)) mutex_.wake_all_workers();
+    if (!std::exchange(told_of_no_places_, true)) mutex_.wake_all_workers();
     return false;
   }
-  told_of_no_room_ = false;
-  announce();
-  log.append(Negotiator::cut_record(Scope::World));
-  if (parts_.topology.domain == 0)
-    for (auto sequence = first; sequence < table.next_sequence(); ++sequence) open_world_cuts_.push_back({sequence, opens});
+  told_of_no_places_ = false;
+  if (announce) announce();
+  log.append(Negotiator::cut_record(process_set, sequences));
+  WorldSet& set = world_[process_set];
+  if (takes_part) set.open.push_back(std::move(sequences));
+  const bool without_root = domains.front() != 0;
+  set.tells_at_once = set.tells_at_once || without_root;
+  if (parts_.topology.domain != 0) return true;
+  for (const int domain : domains) ++set.domains[domain].cut;
+  if (OfDomain& first = set.domains[domains.front()]; without_root) first.awaited = first.cut;
   return true;
 }
 
-bool Cutter::is_world_idle() {
-  std::erase_if(open_world_cuts_, [this](const WorldCut& cut) {
-    return !cut.here || board_.is_over(cut.sequence) || board_.batch(cut.sequence).retired.load();
+void Cutter::look_for_ends(WorldSet& set) {
+  set.over += std::erase_if(set.open, [this](const std::vector<std::uint64_t>& batches) {
+    return std::all_of(batches.begin(), batches.end(), [this](std::uint64_t sequence) {
+      return board_.is_over(sequence) || board_.batch(sequence).retired.load(std::memory_order_acquire);
+    });
   });
-  return open_world_cuts_.empty();
 }
 
-void Cutter::retire(const CutBatch& cut) {
-  if (!board_.batch(cut.sequence).retired.load(std::memory_order_acquire)) {
-    Transaction log(log_, kCutBytes);
-    if (board_.retire_batch(cut.sequence, cut.scope == Scope::Domain)) cut_if_idle(log);
-    mutex_.wake_waiters();
+std::vector<int> Cutter::sets_to_cut() {
+  std::vector<int> sets;
+  for (const int process_set : table().sets_with_agreed(Scope::World)) {
+    WorldSet& set = world_[process_set];
+    look_for_ends(set);
+    if (!set.open.empty()) continue;
+    const auto domains = table().domains_of_next_cut(process_set);
+    const bool may_cut = std::all_of(domains.begin(), domains.end(), [&](int domain) {
+      if (domain == parts_.topology.domain) return true;
+      return set.domains[domain].cut - set.domains[domain].over < kCredit;
+    });
+    const bool are_over =
+        std::all_of(set.domains.begin(), set.domains.end(), [](const auto& other) { return other.second.over >= other.second.awaited; });
+    if (may_cut && are_over) sets.push_back(process_set);
   }
-  board_.depart(cut.sequence, log_.table().local_participants(cut.plan));
-  if (cut.scope == Scope::World) mutex_.wake_leader();  // there may be room now for what the root has decided
-  if (board_.is_over(cut.sequence)) {
-    // A cut may have been put off because the ring had no room. Under the lock, so that whoever puts it off sees this departure, or
-    // this rank sees what was put off.
-    Transaction log(log_, kCutBytes);
-    cut_if_idle(log);
-  }
+  return sets;
 }
+
+void Cutter::take_credit(const CutCredit& credit) {
+  if (!table().has_process_set(credit.process_set)) return;
+  OfDomain& domain = world_[credit.process_set].domains[credit.domain];
+  if (credit.over > domain.cut) throw WireError("credit for cuts that were not made");
+  domain.over = std::max(domain.over, credit.over);
+}
+
+std::vector<CutCredit> Cutter::credits_to_tell() {
+  std::vector<CutCredit> credits;
+  if (parts_.topology.domain == 0) return credits;
+  for (auto& [id, set] : world_) {
+    if (!table().has_process_set(id)) continue;
+    look_for_ends(set);
+    if (set.over == set.told) continue;
+    if (!set.tells_at_once && set.over - set.told < kCredit / 2) continue;
+    set.told = set.over;
+    set.tells_at_once = set.tells_at_once && !set.open.empty();
+    credits.push_back({id, parts_.topology.domain, set.over});
+  }
+  return credits;
+}
+
+void Cutter::forget(int process_set) { world_.erase(process_set); }
 
 }  // namespace hvd

@@ -297,6 +297,10 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
     for (const auto& unit : voided.units)
       if (Entry* entry = ledger_.find(unit); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
         finish(*entry, voided.status);
+  for (const auto& agreed : outcomes.agreed) {
+    const UnitKey& key = log_.table().unit(agreed.id).key;
+    if (key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok()) cutter_.forget(agreed.what.last);
+  }
   if (leader_) leader_->note(outcomes);
 }
 

@@ -19,7 +19,10 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.agree = [this](const UnitKey& key, const Agreement& what) HVD_NO_THREAD_SAFETY_ANALYSIS {
     controller_.agree_by_root(key, what, [this, &key]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.retell(key); });
   };
-  actions.cut = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { return cut(); };
+  actions.cut = [this](int set) HVD_NO_THREAD_SAFETY_ANALYSIS { return cutter_.cut_world(set); };
+  actions.credit = [this](int set, int domain, std::uint64_t over) HVD_NO_THREAD_SAFETY_ANALYSIS {
+    cutter_.take_credit({set, domain, over});
+  };
   actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.leave(rank); };
   actions.fail = [this](const Status& status) { parts_.board->set_failure(status); };
   actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
@@ -49,16 +52,22 @@ void LeaderTask::note(const Outcomes& outcomes) {
       noted_.push_back({LocalEvent::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
 }
 
-bool LeaderTask::cut() {
-  return cutter_.cut_world([this]() HVD_NO_THREAD_SAFETY_ANALYSIS {
-    if (tree_.is_root()) tree_.announce_cut();
-  });
+/// Cuts what may be cut now, and announces it.
+bool LeaderTask::decide_cuts() {
+  bool any = false;
+  for (const int set : cutter_.sets_to_cut())
+    any = cutter_.cut_world(set, [this, set]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.announce_cut(set); }) || any;
+  return any;
 }
 
 bool LeaderTask::drive(const Turn& /*turn*/) {
   for (auto& event : std::exchange(noted_, {})) tree_.tell(std::move(event));
   bool progressed = tree_.advance();
-  if (tree_.is_root() && table().has_agreed(Scope::World) && cutter_.is_world_idle() && cut()) progressed = true;
+  if (tree_.is_root()) {
+    progressed = decide_cuts() || progressed;
+  } else {
+    for (const auto& credit : cutter_.credits_to_tell()) tree_.tell_credit(credit.process_set, credit.domain, credit.over);
+  }
   if (tree_.is_root() && tree_.all_left() && !table().has_agreed(Scope::World) && !table().all_left()) {
     tree_.announce_end();
     controller_.end();

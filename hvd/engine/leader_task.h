@@ -39,7 +39,7 @@ class LeaderTask {
  private:
   LeaderTreeActions actions();
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
-  bool cut() HVD_REQUIRES(engine_mutex);
+  bool decide_cuts() HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;

@@ -43,13 +43,14 @@ struct Board::Header {
   int ranks;
   std::uint32_t slots;
   pthread_mutex_t lock;
-  std::uint32_t open_batches = 0;  // under the lock
+  std::array<std::uint32_t, kOpenCounts> open_batches{};  // by group; under the lock
+  std::uint32_t next_place = 0;                           // where to look for free places first; under the lock
   std::atomic<std::uint64_t> stuck_marks{0};
   alignas(64) std::atomic<std::uint64_t> tail{0};
   alignas(64) FutexWord wait_doorbell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
   alignas(64) std::atomic<int> first_failure{kNoFailure};  // the rank whose failure stays
-  std::array<BatchState, kBatchRing> batches;
+  std::array<BatchState, kBatchPlaces> batches;
 };
 
 struct alignas(64) Board::RankArea {
@@ -265,17 +266,25 @@ bool Board::are_results_taken(std::uint32_t slot) const {
   return true;
 }
 
-BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchRing]; }
+BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchPlaces]; }
 
-bool Board::can_open(std::uint64_t sequence, std::size_t count) const {
-  for (std::uint64_t i = sequence; i < sequence + count; ++i)
-    if (batch(i).taken.load(std::memory_order_acquire)) return false;
-  return count <= kBatchRing;
+std::vector<std::uint64_t> Board::find_places(std::size_t count) const {
+  std::vector<std::uint64_t> sequences;
+  for (std::uint32_t i = 0; i < kBatchPlaces && sequences.size() < count; ++i) {
+    const std::uint64_t place = (header().next_place + i) % kBatchPlaces;
+    const BatchState& state = header().batches[place];
+    if (state.taken.load(std::memory_order_acquire)) continue;
+    // The next number after the last that had this place; 0 is none.
+    const std::uint64_t last = state.sequence.load(std::memory_order_relaxed);
+    sequences.push_back(last != 0 || place == 0 ? last + kBatchPlaces : place);
+  }
+  if (sequences.size() < count) sequences.clear();
+  return sequences;
 }
 
-void Board::open_batch(std::uint64_t sequence, bool counted) {
+void Board::open_batch(std::uint64_t sequence, std::uint32_t group) {
   BatchState& state = batch(sequence);
-  if (state.taken.load(std::memory_order_acquire)) throw BackendError("more batches are under way than the board has room for");
+  if (state.taken.load(std::memory_order_acquire)) throw BackendError("a batch for a place that another has");
   state.sequence.store(sequence, std::memory_order_relaxed);
   state.next_chunk.store(0, std::memory_order_relaxed);
   state.finished.store(0, std::memory_order_relaxed);
@@ -283,13 +292,14 @@ void Board::open_batch(std::uint64_t sequence, bool counted) {
   state.retired.store(false, std::memory_order_relaxed);
   state.departed.store(0, std::memory_order_relaxed);
   state.taken.store(true, std::memory_order_release);
-  if (counted) ++header().open_batches;
+  ++header().open_batches[group % kOpenCounts];
+  header().next_place = static_cast<std::uint32_t>((sequence + 1) % kBatchPlaces);
 }
-std::uint32_t Board::open_batches() const { return header().open_batches; }
+std::uint32_t Board::open_batches(std::uint32_t group) const { return header().open_batches[group % kOpenCounts]; }
 
-bool Board::retire_batch(std::uint64_t sequence, bool counted) {
+bool Board::retire_batch(std::uint64_t sequence, std::uint32_t group) {
   if (batch(sequence).retired.exchange(true, std::memory_order_acq_rel)) return false;
-  if (counted) --header().open_batches;
+  --header().open_batches[group % kOpenCounts];
   return true;
 }
 

@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "hvd/base/futex.h"
 #include "hvd/base/wire.h"
@@ -24,8 +25,8 @@
 
 namespace hvd {
 
-/// One batch under way, in a ring indexed by its sequence number. Its place is given to a later batch only when every rank of the
-/// domain that takes part has departed, so that a rank that comes late finds what it came for.
+/// One batch under way. Its sequence number, modulo the number of places, says which place it has; the place is given to a later batch only
+/// when every rank of the domain that takes part has departed, so that a rank that comes late finds what it came for.
 struct alignas(64) BatchState {
   std::atomic<std::uint64_t> sequence{0};    ///< whose place this is
   std::atomic<std::uint64_t> next_chunk{0};  ///< chunks are claimed by adding one
@@ -38,7 +39,8 @@ struct alignas(64) BatchState {
 
 class Board {
  public:
-  static constexpr std::size_t kBatchRing = 256;
+  static constexpr std::size_t kBatchPlaces = 256;
+  static constexpr std::size_t kOpenCounts = 1024;
   static constexpr std::size_t kLogBytes = std::size_t{4} << 20;
 
   static std::size_t bytes_needed(int ranks, std::uint32_t slots);
@@ -112,14 +114,15 @@ class Board {
 
   // ---- batches
   BatchState& batch(std::uint64_t sequence) const;
-  /// Whether the ring has room for `count` batches from `sequence` on.
-  [[nodiscard]] bool can_open(std::uint64_t sequence, std::size_t count) const;
-  /// Prepares the ring's place for a batch. Needs the lock. `counted`: it is one of this domain's own cuts.
-  void open_batch(std::uint64_t sequence, bool counted);
-  /// Counted batches opened and not yet retired. Needs the lock.
-  [[nodiscard]] std::uint32_t open_batches() const;
-  /// Marks the batch as over for whoever cuts the next one; the first rank to say so counts. Needs the lock. False if already said.
-  bool retire_batch(std::uint64_t sequence, bool counted);
+  /// Returns sequence numbers for `count` batches, whose places are free; none if there are not so many. Needs the lock, until they are
+  /// opened.
+  [[nodiscard]] std::vector<std::uint64_t> find_places(std::size_t count) const HVD_REQUIRES(board_lock);
+  /// Prepares a batch's place. `group`: the batch counts among those of this number, as far as kOpenCounts tells numbers apart.
+  void open_batch(std::uint64_t sequence, std::uint32_t group) HVD_REQUIRES(board_lock);
+  /// Returns how many batches of the group have been opened and not yet retired.
+  [[nodiscard]] std::uint32_t open_batches(std::uint32_t group) const HVD_REQUIRES(board_lock);
+  /// Marks the batch as over for whoever cuts the next one; the first rank to say so counts. False if already said.
+  bool retire_batch(std::uint64_t sequence, std::uint32_t group) HVD_REQUIRES(board_lock);
   /// Whether every rank of the domain that takes part has departed.
   [[nodiscard]] bool is_over(std::uint64_t sequence) const;
   /// This rank needs the batch's state no more; `members` ranks take part here.

@@ -7,7 +7,7 @@ namespace hvd {
 
 namespace {
 
-enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail, Stuck, Conflict };
+enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail, Stuck, Conflict, Credit };
 
 void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
 
@@ -390,7 +390,18 @@ void LeaderTree::receive_conflict(Reader& reader, std::span<const std::byte> ite
   actions_.conflict(process_set, name.second, stuck_ranks);
 }
 
-void LeaderTree::announce_cut() { send_down(Writer().put(Item::Cut).bytes()); }
+void LeaderTree::announce_cut(int process_set) { send_down(Writer().put(Item::Cut).put(process_set).bytes()); }
+
+void LeaderTree::tell_credit(int process_set, int domain, std::uint64_t over) {
+  send(parent_, Writer().put(Item::Credit).put(process_set).put(domain).put(over).bytes());
+}
+
+void LeaderTree::receive_credit(Reader& reader, const Bytes& item) {
+  if (!is_root()) return send(parent_, item);
+  const int process_set = reader.get<int>();
+  const int domain = reader.get<int>();
+  actions_.credit(process_set, domain, reader.get<std::uint64_t>());
+}
 
 void LeaderTree::announce_end() { send_down(Writer().put(Item::End).bytes()); }
 
@@ -534,7 +545,7 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
     }
     case Item::Cut:
       downwards(true);
-      if (!actions_.cut()) return false;
+      if (!actions_.cut(reader.get<int>())) return false;
       if (!passed_on) send_down(bytes);
       break;
     case Item::Leave: {
@@ -551,6 +562,10 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
       if (message.from != transport_.domain()) actions_.leave(rank);  // this domain's log says so already
       break;
     }
+    case Item::Credit:
+      downwards(false);
+      receive_credit(reader, bytes);
+      break;
     case Item::Stuck:
       downwards(false);
       receive_stuck(reader, bytes);

@@ -27,8 +27,11 @@ struct LeaderTreeActions {
   /// A rank of another domain introduces a tensor to this one's log.
   std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
   std::function<void(const UnitKey&, const Agreement&)> agree;
-  /// Cuts the next batches here. False, and nothing has happened, if this domain has no room for them yet: it is asked again later.
-  std::function<bool()> cut;
+  /// Cuts the next batches of the set here. False, and nothing has happened, if this domain has no room for them yet: it is asked again
+  /// later.
+  std::function<bool(int process_set)> cut;
+  /// Root: so many cuts of the set are over in the domain.
+  std::function<void(int process_set, int domain, std::uint64_t over)> credit;
   std::function<void(int rank)> leave;
   std::function<void()> end;
   /// All ranks of the set wait under the name, for different operations.
@@ -60,8 +63,10 @@ class LeaderTree {
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
-  /// Root: tells all other domains that a batch is cut here.
-  void announce_cut();
+  /// Root: tells all other domains that the set's next batches are cut.
+  void announce_cut(int process_set);
+  /// Others: tells the root that so many cuts of the set are over in this domain.
+  void tell_credit(int process_set, int domain, std::uint64_t over);
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
   [[nodiscard]] bool all_left() const { return left_ == actions_.ranks_of(0).size(); }
   /// Root: tells all other domains so, once what is decided is cut.
@@ -131,6 +136,7 @@ class LeaderTree {
   void learn_joined(int process_set, int rank);
   [[nodiscard]] int subtree_of(int domain) const;
   const std::set<int>& subtrees_with(int process_set);
+  void receive_credit(Reader& reader, const Bytes& item);
   void receive_stuck(Reader& reader, std::span<const std::byte> item);
   void receive_conflict(Reader& reader, std::span<const std::byte> item);
   using Name = std::pair<int, std::string>;  ///< process set and name

@@ -52,8 +52,6 @@ void NegotiationLog::Transaction::append(const Bytes& record) {
   left_ -= bytes;
   Outcomes outcomes;
   log_.table_.apply(record, log_.board_.tail() + bytes, outcomes);
-  for (const auto& batch : outcomes.batches)
-    if (log_.table_.local_participants(batch.plan) > 0) log_.board_.open_batch(batch.sequence, batch.scope == Scope::Domain);
   for (const auto& dropped : outcomes.dropped) log_.board_.void_slot(dropped.id, dropped.slots);
   log_.board_.append(record);
   log_.listener_.on_outcomes(outcomes, true);

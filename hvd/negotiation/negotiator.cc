@@ -118,14 +118,38 @@ std::vector<const Unit*> Negotiator::units_of(int process_set, const std::string
   return units;
 }
 
-bool Negotiator::takes_part_next(Scope scope) const {
-  const AgreedUnit& next = queue(scope).front();
-  return local_participants({next.process_set, {}, {}, {}, 0, next.absent}) > 0;
+bool Negotiator::has_agreed(Scope scope) const {
+  return std::any_of(queues_.begin(), queues_.end(), [&](const auto& queue) { return scope_of(queue.first) == scope; });
 }
 
-std::uint32_t Negotiator::local_participants(const PlannedBatch& plan) const {
+std::vector<int> Negotiator::sets_with_agreed(Scope scope) const {
+  std::vector<int> sets;
+  for (const auto& [set, queue] : queues_)
+    if (scope_of(set) == scope) sets.push_back(set);
+  return sets;
+}
+
+bool Negotiator::takes_part_next(int process_set) const {
+  return local_participants(process_set, queues_.at(process_set).front().absent) > 0;
+}
+
+std::vector<int> Negotiator::domains_of_next_cut(int process_set) const {
+  const auto& absent = queues_.at(process_set).front().absent;
+  std::set<int> domains;
+  for (const int rank : this->process_set(process_set).ranks)
+    if (!std::binary_search(absent.begin(), absent.end(), rank)) domains.insert(topology_.domain_of_rank[static_cast<std::size_t>(rank)]);
+  return {domains.begin(), domains.end()};
+}
+
+std::size_t Negotiator::batches_of_next_cut(int process_set) const {
+  return count_batches(queues_.at(process_set), fusion_threshold_bytes_, groups_alone_);
+}
+
+std::uint32_t Negotiator::local_participants(const PlannedBatch& plan) const { return local_participants(plan.process_set, plan.absent); }
+
+std::uint32_t Negotiator::local_participants(int process_set, const std::vector<int>& absent) const {
   const auto here = [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; };
-  return local_members(plan.process_set) - static_cast<std::uint32_t>(std::count_if(plan.absent.begin(), plan.absent.end(), here));
+  return local_members(process_set) - static_cast<std::uint32_t>(std::count_if(absent.begin(), absent.end(), here));
 }
 
 const Unit* Negotiator::find(const UnitKey& key) const {
@@ -177,7 +201,9 @@ std::optional<std::uint32_t> Negotiator::oldest(const std::function<bool(std::ui
 }
 
 Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::Evict).put(id).take(); }
-Bytes Negotiator::cut_record(Scope scope) { return Writer().put(RecordType::Cut).put(scope).take(); }
+Bytes Negotiator::cut_record(int process_set, std::span<const std::uint64_t> sequences) {
+  return Writer().put(RecordType::Cut).put(process_set).put_list(sequences).take();
+}
 Bytes Negotiator::leaving(int rank) { return Writer().put(RecordType::Leave).put(rank).take(); }
 Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
 Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
@@ -215,7 +241,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return;
     }
     case RecordType::Cut:
-      return apply_cut(reader.get<std::uint8_t>() == 0 ? Scope::Domain : Scope::World, position, outcomes);
+      return apply_cut(reader, position, outcomes);
     case RecordType::Evict:
       return forget(reader.get<std::uint32_t>());
     case RecordType::Leave: {
@@ -363,7 +389,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
       unit.undecided = unit.queued = true;
-      queues_[static_cast<std::size_t>(unit.scope)].push_back(
+      queues_[unit.key.process_set].push_back(
           {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
@@ -441,16 +467,24 @@ Unit& Negotiator::known_unit(std::uint32_t id) {
   return unit->second;
 }
 
-void Negotiator::apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes) {
-  auto batches = number(cut(queues_[static_cast<std::size_t>(scope)], fusion_threshold_bytes_, groups_alone_), scope);
-  sequence_ += batches.size();
-  orders_[static_cast<std::size_t>(scope)] += batches.size();
-  for (auto& batch : batches) {
-    for (const auto& tensor : batch.plan.tensors) {
-      units_.at(tensor.unit).undecided = units_.at(tensor.unit).queued = false;
-      units_.at(tensor.unit).cut_at = position;
+void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes) {
+  const int process_set = reader.get<int>();
+  const auto sequences = reader.get_list<std::uint64_t>();
+  const auto queue = queues_.find(process_set);
+  if (queue == queues_.end()) throw WireError("a cut of nothing");
+  const Scope scope = scope_of(process_set);
+  auto plans = cut(queue->second, fusion_threshold_bytes_, groups_alone_);
+  if (queue->second.empty()) queues_.erase(queue);
+  const bool here = local_participants(plans.front()) > 0;
+  if (sequences.size() != (here ? plans.size() : 0)) throw WireError("a cut with the wrong number of batches");
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    for (const auto& tensor : plans[i].tensors) {
+      Unit& unit = units_.at(tensor.unit);
+      unit.undecided = unit.queued = false;
+      unit.cut_at = position;
     }
-    outcomes.batches.push_back(std::move(batch));
+    const std::uint64_t order = ++orders_[process_set];
+    outcomes.batches.push_back({here ? sequences[i] : 0, order, scope, std::move(plans[i])});
   }
 }
 
@@ -476,14 +510,6 @@ void Negotiator::forget(std::uint32_t id) {
       free_slots_.erase(range);
     }
   }
-}
-
-std::vector<CutBatch> Negotiator::number(std::vector<PlannedBatch> plans, Scope scope) const {
-  std::vector<CutBatch> batches;
-  std::uint64_t sequence = sequence_;
-  std::uint64_t order = orders_[static_cast<std::size_t>(scope)];
-  for (auto& plan : plans) batches.push_back({++sequence, ++order, scope, std::move(plan)});
-  return batches;
 }
 
 bool Negotiator::all_left() const {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -75,8 +76,8 @@ struct Unit {
 
 /// A batch that all its ranks are to run now.
 struct CutBatch {
-  std::uint64_t sequence = 0;  ///< equal on all ranks of the domain
-  std::uint64_t order = 0;     ///< equal on all ranks of the scope
+  std::uint64_t sequence = 0;  ///< equal on all ranks of the domain; which place of the board it has; 0 where none takes part
+  std::uint64_t order = 0;     ///< equal on all ranks of the process set, which count their batches
   Scope scope = Scope::Domain;
   PlannedBatch plan;
 };
@@ -169,7 +170,9 @@ class Negotiator {
   static Bytes eviction(std::uint32_t id);
   static Bytes agreement(std::uint32_t id, const Agreement& what);
   static Bytes host_readiness(std::uint32_t id, const Agreement& what);
-  static Bytes cut_record(Scope scope);
+  /// Cuts what is agreed on the set. `sequences`: the numbers of the batches that this makes, as many as `batches_of_next_cut` says; none
+  /// where no rank of this domain takes part.
+  static Bytes cut_record(int process_set, std::span<const std::uint64_t> sequences);
   static Bytes leaving(int rank);
   /// The root has said its last word: all ranks of all domains have left.
   static Bytes end();
@@ -183,12 +186,17 @@ class Negotiator {
   /// Reads one record, which ends at `position` of the log.
   void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
 
-  /// Whether a cut of the scope would bring anything.
-  [[nodiscard]] bool has_agreed(Scope scope) const { return !queue(scope).empty(); }
-  /// Whether ranks of this domain take part in the scope's next cut; there must be one.
-  [[nodiscard]] bool takes_part_next(Scope scope) const;
-  /// The number the next batch will get.
-  [[nodiscard]] std::uint64_t next_sequence() const { return sequence_ + 1; }
+  /// Returns whether a cut of the set would bring anything; of any set of the scope.
+  [[nodiscard]] bool has_agreed(int process_set) const { return queues_.contains(process_set); }
+  [[nodiscard]] bool has_agreed(Scope scope) const;
+  /// The sets of the scope of which that is so, ascending.
+  [[nodiscard]] std::vector<int> sets_with_agreed(Scope scope) const;
+  /// Returns whether ranks of this domain take part in the set's next cut; there must be one.
+  [[nodiscard]] bool takes_part_next(int process_set) const;
+  /// The domains whose ranks take part in the set's next cut, ascending; there must be one.
+  [[nodiscard]] std::vector<int> domains_of_next_cut(int process_set) const;
+  /// How many batches the set's next cut makes.
+  [[nodiscard]] std::size_t batches_of_next_cut(int process_set) const;
   [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_range(slots).has_value(); }
 
   [[nodiscard]] const std::vector<bool>& left() const { return left_; }
@@ -214,7 +222,7 @@ class Negotiator {
   const ProcessSetInfo& known_set(int id, int rank) const;
   void apply_introduction(Reader& reader, Outcomes& outcomes);
   void apply_agreement(Reader& reader, Outcomes& outcomes);
-  void apply_cut(Scope scope, std::uint64_t position, Outcomes& outcomes);
+  void apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes);
   void apply_conflict(Reader& reader, Outcomes& outcomes);
   void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
   void add_process_set(ProcessSetInfo set);
@@ -223,8 +231,7 @@ class Negotiator {
   [[nodiscard]] Status judge(const Unit& unit, const std::vector<int>& absent) const;
   [[nodiscard]] std::vector<std::int64_t> total_bytes(const Unit& unit, const Signature& first) const;
   Unit& known_unit(std::uint32_t id);
-  [[nodiscard]] const std::deque<AgreedUnit>& queue(Scope scope) const { return queues_[static_cast<std::size_t>(scope)]; }
-  std::vector<CutBatch> number(std::vector<PlannedBatch> plans, Scope scope) const;
+  [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;
 
   struct Set {
     ProcessSetInfo info;
@@ -247,9 +254,8 @@ class Negotiator {
   std::set<std::pair<int, std::string>> ambiguous_;
   std::list<std::uint32_t> usage_;                     // least recently used first
   std::map<std::uint32_t, std::uint32_t> free_slots_;  // first slot -> length
-  std::deque<AgreedUnit> queues_[2];
-  std::uint64_t sequence_ = 0;
-  std::uint64_t orders_[2] = {0, 0};
+  std::map<int, std::deque<AgreedUnit>> queues_;       ///< by process set; none is empty
+  std::map<int, std::uint64_t> orders_;                ///< by process set: batches cut so far
   std::vector<bool> left_;
   bool any_left_ = false;
   bool ended_ = false;

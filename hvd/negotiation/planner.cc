@@ -1,6 +1,7 @@
 #include "hvd/negotiation/planner.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 namespace hvd {
@@ -28,29 +29,60 @@ void add(std::vector<PlannedBatch>& batches, const AgreedUnit& unit) {
   }
 }
 
+/// Calls `take` for the units that travel together, the first of the queue among them, by their places there, ascending.
+template <class Take>
+void select(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone, Take take) {
+  if (queue.empty()) return;
+  const AgreedUnit& first = queue.front();
+  take(std::size_t{0});
+  const auto alone = [&](const AgreedUnit& unit) { return groups_alone && unit.signature->tensors.size() > 1; };
+  if (first.signature->kind == OpKind::Barrier || alone(first)) return;
+  auto total = static_cast<std::uint64_t>(bytes_of(first));
+  for (std::size_t place = 1; place < queue.size(); ++place) {
+    const AgreedUnit& next = queue[place];
+    if (!can_fuse(first, next) || alone(next)) continue;
+    const auto bytes = static_cast<std::uint64_t>(bytes_of(next));
+    if (total + bytes > threshold_bytes) return;
+    total += bytes;
+    take(place);
+  }
+}
+
 }  // namespace
 
 std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone) {
   std::vector<PlannedBatch> batches;
-  if (queue.empty()) return batches;
-  const AgreedUnit first = std::move(queue.front());
-  queue.pop_front();
-  add(batches, first);
-  const auto alone = [&](const AgreedUnit& unit) { return groups_alone && unit.signature->tensors.size() > 1; };
-  if (first.signature->kind == OpKind::Barrier || alone(first)) return batches;
-  auto total = static_cast<std::uint64_t>(bytes_of(first));
-  for (auto next = queue.begin(); next != queue.end();) {
-    const auto bytes = static_cast<std::uint64_t>(bytes_of(*next));
-    if (!can_fuse(first, *next) || alone(*next)) {
-      ++next;
-      continue;
+  std::vector<std::size_t> taken;
+  select(queue, threshold_bytes, groups_alone, [&](std::size_t place) {
+    taken.push_back(place);
+    add(batches, queue[place]);
+  });
+  if (taken.size() == 1) {
+    queue.pop_front();
+  } else if (!taken.empty()) {
+    std::deque<AgreedUnit> left;
+    std::size_t next = 0;
+    for (std::size_t place = 0; place < queue.size(); ++place) {
+      if (next < taken.size() && taken[next] == place) {
+        ++next;
+      } else {
+        left.push_back(std::move(queue[place]));
+      }
     }
-    if (total + bytes > threshold_bytes) break;
-    total += bytes;
-    add(batches, *next);
-    next = queue.erase(next);
+    queue = std::move(left);
   }
   return batches;
+}
+
+std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone) {
+  std::uint32_t dtypes = 0;
+  static_assert(kDataTypes <= 32);
+  select(queue, threshold_bytes, groups_alone, [&](std::size_t place) {
+    const AgreedUnit& unit = queue[place];
+    for (std::size_t i = 0; i < unit.present.size(); ++i)
+      if (unit.present[i]) dtypes |= 1U << static_cast<unsigned>(unit.signature->tensors[i].dtype);
+  });
+  return static_cast<std::size_t>(std::popcount(dtypes));
 }
 
 }  // namespace hvd

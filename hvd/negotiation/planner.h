@@ -40,4 +40,7 @@ struct PlannedBatch {
 /// batch per dtype; none if nobody had anything to say.
 std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone = false);
 
+/// Returns how many batches `cut` would return, and changes nothing.
+std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone = false);
+
 }  // namespace hvd

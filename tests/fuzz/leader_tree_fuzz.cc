@@ -37,7 +37,8 @@ struct Leader {
     actions.introduce = [](const UnitKey&, int, const Signature&) {};
     actions.agree = [](const UnitKey&, const Agreement&) {};
     actions.end = [] {};
-    actions.cut = [this] { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
+    actions.cut = [this](int) { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
+    actions.credit = [](int, int, std::uint64_t) {};
     actions.conflict = [](int, const std::string&, const std::vector<StuckRank>&) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
@@ -85,7 +86,7 @@ Bytes example(test::Random& random) {
     for (int i = random.between(1, 3); i > 0; --i) {
       const UnitKey about = key(random, 1);
       for (int d = 0; d < kDomains; ++d) talk(random, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
-      if (random.one_in(3)) leaders[0]->relay->announce_cut();
+      if (random.one_in(3)) leaders[0]->relay->announce_cut(0);
       for (int round = 0; round < 5; ++round) deliver();
     }
   } catch (const WireError&) {  // as good an example as any

@@ -50,7 +50,11 @@ Bytes example(test::Random& random) {
       if (random.one_in(4)) what.absent.push_back(ranks[0]);
       if (random.one_in(3)) commit(Negotiator::host_readiness(unit->id, what));
       commit(Negotiator::agreement(unit->id, what));
-      if (random.one_in(2)) commit(Negotiator::cut_record(scratch.scope_of(wanted.process_set)));
+      if (random.one_in(2) && scratch.has_agreed(wanted.process_set)) {
+        const bool here = scratch.takes_part_next(wanted.process_set) != random.one_in(16);
+        const std::vector<std::uint64_t> sequences(here ? scratch.batches_of_next_cut(wanted.process_set) : 0, 5);
+        commit(Negotiator::cut_record(wanted.process_set, sequences));
+      }
       if (random.one_in(4)) commit(Negotiator::eviction(unit->id));
       if (random.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
       if (random.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
@@ -79,7 +83,9 @@ void take(Reader& input) {
       if (!negotiator.knows(ready.id)) std::abort();
     for (const auto& batch : outcomes.batches)
       if (batch.plan.tensors.empty() || negotiator.local_participants(batch.plan) > 3) std::abort();
-    if (negotiator.has_agreed(Scope::World)) static_cast<void>(negotiator.takes_part_next(Scope::World));
+    for (const Scope scope : {Scope::Domain, Scope::World})
+      for (const int set : negotiator.sets_with_agreed(scope))
+        if (negotiator.batches_of_next_cut(set) == 0 || negotiator.domains_of_next_cut(set).empty()) std::abort();
   }
 }
 

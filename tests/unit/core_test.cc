@@ -219,10 +219,14 @@ TEST_CASE("two tables that read the same records are equal, and ids are used aga
   REQUIRE(agreed.agreed.size() == 1);
   CHECK(agreed.agreed[0].verdict.ok());
   CHECK(reader.has_agreed(Scope::Domain));
-  const auto batches = say(Negotiator::cut_record(Scope::Domain)).batches;
+  CHECK(reader.sets_with_agreed(Scope::Domain) == std::vector<int>{0});
+  REQUIRE(reader.batches_of_next_cut(0) == 1);
+  const auto batches = say(Negotiator::cut_record(0, std::vector<std::uint64_t>{77})).batches;
   REQUIRE(batches.size() == 1);
-  CHECK(batches[0].sequence == 1);
+  CHECK(batches[0].sequence == 77);
+  CHECK(batches[0].order == 1);
   CHECK_FALSE(reader.has_agreed(Scope::Domain));
+  CHECK_FALSE(reader.has_agreed(0));
 
   // Eight slots: a group of seven does not fit beside 'a', but after it is forgotten.
   Signature group = signature;
@@ -490,7 +494,8 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       };
       actions.end = [&leader] { ++leader.ends; };
       actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) { leader.conflicts.push_back(name); };
-      actions.cut = [&leader] { return ++leader.cuts > 0; };
+      actions.credit = [](int, int, std::uint64_t) {};
+      actions.cut = [&leader](int) { return ++leader.cuts > 0; };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
       actions.ranks_of = [&all](int) -> const std::vector<int>& { return all; };
@@ -532,7 +537,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
     }
     settle();
     for (const auto& leader : leaders) CHECK(leader.conflicts == std::vector<std::string>{"x"});
-    leaders[0].relay->announce_cut();
+    leaders[0].relay->announce_cut(0);
     for (int d = 0; d < domains; ++d) {
       CHECK_FALSE(leaders[0].relay->all_left());
       leaders[static_cast<std::size_t>(d)].relay->tell({LocalEvent::Kind::Left, {}, d});

@@ -252,7 +252,7 @@ TEST_CASE("more batches under way than the board's ring has places: cuts that ar
   for (int repeat = 0; repeat < 5; ++repeat) {
     ThreadWorld world({.size = 2, .domains = 1, .config = config});
     world.run([](int rank, Engine& engine) {
-      constexpr std::size_t kTensors = 3 * Board::kBatchRing;
+      constexpr std::size_t kTensors = 3 * Board::kBatchPlaces;
       std::vector<std::vector<float>> values(kTensors);
       std::vector<std::shared_ptr<HandleState>> pending;
       for (std::size_t t = 0; t < kTensors; ++t) {

@@ -46,9 +46,10 @@ class Sharer {
   }
   /// The only batch, of one tensor of these values, in place.
   Batch batch(SharedGpuBackend& backend, std::vector<float>& values) {
-    board().lock();
-    board().open_batch(1, false);
-    board().unlock();
+    {
+      const BoardLock lock(board());
+      board().open_batch(1, 0);
+    }
     BatchMember member;
     member.name = "t";
     member.input = member.output = values.data();

@@ -22,7 +22,7 @@ constexpr std::uint64_t kNoRoom = std::uint64_t{1} << 62;
 
 bool is_block(std::uint64_t location) { return (location & (kUsers | kNothing | kNoRoom)) == 0; }
 
-static_assert(SharedControl::kBatches == Board::kBatchRing, "a batch's place is given to another when all have left it");
+static_assert(SharedControl::kBatches == Board::kBatchPlaces, "a batch's place is given to another when all have left it");
 
 class SharedGpuExecution : public Execution {
  public:
