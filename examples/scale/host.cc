@@ -149,11 +149,7 @@ void Host::agree(const hvd::UnitKey& key, const hvd::Agreement& what) {
 }
 
 void Host::cut() {
-  const auto* decision = aside([&] {
-    std::vector<std::uint64_t> sequences;
-    if (table_.negotiator().has_agreed(0)) sequences.assign(table_.negotiator().batches_of_next_cut(0), 1);  // else another host has cut
-    return &table_.decide(decided_++, hvd::Negotiator::cut_record(0, sequences));
-  });
+  const auto* decision = aside([&] { return &table_.decide_cut(decided_++); });
   charge_table(decision->took);
   if (is_root()) open_batches_ += decision->batches.size();
   const Time cut_at = now();

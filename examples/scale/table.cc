@@ -85,4 +85,13 @@ const Table::Decision& Table::decide(std::size_t place, hvd::Bytes record) {
   return decided_.back();
 }
 
+const Table::Decision& Table::decide_cut(std::size_t place) {
+  if (place < decided_.size()) {
+    if (decided_[place].batches.empty()) throw std::logic_error("two hosts have been told different things");
+    return decided_[place];
+  }
+  const std::vector<std::uint64_t> sequences(negotiator_.batches_of_next_cut(0), 1);
+  return decide(place, hvd::Negotiator::cut_record(0, sequences));
+}
+
 }  // namespace scale

@@ -44,6 +44,8 @@ class Table {
   };
   /// The `place`-th decision of the root, as it has reached a host.
   const Decision& decide(std::size_t place, hvd::Bytes record);
+  /// The same, where it is a cut of the global process set.
+  const Decision& decide_cut(std::size_t place);
 
  private:
   hvd::Outcomes apply(const hvd::Bytes& record);

@@ -230,8 +230,8 @@ TEST_CASE("scale: the simulator counts what real engines count, all groups at on
       const Traffic was_to_be = sum(traffic_of(simulated[step]));
       const auto links = static_cast<std::uint64_t>(hosts - 1);
       CHECK(is.up_bytes == was_to_be.up_bytes);
-      // What becomes ready meanwhile is cut together or not: between one cut and one per group, of five bytes each.
-      constexpr std::uint64_t kCutBytes = 5;
+      // What becomes ready meanwhile is cut together or not: between one cut and one per group, of nine bytes each.
+      constexpr std::uint64_t kCutBytes = 9;
       const auto slack = (units - 1) * kCutBytes * links;
       CHECK(is.down_bytes <= was_to_be.down_bytes + slack);
       CHECK(was_to_be.down_bytes <= is.down_bytes + slack);
