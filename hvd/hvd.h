@@ -116,7 +116,7 @@ bool poll(const Handle<T>& handle) {
   return handle.done();
 }
 
-/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as in SEMANTICS: a wrong call throws
+/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as in docs/semantics.md: a wrong call throws
 /// InvalidArgument or DuplicateName at once, a disagreement between ranks throws Mismatch on all of them at `wait()`.
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
