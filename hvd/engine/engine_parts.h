@@ -3,7 +3,7 @@
 /// draws:
 ///   engine_submit.cc    what a user gives becomes an entry of the ledger
 ///   engine_announce.cc  it is introduced to the other ranks, arrives, and is agreed
-///   engine_lanes.cc     small operations that come back
+///   engine_fast_path.cc small operations that come back
 ///   engine_log.cc       what the ranks have said, and what follows from it
 ///   engine.cc           making an engine, and driving it: batches launched, advanced, finished; `wait`, `poll`, the coordination thread
 ///   engine_ends.cc      how an entry, a world and an engine end

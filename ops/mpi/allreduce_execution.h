@@ -8,7 +8,7 @@
 ///
 /// so a domain sends 2(h-1)/h of the data to the h-1 others, the least possible (raw: k times the data in the first step). Small batches
 /// skip the last step: one owner per domain sends its contribution to all others, and each combines the whole.
-/// The arithmetic: mpi_reduction.h; the same for batches of all sizes.
+/// The arithmetic: reduction.h; the same for batches of all sizes.
 
 #include <array>
 

@@ -5,7 +5,7 @@
 /// of the batch in it, phase. A rank that is the only one of its domain in the set works on the user's memory and needs no arena.
 /// Ranks that have joined take no part; one that is left alone in its domain by them still works in its arena, because its tensors were
 /// brought there before anybody knew.
-/// The algorithms: mpi_*_execution.h.
+/// The algorithms: *_execution.h.
 /// Owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Calls MPI from the driver
 /// only (MPI_THREAD_SERIALIZED). Throws BackendError: MPI's own words, the arena full, or more process sets than MPI has tags for.
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Reducescatter across domains: the first half of an allreduce (mpi_allreduce_execution.h), and the same bits. For every
+/// Reducescatter across domains: the first half of an allreduce (allreduce_execution.h), and the same bits. For every
 /// rank that keeps elements, one rank of each other domain sends what its domain contributes to them, and the keeper combines the
 /// domains' contributions right into its output. So a domain sends (h-1)/h of the data in all, the least possible (raw: k times that).
 /// The ranks of a domain share the work by the keepers: keeper p of domain e is served by rank p + e, modulo their number.
