@@ -80,6 +80,7 @@ helpful_packages() {
   if [ "$with_tests" = 1 ]; then
     have clang-format-14 || { have clang-format && clang-format --version | grep -q 'version 14\.'; } || echo clang-format-14
     have clang++-14 || have clang++ || printf '%s\n' clang-14 libclang-rt-14-dev # for tests/fuzz
+    have doxygen || echo doxygen
   fi
 }
 
