@@ -180,6 +180,7 @@ def check_command(command, build):
                 words.pop(0)
     if not words:
         return
+    yield from check_selection(command, build)
     if words[0] in ("bash", "sh", "source", ".", "python3", "sbatch") and len(words) > 1:
         words.pop(0)
     program, rest = words[0], words[1:]
@@ -197,6 +198,17 @@ def check_command(command, build):
             yield from (f"`{command}`: {name} has no option {o}" for o in given if o not in known)
         elif name != program and name not in cmake_words() and not any(f.endswith(f"/{name}.cc") for f in files()):
             yield f"`{command}`: there is no program {name}"
+
+
+def check_selection(command, build):
+    """Tests that are chosen by name or by file are there; names only where BUILD_FOLDER has ctest's list."""
+    listed = build / "tests" / "CTestTestfile.cmake"
+    for name in re.findall(r" -R (\S+)", command):
+        if listed.exists() and not re.search(rf'add_test\(\S*{name.replace(".", "[.]")}', listed.read_text()):
+            yield f"`{command}`: no test is called {name}"
+    for pattern in re.findall(r"--source-file='?([^'\s]+)", command):
+        if not any(pathlib.PurePosixPath(f).match(pattern.lstrip("*")) for f in files()):
+            yield f"`{command}`: no test file is called {pattern}"
 
 
 def check_script(script, given, command, build):
@@ -320,6 +332,8 @@ WRONG = [
     ("```bash\nmpirun -np 4 build/examples/hvd_bench --models resnet50\n```", "hvd_bench has no option --models"),
     ("`mpirun -np 4 build/examples/step_bench --round 3`", "step_bench has no option --round"),
     ("`hvd_scale_sim --rank 8`", "hvd_scale_sim has no option --rank"),
+    ("    bash tests/run.sh -R unit.no_such", "no test is called"),
+    ("    build/tests/unit_tests --source-file='*unit/no_such_test.cc'", "no test file"),
     ("    build/examples/no_program", "there is no program"),
     ("    cmake --preset fast", "no preset fast"),
     ("    cmake --build build --target no_such_target", "no target"),
