@@ -2,6 +2,7 @@
 # The documents are true and complete. Skipped (77) where the tool is missing.
 #   bash tests/docs.sh links [BUILD_FOLDER]     links, paths, commands, options and knobs in README, CONTRIBUTING, CHANGELOG and docs/
 #   bash tests/docs.sh api [BUILD_FOLDER]       the API reference, by Doxygen, without a warning: into BUILD_FOLDER/api/html
+#   bash tests/docs.sh exercise [BUILD_FOLDER]  the new backend of CONTRIBUTING.md compiles
 #   bash tests/docs.sh notices [BUILD_FOLDER]   the checks above find what they must
 set -euo pipefail
 
@@ -34,6 +35,10 @@ case ${1:-} in
     api "$root" "$build/api"
     echo "$(find "$build/api/html" -name '*.html' | wc -l) pages in $build/api/html"
     ;;
+  exercise)
+    need python3
+    exec python3 "$root/tests/docs_exercise.py" "$build"
+    ;;
   notices)
     need python3
     python3 "$root/tests/docs_check.py" --notices "$build"
@@ -60,7 +65,7 @@ case ${1:-} in
     fi
     ;;
   *)
-    sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac
