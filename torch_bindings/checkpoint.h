@@ -1,17 +1,20 @@
 #pragma once
 /// A Checkpoint is the state of a training run in a file. It is written by one rank, whole or not at all: into a new file beside the old
 /// one, fsync, rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes
-/// them. Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of
-/// ranks that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the
-/// same bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks
-/// begins anew. The rank that writes needs memory for what belongs to single ranks.
+/// them.
+///
+/// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of ranks
+/// that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the same
+/// bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks begins
+/// anew. The rank that writes needs memory for what belongs to single ranks.
+///
 /// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
 /// has as many parameters, and a file of an untied model into a tied one if the values are equal.
-/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails, with
-/// that rank's reason, the old file and the program's state as they were; Mismatch on all ranks if what they save differs.
-/// Refused by `save`: ranks of which only some shard their optimizer, or have other buffers; an optimizer of the user's own with a state
-/// that nothing can write. By `load`: a file that does not fit.
-/// Owns nothing that stays open.
+///
+/// One thread at a time uses it; all functions are collective over the process set. They throw CheckpointError on all ranks if any rank
+/// fails, with that rank's reason, the old file and the program's state as they were, and Mismatch on all ranks if what they save differs.
+/// `save` refuses ranks of which only some shard their optimizer, or have other buffers, and an optimizer of the user's own with a state
+/// that nothing can write; `load` refuses a file that does not fit. Nothing stays open.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

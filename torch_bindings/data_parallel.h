@@ -1,11 +1,12 @@
 #pragma once
-/// This is data parallel training within one process, without ranks: replicas of a module on CPU threads or on several GPUs, forward
-/// and backward at the same time, gradients summed into the one module. On the CPU LibTorch's own data_parallel does not exist, and a
-/// backward pass runs in one thread.
+/// This is data parallel training within one process, without ranks: replicas of a module on CPU threads or on several GPUs, forward and
+/// backward at the same time, gradients summed into the one module. On the CPU LibTorch's own data_parallel does not exist, and a backward
+/// pass runs in one thread.
+///
 /// It makes threads of its own, joined before it returns. Several threads may call at once. Replicas on the CPU share the number of
 /// LibTorch's threads that the caller has; it stays as it was for the caller and for new threads, but for one that first asks for it in the
-/// moment in which replicas start (LibTorch sets a thread's number and that of new threads together). Owns the replicas until backward is
-/// done; DataParallel keeps them for the next call.
+/// moment in which replicas start (LibTorch sets a thread's number and that of new threads together). It owns the replicas until backward
+/// is done; DataParallel keeps them for the next call.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

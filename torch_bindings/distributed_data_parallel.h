@@ -2,13 +2,16 @@
 /// A DistributedDataParallel is a module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's
 /// DistributedDataParallel does (Li et al.: PyTorch distributed: experiences on accelerating data parallel training, 2020): the optimizer
 /// stays the user's own. The engine is that of DistributedOptimizer: buckets leave while backward still runs. It does not matter whether a
-/// loss comes from what `forward` returns or from tensors that the module keeps. Evaluation communicates nothing after a training step
-/// whose backward has ended: all ranks then have the first one's buffers. After a forward pass in training without a backward pass the next
-/// one in evaluation shares them, so all ranks must make it. If a forward or backward pass throws on one rank, the others wait in theirs
-/// for this rank's next one. A rank that catches the exception takes part in one step less: it must make up for it (or use join()), or the
-/// others wait for it at the end. It refuses a module without a parameter that requires a gradient, and parameters that a
-/// DistributedOptimizer is around. Forward and backward are made by one thread at a time; hooks run in autograd's threads. It owns the
-/// gradients' memory and shares the module.
+/// loss comes from what `forward` returns or from tensors that the module keeps.
+///
+/// Evaluation communicates nothing after a training step whose backward has ended: all ranks then have the first one's buffers. After a
+/// forward pass in training without a backward pass the next one in evaluation shares them, so all ranks must make it.
+///
+/// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
+/// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
+///
+/// It refuses a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around. Forward and
+/// backward are made by one thread at a time; hooks run in autograd's threads. It owns the gradients' memory and shares the module.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

@@ -2,11 +2,14 @@
 /// GradScaler is dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
 /// torch.amp.GradScaler, which LibTorch's C++ API lacks. Small gradients survive in fp16 because the loss is multiplied by a scale; a
 /// step whose gradients overflow is left out and the scale lowered, after many good steps it is raised.
-/// Whose gradients a DistributedOptimizer or a DistributedDataParallel reduces, on them the ranks of its process set decide together,
-/// whatever other ranks do. One scaler may serve optimizers on several sets: ranks whose scales part, because an optimizer that only some
+///
+/// Where a DistributedOptimizer or a DistributedDataParallel reduces the gradients, the ranks of its process set decide together, whatever
+/// other ranks do. One scaler may serve optimizers on several sets: ranks whose scales part, because an optimizer that only some
 /// of them have has overflowed, leave out the next common step, with a warning, and go on with the smallest. (Unscaled before the common
 /// one, it costs no step.) With int8, topk and powersgd, what the compression remembers does not depend on the scale, and of a step left
-/// out nothing is lost. One thread at a time. Owns the scale; refers to optimizers only between `unscale_` and `update`. Refuses
+/// out nothing is lost.
+///
+/// One thread at a time uses it. It owns the scale and refers to optimizers only between `unscale_` and `update`. It refuses
 /// (InvalidArgument) fp16 gradients, closures, and an optimizer whose parameters are reduced on several process sets.
 
 #include <ATen/core/Tensor.h>

@@ -2,8 +2,11 @@
 /// A JoinGuard is for training with different numbers of batches on each rank, in the sense of PyTorch's Join: a guard around the training
 /// loop of all ranks. A rank that has no more batches waits at the guard's end; until the last one is there its gradients count as zeros,
 /// and the others train on. Then all have the model (parameters, buffers) of the rank that ended last.
-///   { auto guard = ddp.join({.optimizer = &sgd}); for (auto& batch : batches) train(batch); }
-/// The same for DistributedOptimizer: `auto guard = optimizer.join();`.
+///
+///     { auto guard = ddp.join({.optimizer = &sgd}); for (auto& batch : batches) train(batch); }
+///
+/// The same goes for DistributedOptimizer: `auto guard = optimizer.join();`.
+///
 /// join() refuses, with InvalidArgument, SyncBatchNorm layers, a sharded optimizer, compressions with a memory (all need every rank at
 /// each step), and a second guard of the same wrapper. Sparse gradients throw Joined as soon as a rank has ended; `sparse_as_dense` helps.
 /// Collectives of the user's own behave as after hvd::join(): in an allreduce ranks that have ended count as zeros, others throw Joined.

@@ -1,18 +1,24 @@
 #pragma once
 /// DistributedOptimizer is the optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for
 /// the reductions and lets the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that they
-/// are reduced where they are: `.grad` is a view of it. A parameter that a group lists twice (tied weights) is one parameter: reduced once,
-/// its names joined in messages, and stepped as often as the wrapped optimizer would. Groups and parameters added later, to the wrapper or
-/// to the wrapped optimizer, are taken in by the next call of this, on all ranks; a rank outside the process set trains by itself. A
-/// parameter whose type, device or shape changes is followed. It refuses, with InvalidArgument: duplicate or missing names; a parameter in
-/// two groups; a parameter whose gradient a DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper;
-/// parameters added to both in different ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a
-/// compression that needs a memory; backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between
-/// `backward()` and `synchronize()` or `step()` while they are on their way, at that call (in a world of one, changes simply count); more
-/// backward passes than agreed. `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero)
-/// the gradients of the whole optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
-/// Hooks run in autograd's threads; everything else is called by one thread at a time.
-/// It owns the gradients' memory and refers to the wrapped optimizer, which must outlive it.
+/// are reduced where they are: `.grad` is a view of it.
+///
+/// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names joined in messages, and stepped as often
+/// as the wrapped optimizer would. Groups and parameters added later, to the wrapper or to the wrapped optimizer, are taken in by the next
+/// call of this, on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or shape changes is
+/// followed.
+///
+/// It refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
+/// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
+/// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
+/// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
+/// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
+///
+/// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
+/// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
+///
+/// Hooks run in autograd's threads; everything else is called by one thread at a time. It owns the gradients' memory and refers to the
+/// wrapped optimizer, which must outlive it.
 
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
