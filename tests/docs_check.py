@@ -355,6 +355,8 @@ RIGHT = [
 def notices(build):
     """Yields what the checks above fail to notice, or refuse wrongly."""
     for text, expected in WRONG:
+        if expected == "no test is called" and not (build / "tests" / "CTestTestfile.cmake").exists():
+            continue
         found = list(check_document("docs/planted.md", text, build))
         if not any(expected in problem for problem in found):
             yield f"not noticed: {text!r} ({expected}); found {found}"
