@@ -80,6 +80,7 @@ helpful_packages() {
   if [ "$with_tests" = 1 ]; then
     have clang-format-14 || { have clang-format && clang-format --version | grep -q 'version 14\.'; } || echo clang-format-14
     have clang++-14 || have clang++ || printf '%s\n' clang-14 libclang-rt-14-dev # for tests/fuzz
+    have doxygen || echo doxygen
   fi
 }
 
@@ -98,6 +99,12 @@ as_root() {
   fi
 }
 
+# all_tried <helpful>...: whether an earlier run has tried to install each of them
+all_tried() {
+  local package
+  for package in "$@"; do grep -qxs -- "$package" "$deps/helpful-tried" || return 1; done
+}
+
 # install_packages <needed>... -- <helpful>...
 install_packages() {
   local needed=() helpful=()
@@ -107,7 +114,7 @@ install_packages() {
   done
   shift
   helpful=("$@")
-  if [ ${#needed[@]} -eq 0 ] && { [ ${#helpful[@]} -eq 0 ] || ! is_debian || [ "$(id -u)" != 0 ] || [ -e "$deps/helpful-tried" ]; }; then return; fi
+  if [ ${#needed[@]} -eq 0 ] && { [ ${#helpful[@]} -eq 0 ] || ! is_debian || [ "$(id -u)" != 0 ] || all_tried "${helpful[@]}"; }; then return; fi
   if ! is_debian || { [ "$(id -u)" != 0 ] && ! have sudo; }; then
     say "please install these (names of Debian's packages): ${needed[*]}" >&2
     if is_debian; then
@@ -129,7 +136,7 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package" >>"$deps/setup.log" 2>&1 </dev/null ||
       say "$package could not be installed; going on without it"
   done
-  touch "$deps/helpful-tried"
+  printf '%s\n' "${helpful[@]}" >>"$deps/helpful-tried"
 }
 
 # ---- A virtual environment for what comes from the Python package index.

@@ -1,6 +1,6 @@
 #pragma once
-/// Every knob, whole: meaning, unit, default, and what gets worse when it is raised. A value, read once at `init()`.
-/// The only place that reads the environment.
+/// This file has every knob with its meaning, unit, default and what gets worse when it is raised; docs/configuration.md has them as a
+/// table. A Config is a value, read once at `init()`. Nothing else in the library reads the environment.
 
 #include <chrono>
 #include <cstdint>
@@ -13,11 +13,14 @@
 
 namespace hvd {
 
+/// SharedMemory says whether ranks of one host work in shared memory; see Config::shared_memory.
 enum class SharedMemory : std::uint8_t { Auto, Off };
-/// How GPU tensors travel.
+/// GpuBackend says how GPU tensors travel; see Config::gpu_backend.
 enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
+/// NcclRegistration says what NCCL is told of its memory; see Config::nccl_registration.
 enum class NcclRegistration : std::uint8_t { None, Buffer, Window };
 
+/// A Config has a field for each knob. What must be equal on all ranks is compared at `init()`.
 struct Config {
   /// Bytes that tensors may fill together in one batch (HVD_FUSION_THRESHOLD, default 128 MiB, 0 = every tensor alone).
   /// Raised: fewer, larger batches; the first one starts later and staging memory grows.
@@ -31,23 +34,24 @@ struct Config {
   /// launched at once, and what is agreed meanwhile is fused; holding a small batch back for a timer would only delay it.
   std::chrono::microseconds cycle_time{0};
 
-  /// A group then shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0). Set: more, smaller batches.
+  /// Whether a group shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0). Set: more, smaller batches.
   bool disable_group_fusion = false;
 
-  /// A tensor that some ranks have submitted and others have not is reported after this time, and again after each further such
-  /// time (HVD_STALL_CHECK_TIME_SECONDS, default 60; HVD_STALL_CHECK_DISABLE=1: never).
+  /// Time after which a tensor that some ranks have submitted and others have not is reported, and again after each further such time
+  /// (HVD_STALL_CHECK_TIME_SECONDS, default 60).
   std::chrono::seconds stall_check_time{60};
+  /// Whether such tensors are never reported (HVD_STALL_CHECK_DISABLE, default 0).
   bool stall_check_disable = false;
-  /// After this time the job ends with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
+  /// Time after which such a tensor ends the job with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
 
-  /// Lines below this level are not printed (HVD_LOG_LEVEL: trace, debug, info, warning, error, fatal, off; default warning).
+  /// Level below which lines are not printed (HVD_LOG_LEVEL: trace, debug, info, warning, error, fatal, off; default warning).
   LogLevel log_level = LogLevel::Warning;
 
-  /// Where the timeline is written from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word for
-  /// "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
+  /// File that the timeline is written to from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word
+  /// for "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
   std::string timeline;
-  /// The timeline then shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
+  /// Whether the timeline shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
   bool timeline_mark_cycles = false;
   /// Bytes that the timeline may grow to (HVD_TIMELINE_MAX_BYTES, default 1 GiB, at least 64 KiB); a last event says that it is full.
   /// Raised: viewers take minutes to open what is larger.
@@ -67,16 +71,17 @@ struct Config {
   /// buffer): NCCL then needs fewer steps and fewer of the GPU's multiprocessors, where NVLink or the network's switches can do their part.
   NcclRegistration nccl_registration = NcclRegistration::None;
 
-  /// Accepted for Horovod's sake; `init()` says that they do nothing (HVD_AUTOTUNE, default 0; HVD_AUTOTUNE_LOG, a path). There is no
-  /// cycle time to tune, and the fusion threshold hardly matters where tensors are reduced in place.
+  /// Accepted for Horovod's sake; `init()` says that it does nothing (HVD_AUTOTUNE, default 0). There is no cycle time to tune, and the
+  /// fusion threshold hardly matters where tensors are reduced in place.
   bool autotune = false;
+  /// Accepted likewise, without effect (HVD_AUTOTUNE_LOG, a path).
   std::string autotune_log;
 
   /// Whether sums of GPU tensors across hosts with equally many ranks are made on each host first, by three calls of NCCL instead of one
   /// (HVD_HIERARCHICAL_ALLREDUCE, default 0: NCCL knows the hosts itself). Sums of host tensors always are, whatever it says.
   bool hierarchical_allreduce = false;
 
-  /// Not there yet: `init()` says so (HVD_ELASTIC, default 0).
+  /// Accepted for Horovod's sake; `init()` says that it does nothing yet (HVD_ELASTIC, default 0).
   bool elastic = false;
 
   /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
@@ -95,23 +100,27 @@ struct Config {
   /// Process sets that exist from `init()` on, besides the global one; `process_set(1)` is the first of them.
   std::vector<std::vector<int>> process_sets;
 
-  /// The values of HVD_* and, where HVD_* is unset, of the HOROVOD_* variable of the same meaning.
+  /// Returns the values of HVD_* and, where HVD_* is unset or empty, of the HOROVOD_* variable of the same meaning.
   /// Throws InvalidArgument naming the variable, its value and what is allowed.
   static Config from_environment();
 };
 
 /// Returns what must be equal on all ranks: the variable (or field) that sets it, and its value as text.
 std::vector<std::pair<std::string, std::string>> shared_part(const Config& config);
-/// A sentence for each knob that is set and does nothing, where a user may expect otherwise.
+/// Returns a sentence for each knob that is set and does nothing, where a user may expect otherwise.
 std::vector<std::string> remarks(const Config& config);
 
-/// What the launcher says about this process before MPI is up; empty where it says nothing.
+/// LauncherHints are what the launcher says about this process before MPI is up; empty where it says nothing.
 struct LauncherHints {
+  /// @{
+  /// What Topology has under this name.
   std::optional<int> rank, size, local_rank;
+  /// @}
 };
+/// Returns what Open MPI's or Slurm's launcher says about this process.
 LauncherHints launcher_hints();
 
-/// Whether the user has fixed the number of threads per process (OMP_NUM_THREADS or MKL_NUM_THREADS).
+/// Returns whether the user has fixed the number of threads per process (OMP_NUM_THREADS or MKL_NUM_THREADS).
 bool thread_count_is_fixed();
 
 }  // namespace hvd

@@ -1,6 +1,6 @@
 #pragma once
-/// Every way an operation can fail. `Error` and its children are thrown at the edge, in the caller's thread;
-/// between threads and ranks a failure travels as a `Status` value.
+/// This file has every way in which an operation can fail. `Error` and its children are thrown at the edge, in the caller's thread; between
+/// threads and ranks a failure travels as a `Status` value. Who learns of which error: docs/semantics.md, "Errors".
 
 #include <stdexcept>
 #include <string>
@@ -8,56 +8,63 @@
 
 namespace hvd {
 
+/// Error is what all exceptions of the library derive from. Its text says what is wrong and what to do.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-/// A function that needs `init()` was called before it, or after `shutdown()`.
+/// NotInitialized: a function that needs `init()` was called before it, or after `shutdown()`.
 struct NotInitialized : Error {
   using Error::Error;
 };
-/// The call itself is wrong; raised at the call, on this rank only, and leaves no trace.
+/// InvalidArgument: the call itself is wrong. It is raised at the call, on this rank only, and leaves no trace.
 struct InvalidArgument : Error {
   using Error::Error;
 };
-/// The ranks disagree; raised on every participating rank at `wait()`. The library stays usable.
+/// Mismatch: the ranks disagree. It is raised on every participating rank at `wait()`; the library stays usable.
 struct Mismatch : Error {
   using Error::Error;
 };
-/// The name is already in flight on this rank for the same operation and process set.
+/// DuplicateName: the name is already in flight on this rank for the same operation and process set.
 struct DuplicateName : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
-/// An operation that cannot run without the ranks that have joined.
+/// Joined: the operation cannot run without the ranks that have joined, or this rank has.
 struct Joined : Error {
   using Error::Error;
 };
-/// A rank died or left; the text names it.
+/// RankFailed: a rank died or left. The text names it.
 struct RankFailed : Error {
   using Error::Error;
 };
-/// A tensor waited longer than the stall shutdown time.
+/// StallTimeout: a tensor waited longer than the stall shutdown time.
 struct StallTimeout : Error {
   using Error::Error;
 };
-/// The library was shut down with the operation pending.
+/// Shutdown: the library was shut down with the operation pending.
 struct Shutdown : Error {
   using Error::Error;
 };
-/// MPI, NCCL or CUDA refused a call; the text has the call, the rank, the tensors and the library's own words.
+/// BackendError: MPI, NCCL or CUDA refused a call. The text has the call, the rank, the tensors and the library's own words.
 struct BackendError : Error {
   using Error::Error;
 };
 
-/// A failure as a value. Travels between threads, and between ranks as (code, text).
+/// A Status is a failure as a value. It travels between threads, and between ranks as code and text.
 class Status {
  public:
+  /// Code has a value for each kind of Error that may travel.
   enum class Code : unsigned char { Ok, Mismatch, Joined, RankFailed, StallTimeout, Shutdown, BackendError, InvalidArgument };
 
+  /// Makes a Status that is ok.
   Status() = default;
+  /// Makes a failure with what its Error is to say.
   Status(Code code, std::string text) : code_(code), text_(std::move(text)) {}
 
+  /// Returns whether nothing has failed.
   [[nodiscard]] bool ok() const { return code_ == Code::Ok; }
+  /// Returns the kind of the failure.
   [[nodiscard]] Code code() const { return code_; }
+  /// Returns what the Error is to say; empty when ok.
   [[nodiscard]] const std::string& text() const { return text_; }
 
   /// Throws the Error of this code; does nothing when ok.
@@ -68,7 +75,7 @@ class Status {
   std::string text_;
 };
 
-/// The Status of the exception now being handled; BackendError for what is not ours. Call inside a `catch`.
+/// Returns the Status of the exception now being handled; BackendError for what is not ours. Requires to be called inside a `catch`.
 Status status_of_current_exception();
 
 }  // namespace hvd

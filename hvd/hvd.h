@@ -1,6 +1,7 @@
 #pragma once
-/// The front door of the core, for raw buffers, without LibTorch. All functions throw NotInitialized before `init()` and
-/// may be called by any thread unless they say otherwise; the functions marked collective must be called by all ranks.
+/// This is the front door of the core: it works on raw buffers and needs no LibTorch. All functions throw NotInitialized before `init()`
+/// and may be called by any thread unless they say otherwise; those marked collective must be called by all ranks.
+/// What the operations mean, and who learns of which error: docs/semantics.md.
 
 #include <cstddef>
 #include <functional>
@@ -22,80 +23,92 @@ class Engine;
 
 // ------------------------------------------------------------------------------------------------------- life and topology
 
-/// Collective. Starts the library: MPI where a launcher has started this process (an MPI that the program has initialised is adopted,
-/// and then not finalised), a world of one where none has. Does nothing while it runs already. Throws InvalidArgument for a wrong
-/// knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
+/// Starts the library with these knobs. Collective. Uses MPI where a launcher has started this process (an MPI that the program has
+/// initialised is adopted, and then not finalised), and makes a world of one where none has. Does nothing while it runs already. Throws
+/// InvalidArgument for a wrong knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
 void init(const Config& config);
+/// Starts the library with the knobs of the environment: `init(Config::from_environment())`. Collective.
 void init();
-/// Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again. Does nothing
-/// where the library does not run.
+/// Ends the library. Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again.
+/// Does nothing where the library does not run.
 void shutdown();
+/// Returns whether the library runs; throws nothing.
 bool is_initialized();
 
+/// Returns this process's number among all ranks, from 0.
 int rank();
+/// Returns the number of all ranks.
 int size();
-/// Rank among, and number of, the processes on this host.
+/// Returns this process's number among the ranks of this host, from 0.
 int local_rank();
+/// Returns the number of ranks on this host.
 int local_size();
-/// Number of this host, and of all hosts.
+/// Returns the number of this host, from 0.
 int cross_rank();
+/// Returns the number of hosts.
 int cross_size();
-/// Whether all hosts have the same number of ranks.
+/// Returns whether all hosts have the same number of ranks.
 bool is_homogeneous();
 
+/// Returns whether this build can use NCCL; throws nothing.
 bool nccl_built();
+/// Returns whether this build can use CUDA; throws nothing.
 bool cuda_built();
-/// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
+/// Returns whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
 bool mpi_threads_supported();
-/// One line: what this build can do and what this run uses. Rank 0 prints it at `init()`.
+/// Returns one line that says what this build can do and what this run uses. Rank 0 prints it at `init()`.
 std::string backend_description();
 
+/// Returns the set of all ranks, whose id is 0.
 ProcessSet global_process_set();
-/// The set that `Config::process_sets` made, from 1 on; 0 is the global one. Throws InvalidArgument for an unknown id.
+/// Returns the set that `Config::process_sets` made, from 1 on; 0 is the global one. Throws InvalidArgument for an unknown id.
 ProcessSet process_set(int id);
-/// Collective over all ranks, with the same list of distinct ranks on each (Mismatch otherwise): makes a process set.
+/// Makes a process set. Collective over all ranks, with the same list of distinct ranks on each; throws Mismatch on all otherwise.
 ProcessSet add_process_set(const std::vector<int>& ranks);
-/// Collective over all ranks. What is pending in the set fails with InvalidArgument; its id is never used again. The global set stays.
+/// Removes a process set. Collective over all ranks. What is pending in the set fails with InvalidArgument; its id is never used again. The
+/// global set stays: throws InvalidArgument for it.
 void remove_process_set(const ProcessSet& process_set);
 
-/// Counters since `init()`.
+/// Returns counters since `init()`, of this rank.
 Stats stats();
 
-/// Collective over all ranks, none of which may have joined: writes from now on, into one file of all ranks, when each tensor was
-/// submitted, agreed, launched and done, for Perfetto and chrome://tracing (what the slices mean: hvd/timeline/timeline.h). The file is
-/// made anew; it is valid JSON at every moment, also when ranks are killed, and grows to `Config::timeline_max_bytes` at most. Each host
-/// that does not see rank 0's file writes one of its own. Throws InvalidArgument, on all ranks, if one cannot write `path` or a timeline is
-/// being written already.
+/// Writes a timeline from now on, into one file of all ranks. Collective over all ranks, none of which may have joined. It says when each
+/// tensor was submitted, agreed, launched and done, for Perfetto and chrome://tracing (what the slices mean: hvd/timeline/timeline.h). The
+/// file is made anew; it is valid JSON at every moment, also when ranks are killed, and grows to `Config::timeline_max_bytes` at most. Each
+/// host that does not see rank 0's file writes one of its own. Throws InvalidArgument, on all ranks, if one cannot write `path` or a
+/// timeline is being written already.
 void start_timeline(const std::string& path, const TimelineOptions& options = {});
-/// Not collective: this rank writes no more, and what it has to say is in the file. Does nothing where there is no timeline.
-/// `shutdown()` does the same.
+/// Ends this rank's part of the timeline; not collective. What it has to say is in the file when this returns. Does nothing where there is
+/// no timeline. `shutdown()` does the same.
 void stop_timeline();
 
 // ------------------------------------------------------------------------------------------------------------- collectives
 
-/// A contiguous tensor in memory that the caller owns and keeps until the operation is done.
+/// A Buffer is a contiguous tensor in memory that the caller owns and keeps until the operation is done.
 struct Buffer {
-  void* data = nullptr;
-  DataType dtype = DataType::Float32;
-  Shape shape;
-  Device device;
+  void* data = nullptr;                ///< the first element; null only where there is none
+  DataType dtype = DataType::Float32;  ///< the type of its elements
+  Shape shape;                         ///< the sizes of its dimensions
+  Device device;                       ///< where `data` is
   /// From its end to the next multiple of `kMemberAlignment` bytes nobody keeps anything; it may be overwritten (see `allocate_on_device`).
   bool padded = false;
 };
 
-/// The result of an operation under way. Copies share it. Owned by the caller; may outlive `shutdown()`.
+/// A Handle stands for the result of an operation under way. Copies share it. It is owned by the caller and may outlive `shutdown()`.
 template <class T>
 class Handle {
  public:
+  /// Makes an empty handle, on which `wait()` and `done()` throw InvalidArgument.
   Handle() = default;
+  /// Makes the handle of an operation; for front ends. `result` is called once for each `wait()`, after the operation has ended well.
   Handle(std::shared_ptr<Engine> engine, std::shared_ptr<HandleState> pending, std::function<T()> result)
       : engine_(std::move(engine)), pending_(std::move(pending)), result_(std::move(result)) {}
   /// Blocks until the operation is done and returns what the plain form returns, or throws what it failed with. For tensors on a GPU until
   /// it is enqueued there: the caller's current stream then waits for it, and an error that the device meets later is the next operation's.
   T wait() const;
-  /// Whether `wait()` would return at once.
+  /// Returns whether `wait()` would return, or throw, at once. Does a little driving, so that polling alone gets there.
   [[nodiscard]] bool done() const;
-  /// The same operation, with another view of its result.
+  /// Returns a handle of the same operation with another view of its result.
   template <class U, class View>
   Handle<U> map(View view) const {
     return {engine_, pending_, [result = result_, view = std::move(view)] { return view(result()); }};
@@ -107,79 +120,95 @@ class Handle {
   std::function<T()> result_;
 };
 
+/// Does what `handle.wait()` does.
 template <class T>
 T synchronize(const Handle<T>& handle) {
   return handle.wait();
 }
+/// Does what `handle.done()` does.
 template <class T>
 bool poll(const Handle<T>& handle) {
   return handle.done();
 }
 
-/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as in SEMANTICS: a wrong call throws
+/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as in docs/semantics.md: a wrong call throws
 /// InvalidArgument or DuplicateName at once, a disagreement between ranks throws Mismatch on all of them at `wait()`.
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
+/// Does what `allreduce_async` does, and waits.
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
-/// All or nothing: the tensors become ready together and travel together.
+/// Combines several tensors, all or nothing: they become ready together, travel together and fail together. As many outputs as inputs.
 Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                                      const AllreduceOptions& options = {});
+/// Does what `grouped_allreduce_async` does, and waits.
 void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options = {});
 
-/// `buffer` of the root becomes `buffer` of all.
+/// Makes `buffer` of all ranks what `buffer` of the root is. Shapes and types must be equal.
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options = {});
+/// Does what `broadcast_async` does, and waits.
 void broadcast(const Buffer& buffer, const BroadcastOptions& options = {});
 
+/// A Gathered is a result whose size is known only when all ranks have said theirs.
 struct Gathered {
-  std::vector<std::byte> data;
-  Shape shape;
+  std::vector<std::byte> data;  ///< its elements, in memory of its own
+  Shape shape;                  ///< its sizes; the first is that of all ranks' together
 };
-/// Concatenates all ranks' `input` along the first dimension, which may differ between ranks.
+/// Concatenates all ranks' `input` along the first dimension, which may differ between ranks and be 0. The others must be equal.
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options = {});
+/// Does what `allgather_async` does, and waits.
 Gathered allgather(const Buffer& input, const AllgatherOptions& options = {});
 
+/// Concatenates each of several tensors, all or nothing.
 Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options = {});
+/// Does what `grouped_allgather_async` does, and waits.
 std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options = {});
 
+/// An Exchanged is what an alltoall brought this rank.
 struct Exchanged {
-  std::vector<std::byte> data;
-  Shape shape;
+  std::vector<std::byte> data;                ///< its elements, in memory of its own
+  Shape shape;                                ///< its sizes
   std::vector<std::int64_t> received_splits;  ///< rows that came from each rank of the set
 };
 /// Sends each rank its rows of `input`, in the order of the ranks, and returns what came for this one, likewise. Rows beyond the sum of
 /// the splits are not sent.
 Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOptions& options = {});
+/// Does what `alltoall_async` does, and waits.
 Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options = {});
 
 /// Combines `input` of all ranks (Average, Sum) and returns this rank's rows of the result: the first `rows % size` ranks of the set
 /// get one row more than the others.
 Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOptions& options = {});
+/// Does what `reducescatter_async` does, and waits.
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options = {});
+/// Combines several tensors, all or nothing, and returns this rank's rows of each.
 Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options = {});
+/// Does what `grouped_reducescatter_async` does, and waits.
 std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options = {});
 
-/// This rank has no more to give: until all ranks of the set have joined, its values in allreduces count as zeros (an average still
-/// divides by the size of the set), and operations that cannot do without it raise Joined on the others. Returns, on all ranks, the
-/// one that joined last. Meanwhile submissions of this rank to the set throw Joined.
+/// Says that this rank has no more to give, and blocks. Until all ranks of the set have joined, its values in allreduces count as zeros (an
+/// average still divides by the size of the set), and operations that cannot do without it raise Joined on the others. Returns, on all
+/// ranks, the one that joined last. Meanwhile submissions of this rank to the set throw Joined.
 int join(const ProcessSet& process_set = {});
 
-/// Returns when all ranks of the set have called it.
+/// Blocks until all ranks of the set have called it.
 void barrier(const ProcessSet& process_set = {});
 
-/// Memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
-/// copies. Null where ranks do not share memory. Freed when the last copy of the pointer is gone, also after `shutdown()`.
+/// Returns memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
+/// copies. Null where ranks do not share memory. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
 std::shared_ptr<void> allocate_shared(std::size_t bytes);
-/// Memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a group lie
-/// in it one after the other, each at the next multiple of `kMemberAlignment` bytes, and either end there or are `padded`. Uninitialised.
-/// Null where an allreduce would not gain from it, or the GPU has no more. Any thread; it belongs to whoever holds the pointer.
+/// Returns memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a
+/// group lie in it one after the other, each at the next multiple of `kMemberAlignment` bytes, and either end there or are `padded`. It is
+/// uninitialised. Null where an allreduce would not gain from it, or the GPU has no more. It belongs to whoever holds the pointer.
 std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options = {});
 
 // -------------------------------------------------------------------------------------------------- for front ends of the core
 
-/// The splits of an alltoall that gives none. Throws InvalidArgument if the rows cannot be divided evenly.
+/// Returns the splits of an alltoall that gives none. Throws InvalidArgument if the rows cannot be divided evenly.
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name);
-/// The running engine. Throws NotInitialized.
+/// Returns the running engine. Throws NotInitialized.
 std::shared_ptr<Engine> engine();
+/// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
+/// Returns whether the submission is done, failed included.
 bool poll_for(Engine& engine, const HandleState& pending);
 
 template <class T>

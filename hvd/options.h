@@ -1,5 +1,5 @@
 #pragma once
-/// What users say beside their tensors. Values; the fields' defaults are what Horovod's are.
+/// This file has what users say beside their tensors. All are values; the fields' defaults are Horovod's.
 
 #include <memory>
 #include <optional>
@@ -11,58 +11,72 @@
 
 namespace hvd {
 
-/// A group of ranks that has collectives of its own. A value: the global set unless made by `process_set` or `add_process_set`.
+/// A ProcessSet stands for a group of ranks that has collectives of its own. It is a value: the global set unless made by `process_set` or
+/// `add_process_set`. Its functions throw NotInitialized before `init()`, and InvalidArgument where there is no such set.
 class ProcessSet {
  public:
+  /// Makes the global set.
   ProcessSet() = default;
+  /// Makes the set of this id; for front ends.
   explicit ProcessSet(int id) : id_(id) {}
-  /// 0 for the global set.
+  /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }
-  /// This process's rank in the set, -1 if it is not included. Throws NotInitialized before `init()`.
+  /// Returns this process's rank in the set, -1 if it is not included.
   [[nodiscard]] int rank() const;
+  /// Returns the number of ranks in the set.
   [[nodiscard]] int size() const;
+  /// Returns whether this process is in the set.
   [[nodiscard]] bool included() const;
-  /// The global ranks in the set, ascending.
+  /// Returns the global ranks in the set, ascending.
   [[nodiscard]] std::vector<int> ranks() const;
+  /// Compares the ids.
   bool operator==(const ProcessSet&) const = default;
 
  private:
   int id_ = 0;
 };
 
-/// How gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded once more.
-/// The others leave more out, and need a memory of what they left out (error feedback, torch_bindings/compressor.h): they go with
-/// DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression (allreduce, grouped_allreduce and
+/// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded
+/// once more. The others leave more out, and need a memory of what they left out (error feedback, torch_bindings/compressor.h): they go
+/// with DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression (allreduce, grouped_allreduce and
 /// sparse_allreduce, of tensors and of buffers) has no such memory and refuses them with InvalidArgument, at the call.
 class Compression {
  public:
+  /// Kind has a value for each of the ways below.
   enum class Kind : std::uint8_t { None, Fp16, Bf16, Int8, TopK, PowerSgd };
+  /// Returns the way of tensors that travel as they are.
   static Compression none() { return {}; }
+  /// Returns the way through 16-bit floats of 11 significant bits.
   static Compression fp16() { return Compression(Kind::Fp16); }
+  /// Returns the way through 16-bit floats with the range of fp32.
   static Compression bf16() { return Compression(Kind::Bf16); }
-  /// A quarter of the bytes of fp32: blocks of 256 values, each with a scale.
+  /// Returns the way with a quarter of the bytes of fp32: blocks of 256 values, each with a scale.
   static Compression int8() { return Compression(Kind::Int8); }
-  /// Of each tensor, the values of largest magnitude travel: `ratio` of them, 0 < ratio <= 1, and at least one. Throws InvalidArgument.
+  /// Returns the way on which, of each tensor, the values of largest magnitude travel: `ratio` of them, 0 < ratio <= 1, and at least one.
+  /// Throws InvalidArgument for another ratio.
   static Compression topk(double ratio = 0.01);
-  /// A matrix travels as two thin ones of `rank` >= 1 columns. Throws InvalidArgument.
+  /// Returns the way on which a matrix travels as two thin ones of `rank` >= 1 columns. Throws InvalidArgument for another rank.
   static Compression powersgd(int rank = 4);
 
+  /// Makes `none()`.
   Compression() = default;
+  /// Returns which way it is.
   [[nodiscard]] Kind kind() const { return kind_; }
-  /// Of topk; 1 otherwise.
+  /// Returns the ratio of topk; 1 otherwise.
   [[nodiscard]] double ratio() const { return ratio_; }
-  /// Of powersgd; 0 otherwise.
+  /// Returns the rank of powersgd; 0 otherwise.
   [[nodiscard]] int rank() const { return rank_; }
-  /// Whether it leaves out so much that it needs a memory.
+  /// Returns whether it leaves out so much that it needs a memory.
   [[nodiscard]] bool needs_memory() const { return kind_ >= Kind::Int8; }
-  /// Throws InvalidArgument if it needs a memory; `what`: the call that has none.
+  /// Throws InvalidArgument if it needs a memory. `what` names the call that has none.
   void refuse_memory(std::string_view what) const;
-  /// The type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with fp16 and bf16, otherwise `dtype`.
+  /// Returns the type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with fp16 and bf16, otherwise `dtype`.
   [[nodiscard]] DataType wire_type(DataType dtype) const {
     const bool wide = dtype == DataType::Float32 || dtype == DataType::Float64;
     if ((kind_ != Kind::Fp16 && kind_ != Kind::Bf16) || !wide) return dtype;
     return kind_ == Kind::Fp16 ? DataType::Float16 : DataType::BFloat16;
   }
+  /// Compares way, ratio and rank.
   bool operator==(const Compression&) const = default;
 
  private:
@@ -72,44 +86,46 @@ class Compression {
   double ratio_ = 1;
 };
 
-/// `prescale_factor` multiplies every rank's input before the reduction, `postscale_factor` the result after it (integers in double,
-/// truncated toward zero). An empty name is made up, the same on all ranks that make their calls in the same order.
+/// AllreduceOptions are those of allreduce, grouped_allreduce and sparse_allreduce.
 struct AllreduceOptions {
-  std::string name;
-  ReduceOp op = ReduceOp::Average;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
-  ProcessSet process_set;
-  Compression compression;
+  std::string name;                 ///< empty: made up, the same on all ranks that make their calls in the same order
+  ReduceOp op = ReduceOp::Average;  ///< how the ranks' values are combined
+  double prescale_factor = 1;       ///< multiplies every rank's input before the reduction (integers in double, truncated toward zero)
+  double postscale_factor = 1;      ///< multiplies the result after it, likewise
+  ProcessSet process_set;           ///< the ranks that take part
+  Compression compression;          ///< none, fp16 or bf16
 };
 
+/// AllgatherOptions are those of allgather and grouped_allgather.
 struct AllgatherOptions {
-  std::string name;
-  ProcessSet process_set;
+  std::string name;        ///< see AllreduceOptions::name
+  ProcessSet process_set;  ///< the ranks that take part
 };
 
-/// `splits[i]`: rows for rank i of the set; empty: the first dimension is divided evenly.
+/// AlltoallBufferOptions are those of alltoall on raw buffers.
 struct AlltoallBufferOptions {
-  std::string name;
-  std::vector<std::int64_t> splits;
-  ProcessSet process_set;
+  std::string name;                  ///< see AllreduceOptions::name
+  std::vector<std::int64_t> splits;  ///< rows for each rank of the set; empty: the first dimension is divided evenly
+  ProcessSet process_set;            ///< the ranks that take part
 };
 
+/// ReducescatterOptions are those of reducescatter and grouped_reducescatter.
 struct ReducescatterOptions {
-  std::string name;
-  ReduceOp op = ReduceOp::Average;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
-  ProcessSet process_set;
+  std::string name;                 ///< see AllreduceOptions::name
+  ReduceOp op = ReduceOp::Average;  ///< Average or Sum
+  double prescale_factor = 1;       ///< see AllreduceOptions::prescale_factor
+  double postscale_factor = 1;      ///< see AllreduceOptions::postscale_factor
+  ProcessSet process_set;           ///< the ranks that take part
 };
 
-/// `root_rank` is global, also within a process set.
+/// BroadcastOptions are those of broadcast.
 struct BroadcastOptions {
-  std::string name;
-  int root_rank = 0;
-  ProcessSet process_set;
+  std::string name;        ///< see AllreduceOptions::name
+  int root_rank = 0;       ///< the rank that sends: a global rank, also within a process set
+  ProcessSet process_set;  ///< the ranks that take part
 };
 
+/// TimelineOptions are those of start_timeline.
 struct TimelineOptions {
   bool mark_cycles = false;  ///< show where each batch is cut
 };

@@ -1,7 +1,7 @@
 #pragma once
-/// A program that starts its own ranks, so that it needs no launcher on its command line. It is started once more under
-/// `mpirun`, with the same arguments, as often as there are ranks. Thread: the main one, before `init()`. Owns the launcher's process, and
-/// a folder for what the ranks have to say (in TMPDIR, or /tmp), while it waits.
+/// With spawn() a program starts its own ranks, so that it needs no launcher on its command line: it is started once more under `mpirun`,
+/// with the same arguments, as often as there are ranks. It is for the main thread, before `init()`. While it waits it owns the launcher's
+/// process and a folder for what the ranks have to say (in TMPDIR, or /tmp).
 
 #include <functional>
 
@@ -9,7 +9,7 @@
 
 namespace hvd {
 
-/// In a process that a launcher has started (by this function or by hand), or for one rank: calls `work`. Otherwise starts `ranks`
+/// Calls `work` in a process that a launcher has started (by this function or by hand), or for one rank. Otherwise starts `ranks`
 /// processes of this program, each of which is to come to this call and does its work there, waits for them and returns without having
 /// called `work` itself; so `main` should do nothing before it that is to be done once, and should return after it:
 ///

@@ -1,27 +1,35 @@
 #pragma once
-/// Counters since `init()`. The engine and the backends add; anyone reads. Relaxed atomics: each is exact, but they are
-/// not read at one instant.
+/// This file has the counters of one rank since `init()`. The engine and the backends add, any thread reads. They are relaxed atomics: each
+/// is exact, but they are not read at one instant.
 
 #include <atomic>
 #include <cstdint>
 
 namespace hvd {
 
+/// Stats are the counters as `hvd::stats()` has read them.
 struct Stats {
-  std::uint64_t tensors_submitted = 0;
-  std::uint64_t batches_run = 0;
-  std::uint64_t tensors_fused = 0;       ///< tensors that shared their batch with another
-  std::uint64_t bytes_reduced = 0;       ///< of this rank's inputs to allreduce and reducescatter
-  std::uint64_t negotiation_rounds = 0;  ///< agreements this rank took part in
-  std::uint64_t bytes_to_other_hosts = 0;
-  std::uint64_t bytes_zero_copy = 0;  ///< of tensors that were worked on where the user keeps them
+  std::uint64_t tensors_submitted = 0;     ///< members of groups each
+  std::uint64_t batches_run = 0;           ///< batches that this rank took part in
+  std::uint64_t tensors_fused = 0;         ///< tensors that shared their batch with another
+  std::uint64_t bytes_reduced = 0;         ///< of this rank's inputs to allreduce and reducescatter
+  std::uint64_t negotiation_rounds = 0;    ///< agreements this rank took part in
+  std::uint64_t bytes_to_other_hosts = 0;  ///< of tensors, sent by this rank
+  std::uint64_t bytes_zero_copy = 0;       ///< of tensors that were worked on where the user keeps them
 };
 
+/// StatsCounters are what the engine and the backends add to.
 struct StatsCounters {
+  /// @{
+  /// Counts what the field of Stats has that is called so.
   std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0}, bytes_reduced{0}, negotiation_rounds{0},
       bytes_to_other_hosts{0}, bytes_zero_copy{0};
 
+  /// @}
+
+  /// Adds `amount` to one of the counters.
   void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
+  /// Returns what the counters are now.
   [[nodiscard]] Stats read() const {
     return {tensors_submitted.load(std::memory_order_relaxed),  batches_run.load(std::memory_order_relaxed),
             tensors_fused.load(std::memory_order_relaxed),      bytes_reduced.load(std::memory_order_relaxed),

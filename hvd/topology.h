@@ -1,5 +1,5 @@
 #pragma once
-/// Who is where. Made once at `init()`; a value.
+/// A Topology says who is where. It is a value, made once at `init()`.
 
 #include <cstddef>
 #include <string>
@@ -7,30 +7,33 @@
 
 namespace hvd {
 
+/// Topology says who is where, as this rank sees it.
 struct Topology {
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;
-  int local_size = 1;
-  int cross_rank = 0;
-  int cross_size = 1;
-  bool homogeneous = true;
-  /// The host that each rank is on, numbered from 0. Empty: every domain is a host.
+  int rank = 0;             ///< this rank
+  int size = 1;             ///< number of ranks
+  int local_rank = 0;       ///< this rank among those of its host
+  int local_size = 1;       ///< number of ranks of this host
+  int cross_rank = 0;       ///< number of this host
+  int cross_size = 1;       ///< number of hosts
+  bool homogeneous = true;  ///< all hosts have the same number of ranks
+  /// By rank: the number of the host that it is on. Empty where every domain is a host.
   std::vector<int> host_of_rank;
 
-  /// Ranks that share memory with each other. A host is one domain, or, where shared memory is refused, as many as it has ranks.
+  /// By rank: the number of its domain, the ranks that share memory with each other. A host is one domain, or, where shared memory is
+  /// refused, as many as it has ranks.
   std::vector<int> domain_of_rank{0};
-  int domains = 1;
+  int domains = 1;                   ///< number of domains
   std::vector<int> domain_ranks{0};  ///< global ranks of this rank's domain, ascending
   int domain = 0;                    ///< number of this rank's domain
   int domain_index = 0;              ///< this rank's place in `domain_ranks`
 
+  /// Returns the number of the host that rank `of` is on.
   [[nodiscard]] int host_of(int of) const {
     const auto& numbers = host_of_rank.empty() ? domain_of_rank : host_of_rank;
     return numbers[static_cast<std::size_t>(of)];
   }
 
-  /// One domain of `size` ranks, seen by `rank`.
+  /// Returns the topology of one domain of `size` ranks, seen by `rank`.
   static Topology single_domain(int rank, int size) {
     Topology topology;
     topology.rank = topology.local_rank = topology.domain_index = rank;

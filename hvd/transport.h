@@ -1,6 +1,6 @@
 #pragma once
-/// The port through which the domains of a world agree: one rank of each, its leader, sends and receives messages.
-/// Called by the leader's driver only. Messages between two leaders arrive whole and in order. Nothing blocks.
+/// Transport is the port through which the domains of a world agree: one rank of each, its leader, sends and receives messages. Only the
+/// leader's thread that has the turn calls it. Messages between two leaders arrive whole and in order. Nothing blocks.
 
 #include <optional>
 #include <span>
@@ -9,20 +9,23 @@
 
 namespace hvd {
 
+/// A Message is what a leader has sent, whole.
 struct Message {
   int from = 0;  ///< number of the sending domain
-  Bytes bytes;
+  Bytes bytes;   ///< what it says
 };
 
+/// A Transport sends and receives for one leader. It owns the messages under way.
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// Number of this leader's domain, and of all domains.
+  /// Returns the number of this leader's domain, from 0.
   virtual int domain() const = 0;
+  /// Returns the number of domains.
   virtual int domains() const = 0;
   /// Queues a message; `bytes` may be reused when it returns. Throws BackendError when the wire says no.
   virtual void send(int to, std::span<const std::byte> bytes) = 0;
-  /// The next message that has arrived; none if there is none yet.
+  /// Returns the next message that has arrived; none if there is none yet. Throws BackendError when the wire says no.
   virtual std::optional<Message> receive() = 0;
 };
 

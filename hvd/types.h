@@ -1,6 +1,6 @@
 #pragma once
-/// The words every floor shares: element types, operations, shapes, devices.
-/// Values only; no thread, no state, nothing fails but the checked conversions (InvalidArgument).
+/// This file has the words that every floor shares: element types, operations, shapes, devices. They are values and pure functions; any
+/// thread may use them, and nothing fails.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace hvd {
 
-/// Element type of a tensor. Travels in signatures as its number: append, never reorder.
+/// DataType is the element type of a tensor. It travels in signatures as its number: append, never reorder.
 enum class DataType : std::uint8_t {
   UInt8,
   Int8,
@@ -25,29 +25,33 @@ enum class DataType : std::uint8_t {
   Complex64,
   Complex128,
 };
+/// The number of element types.
 inline constexpr int kDataTypes = 12;
 
-/// How the ranks' values are combined. Average is the sum divided by the size of the process set.
+/// ReduceOp says how the ranks' values are combined. Average is the sum divided by the size of the process set.
 enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum };
 
-/// What a submission asks for.
+/// OpKind says what a submission asks for.
 enum class OpKind : std::uint8_t { Allreduce, Allgather, Broadcast, Alltoall, Reducescatter, Barrier, Join, Control };
 
 /// Whether the operation combines values.
 constexpr bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
 
+/// DeviceKind says whose memory a tensor is in.
 enum class DeviceKind : std::uint8_t { Cpu, Cuda };
 
+/// A Device is the host's memory, or that of one of its GPUs.
 struct Device {
-  DeviceKind kind = DeviceKind::Cpu;
-  int index = 0;
+  DeviceKind kind = DeviceKind::Cpu;  ///< whose memory it is
+  int index = 0;                      ///< number of the GPU as this process sees them; 0 for the host
+  /// Compares kind and index.
   bool operator==(const Device&) const = default;
 };
 
-/// Sizes of the dimensions, outermost first; empty for a scalar.
+/// A Shape has the sizes of the dimensions, outermost first; it is empty for a scalar.
 using Shape = std::vector<std::int64_t>;
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 constexpr std::size_t element_bytes(DataType dtype) {
   switch (dtype) {
     case DataType::UInt8:
@@ -71,23 +75,28 @@ constexpr std::size_t element_bytes(DataType dtype) {
   return 0;
 }
 
-/// Where tensors in one block of memory begin: multiples of this many bytes.
+/// Tensors in one block of memory begin at multiples of this many bytes.
 inline constexpr std::size_t kMemberAlignment = 64;
+/// Returns `bytes`, rounded up to the next multiple of `kMemberAlignment`.
 constexpr std::size_t aligned_to_member(std::size_t bytes) { return (bytes + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment; }
 
-/// Integers proper; Bool is none of them.
+/// Returns whether it is an integer; Bool is none.
 constexpr bool is_integer(DataType dtype) { return dtype <= DataType::Int64; }
+/// Returns whether it is a complex number.
 constexpr bool is_complex(DataType dtype) { return dtype == DataType::Complex64 || dtype == DataType::Complex128; }
 
-/// Number of elements; 1 for a scalar.
+/// Returns the number of elements; 1 for a scalar.
 std::int64_t element_count(const Shape& shape);
 
-/// "float32", "int8", ...: the spelling of messages, bench columns and timelines.
+/// Returns "float32", "int8", ...: the spelling of messages, bench columns and timelines.
 std::string_view name_of(DataType dtype);
+/// Returns "average", "sum", ...
 std::string_view name_of(ReduceOp op);
+/// Returns "allreduce", "allgather", ...
 std::string_view name_of(OpKind kind);
+/// Returns "cpu" or "cuda".
 std::string_view name_of(DeviceKind kind);
-/// "[17, 3]"
+/// Returns "[17, 3]".
 std::string to_string(const Shape& shape);
 
 }  // namespace hvd

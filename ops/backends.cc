@@ -44,7 +44,7 @@ std::optional<nccl::GpuRoute> wanted_way(GpuBackend wanted) {
   }
 }
 
-/// Of the words, what this NCCL has.
+/// Returns what was wanted, as far as this NCCL has it: where it has no windows, buffers.
 nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& table) {
   if (wanted == NcclRegistration::None) return nccl::Registration::None;
   return wanted == NcclRegistration::Window && table.window_register ? nccl::Registration::Window : nccl::Registration::Buffer;

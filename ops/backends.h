@@ -1,5 +1,6 @@
 #pragma once
-/// The one list of what can execute batches, in the order in which they are asked.
+/// make_backends() is the one list of what can execute batches, in the order in which they are asked. CONTRIBUTING.md, "A new backend",
+/// says how one is added.
 
 #include <memory>
 #include <string>
@@ -11,7 +12,7 @@
 
 namespace hvd {
 
-/// The backends of this process.
+/// Backends are those of this process.
 struct Backends {
   std::vector<std::unique_ptr<Backend>> all;
   /// "NCCL 2.28.9, CUDA 13.0, one rank per GPU", "..., 4 ranks share a GPU, through CUDA IPC", or why there is none.

@@ -1,7 +1,8 @@
 #pragma once
-/// How a process finds the others before there is an engine: MPI, which it starts or adopts, or nobody. Everything here is
-/// collective over all ranks and happens inside `init()`, in the caller's thread; the blocking calls of MPI are for this time alone.
-/// Owns the communicator. Fails with BackendError, Mismatch or InvalidArgument.
+/// Bootstrap is how a process finds the others before there is an engine: through MPI, which it starts or adopts, or as a world of its own.
+/// Everything here is collective over all ranks and happens inside `init()`, in the caller's thread; the blocking calls of MPI are for this
+/// time alone.
+/// It owns the communicator, and fails with BackendError, Mismatch or InvalidArgument.
 
 #include <chrono>
 #include <functional>
@@ -32,7 +33,7 @@ class Bootstrap {
   [[nodiscard]] int rank() const { return comm_.rank(); }
   [[nodiscard]] int size() const { return comm_.size(); }
 
-  /// Every rank's bytes, by rank.
+  /// Returns every rank's bytes, by rank.
   [[nodiscard]] std::vector<Bytes> allgather(const Bytes& mine) const;
   /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names those that differ, with their values
   /// by rank.
@@ -40,14 +41,14 @@ class Bootstrap {
   /// For a step that may fail on some ranks: throws on every rank if `problem` is not empty on one, with its text.
   void agree_on_success(const std::string& problem, const std::string& what) const;
 
-  /// Who is where. Domains are hosts; `share_memory` turns them into what ranks share memory.
+  /// Returns who is where. Domains are hosts; `share_memory` turns them into what ranks share memory.
   [[nodiscard]] Topology find_hosts() const;
   /// Maps the board and the arenas of this host's ranks. Where a host refuses, or `config` says so, each of its ranks becomes a domain
   /// of its own, with private memory; `topology` then says so, on all ranks alike. Returns why, empty if all hosts share.
   std::string share_memory(const Config& config, Topology& topology, DomainMemory& memory) const;
 
-  /// For the driver: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until `give_up`, which then
-  /// ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
+  /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
+  /// `give_up`, which then ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning.

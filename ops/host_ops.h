@@ -1,5 +1,6 @@
 #pragma once
-/// What the backends of host memory have in common: which operations they do, and how a batch's traits become arithmetic.
+/// These functions are what the backends of host memory have in common: they say which operations these do, and how a batch's traits become
+/// arithmetic. They are pure.
 
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"
@@ -8,7 +9,7 @@
 
 namespace hvd {
 
-/// Whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce op alone.
+/// Returns whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce op alone.
 inline bool host_supports(const BatchTraits& traits) {
   return moves_or_reduces(traits, [](DataType dtype, ReduceOp op) {
     if (is_complex(dtype) && op == ReduceOp::Product) return false;
@@ -24,7 +25,7 @@ inline kernels::Reduction reduction_of(const BatchTraits& traits) {
   return {traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, divisor, traits.dtype};
 }
 
-/// Whether the zeros of ranks that have joined may be left out.
+/// Returns whether the zeros of ranks that have joined may be left out.
 constexpr bool zeros_change_nothing(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Average || op == ReduceOp::Adasum; }
 
 }  // namespace hvd

@@ -1,5 +1,5 @@
 #pragma once
-/// The arithmetic of who does what: pure functions of sizes and ranks, the same on every rank that asks. Nothing fails.
+/// This is the arithmetic of who does what: pure functions of sizes and ranks, with the same result on every rank that asks. Nothing fails.
 
 #include <algorithm>
 #include <cstddef>
@@ -51,14 +51,14 @@ class Flattened {
   std::vector<std::size_t> ends_;
 };
 
-/// The ranks of a process set by the domain they are in.
+/// An Arrangement has the ranks of a process set by the domain they are in.
 struct Arrangement {
   std::vector<std::vector<int>> domains;  ///< ascending; the domain with the lowest rank first
   std::size_t self_domain = 0;
   std::size_t self_place = 0;  ///< among the ranks of its domain
 
   [[nodiscard]] const std::vector<int>& here() const { return domains[self_domain]; }
-  /// Whether this rank is the only one of its domain.
+  /// Returns whether this rank is the only one of its domain.
   [[nodiscard]] bool alone() const { return here().size() == 1; }
 };
 
@@ -82,12 +82,13 @@ inline Arrangement arrange(std::span<const int> ranks, std::span<const int> doma
   return result;
 }
 
-/// A binomial tree over `size` places whose root is place `root`: who hands on to whom.
+/// A TreePlace is a place in a binomial tree: who hands on to it, and to whom it hands on.
 struct TreePlace {
   std::size_t parent = 0;  ///< its own place for the root
   std::vector<std::size_t> children;
 };
 
+/// Returns the place of `self` in the binomial tree over `size` places whose root is place `root`.
 inline TreePlace tree_place(std::size_t size, std::size_t root, std::size_t self) {
   TreePlace result;
   const std::size_t turned = (self + size - root) % size;

@@ -1,5 +1,5 @@
 #pragma once
-/// Which operations a backend does, given the reductions that it has kernels for. Pure.
+/// This function says which operations a backend does, given the reductions that it has kernels for. It is pure.
 
 #include "hvd/backend.h"
 

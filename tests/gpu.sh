@@ -9,8 +9,8 @@
 #     bench      what a training step costs: ResNet-50 in mixed precision, with 1 rank and, sharing the GPU, with 4; and allreduces of GPU
 #                memory against a copy within the GPU: sizes, and ResNet-50's gradients
 #     sanitizer  compute-sanitizer memcheck and racecheck over the kernels, memcheck over a part of the contract suite
-# It needs nvcc, cmake, ninja and LibTorch (the python3's torch), and for what such a machine often lacks (Open MPI, header-only libraries)
-# the folder .gpu-kit made elsewhere: ../shared/tools/gpu-kit .gpu-kit nlohmann CLI
+# It needs nvcc, cmake, ninja and LibTorch (the python3's torch). What such a machine often lacks (Open MPI, header-only libraries) comes from
+# the folder .gpu-kit, made on another machine by 'bash tests/gpu_kit.sh' and carried along.
 # No section but build takes longer than ten minutes; each can be asked for alone, once there is a build.
 set -uo pipefail
 

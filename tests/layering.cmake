@@ -1,4 +1,4 @@
-# The rules between the floors: torch_bindings -> ops -> hvd (README, design).
+# The rules between the floors: torch_bindings -> ops -> hvd (docs/architecture.md).
 #   cmake -DROOT=<folder of the project> -P tests/layering.cmake
 # prints every line that breaks one and fails if there is any.
 cmake_minimum_required(VERSION 3.25)

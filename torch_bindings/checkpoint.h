@@ -1,17 +1,20 @@
 #pragma once
-/// The state of a training run in a file, written by one rank, whole or not at all: into a new file beside the old one, fsync, rename,
-/// fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
-/// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of
-/// ranks that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the
-/// same bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks
-/// begins anew. The rank that writes needs memory for what belongs to single ranks.
+/// A Checkpoint is the state of a training run in a file. It is written by one rank, whole or not at all: into a new file beside the old
+/// one, fsync, rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes
+/// them.
+///
+/// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of ranks
+/// that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the same
+/// bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks begins
+/// anew. The rank that writes needs memory for what belongs to single ranks.
+///
 /// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
 /// has as many parameters, and a file of an untied model into a tied one if the values are equal.
-/// Thread: one at a time; all functions are collective over the process set. Errors: CheckpointError on all ranks if any rank fails, with
-/// that rank's reason, the old file and the program's state as they were; Mismatch on all ranks if what they save differs.
-/// Refused by `save`: ranks of which only some shard their optimizer, or have other buffers; an optimizer of the user's own with a state
-/// that nothing can write. By `load`: a file that does not fit.
-/// Owns nothing that stays open.
+///
+/// One thread at a time uses it; all functions are collective over the process set. They throw CheckpointError on all ranks if any rank
+/// fails, with that rank's reason, the old file and the program's state as they were, and Mismatch on all ranks if what they save differs.
+/// `save` refuses ranks of which only some shard their optimizer, or have other buffers, and an optimizer of the user's own with a state
+/// that nothing can write; `load` refuses a file that does not fit. Nothing stays open.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -27,14 +30,15 @@
 
 namespace hvd {
 
-/// A checkpoint that cannot be written or read; the text names the file, the rank, what is wrong.
+/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what is wrong.
 struct CheckpointError : Error {
   using Error::Error;
 };
 
+/// CheckpointOptions are those of a Checkpoint; equal on all ranks.
 struct CheckpointOptions {
-  /// Files that stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two Checkpoints
-  /// in a folder do not meet unless one's path is another's `path`.N.
+  /// How many files stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
+  /// Checkpoints in a folder do not meet unless one's path is another's `path`.N.
   int keep_last = 1;
   /// Whether `load` sets the optimizer's options (learning rate, betas...) to those in the file, or leaves the program's.
   bool load_options = true;
@@ -47,29 +51,33 @@ struct CheckpointOptions {
   /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).
   /// If it throws on any rank, `save` and `load` throw CheckpointError on all, with its words.
   std::function<std::vector<at::Tensor>()> of_rank;
-  ProcessSet process_set;
+  ProcessSet process_set;  ///< the ranks that save and load together
 };
 
+/// A Checkpoint saves and loads one file.
 class Checkpoint {
  public:
-  /// What else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
+  /// An Extra is what else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
   struct Extra {
-    std::map<std::string, std::string> strings;
-    std::map<std::string, at::Tensor> tensors;
+    std::map<std::string, std::string> strings;  ///< by any names
+    std::map<std::string, at::Tensor> tensors;   ///< by any names
   };
 
-  /// Local. `path`: of a file; its folder is made by `save` if it is missing. Throws InvalidArgument for an empty path or keep_last < 1.
+  /// Touches no file yet; local. `path`: of a file; its folder is made by `save` if it is missing. Throws InvalidArgument for an empty path
+  /// or keep_last < 1.
   explicit Checkpoint(std::string path, CheckpointOptions options = {});
 
-  /// Parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's are
-  /// written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if only
-  /// some ranks shard the optimizer. An optimizer of the user's own is saved by its `save`, and by the `serialize` of its options and
+  /// Writes parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's
+  /// are written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if
+  /// only some ranks shard the optimizer. An optimizer of the user's own is saved by its `save`, and by the `serialize` of its options and
   /// states, its learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
   /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so that those of the others, on disks of
   /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all. The state of an optimizer
   /// that overrides neither `save` nor `load` can be read only where it has a state already, of which LibTorch can make copies.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
+  /// @{
+  /// Do the same, with what else belongs to the run, and for holders of modules.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const;
   template <class Module>
   void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
@@ -84,11 +92,13 @@ class Checkpoint {
   std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
     return load(static_cast<torch::nn::Module&>(*module), optimizer, extra);
   }
+  /// @}
 
-  /// Only the extra state, for a look at it before anything is changed.
+  /// Returns only the extra state, for a look at it before anything is changed.
   [[nodiscard]] Extra read_extra() const;
-  /// Whether the first rank finds the file.
+  /// Returns whether the first rank finds the file.
   [[nodiscard]] bool exists() const;
+  /// Returns the file's path; local.
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:

@@ -1,16 +1,16 @@
 #pragma once
-/// Gradient clipping for a DistributedOptimizer. The gradients of all ranks together are clipped, by a norm that is the same on all ranks:
-/// torch::nn::utils::clip_grad_norm_ between `backward()` and `step()` would see what is still under way, and is refused by `step()`.
-/// Thread: the optimizer's. Errors: InvalidArgument for a negative max_norm; what `synchronize()` throws.
+/// This is gradient clipping for a DistributedOptimizer. The gradients of all ranks together are clipped, by a norm that is the same on all
+/// ranks: torch::nn::utils::clip_grad_norm_ between `backward()` and `step()` would see what is still under way, and is refused by
+/// `step()`. Thread: the optimizer's. Errors: InvalidArgument for a negative max_norm; what `synchronize()` throws.
 
 #include "torch_bindings/optimizer.h"
 
 namespace hvd {
 
-/// Collective. Finishes the reductions (`step()` then does not reduce again), and scales the gradients of all parameters of the optimizer,
-/// in place, so that their norm together is at most `max_norm`. Returns the norm that they had, 0 without gradients. `norm_type`: 2, any
-/// other p, or infinity for the largest magnitude. Works on a sharded optimizer, on sparse gradients, and after GradScaler::unscale_(). A
-/// norm that is not finite leaves gradients that are not, as torch::nn::utils::clip_grad_norm_ does.
+/// Finishes the reductions (`step()` then does not reduce again), and scales the gradients of all parameters of the optimizer,
+/// in place, so that their norm together is at most `max_norm`. Collective. Returns the norm that they had, 0 without gradients.
+/// `norm_type`: 2, any other p, or infinity for the largest magnitude. Works on a sharded optimizer, on sparse gradients, and after
+/// GradScaler::unscale_(). A norm that is not finite leaves gradients that are not, as torch::nn::utils::clip_grad_norm_ does.
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type = 2);
 
 }  // namespace hvd

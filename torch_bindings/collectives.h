@@ -1,13 +1,16 @@
 #pragma once
-/// The collectives on at::Tensor. Any dense or strided CPU or CUDA tensor of a DataType; the result is contiguous. Plain
-/// forms return a new tensor and are differentiable; forms with a trailing `_` change their argument; `_async` forms return at once, and
-/// the argument must not be changed or read before `wait()`. Any thread.
+/// This file has the collectives on at::Tensor. They take any dense or strided CPU or CUDA tensor of a DataType; the result is contiguous.
+/// Plain forms return a new tensor and are differentiable; forms with a trailing `_` change their argument; `_async` forms return at once,
+/// and the argument must not be changed or read before `wait()`. Any thread may call them. What they mean: docs/semantics.md.
+///
 /// Forms in place are changes for autograd: where backward still needs what was in the tensor, it says so (c10::Error). With grad mode on,
 /// gradients of what such a form has changed pass the collective as those of the plain form do; leaves, as parameters are, and views of
 /// them are changed as data are under NoGradGuard. Members of a group may share memory.
-/// Refuses at the call, on that rank (InvalidArgument, DuplicateName), naming the tensor: undefined and sparse tensors, other types and
-/// devices; in place, what has elements that share memory (expand) and, where a gradient is required, one of several views that one
-/// operation made (split) and members of a group that overlap. Throws Mismatch, RankFailed, Shutdown, BackendError from `wait()`.
+///
+/// They refuse at the call, on that rank (InvalidArgument,
+/// DuplicateName), naming the tensor: undefined and sparse tensors, other types and devices; in place, what has elements that share memory
+/// (expand) and, where a gradient is required, one of several views that one operation made (split) and members of a group that overlap.
+/// `wait()` throws Mismatch, RankFailed, Shutdown, BackendError.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,59 +22,78 @@
 
 namespace hvd {
 
-// Combines the tensors of all ranks element by element; shapes and types must be equal. The gradient is the same allreduce of the
-// gradient. Compression: none, fp16, bf16; the others are refused (see Compression), here and in all that takes AllreduceOptions.
+/// @{
+/// Combines the tensors of all ranks element by element; shapes and types must be equal. The gradient is the same allreduce of the
+/// gradient. Compression: none, fp16, bf16; the others are refused (see Compression), here and in all that takes AllreduceOptions.
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> allreduce_async_(at::Tensor tensor, const AllreduceOptions& options = {});
+/// @}
 
-// All or nothing: the tensors become ready together, travel together and fail together. All on one device.
+/// @{
+/// Combines several tensors, all or nothing: they become ready together, travel together and fail together. All must be on one device.
 std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 std::vector<at::Tensor> grouped_allreduce_(std::vector<at::Tensor> tensors, const AllreduceOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_allreduce_async(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_allreduce_async_(std::vector<at::Tensor> tensors, const AllreduceOptions& options = {});
+/// @}
 
-// Concatenates the tensors of all ranks along dimension 0, which may differ between ranks and be 0; the others must be equal.
-// The gradient is the average of the ranks' gradients, cut to this rank's rows.
+/// @{
+/// Concatenates the tensors of all ranks along dimension 0, which may differ between ranks and be 0; the others must be equal.
+/// The gradient is the average of the ranks' gradients, cut to this rank's rows.
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options = {});
 Handle<at::Tensor> allgather_async(const at::Tensor& tensor, const AllgatherOptions& options = {});
 std::vector<at::Tensor> grouped_allgather(const std::vector<at::Tensor>& tensors, const AllgatherOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_allgather_async(const std::vector<at::Tensor>& tensors, const AllgatherOptions& options = {});
+/// @}
 
-// The root's tensor on every rank. The gradient is the average of the ranks' gradients on the root, and zero elsewhere.
+/// @{
+/// Gives every rank the root's tensor; shapes and types must be equal. The gradient is the average of the ranks' gradients on the root, and
+/// zero elsewhere.
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options = {});
 Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options = {});
+/// @}
 
-// Averages or sums the tensors of all ranks and returns this rank's rows of the result: the first `dim0 % size` ranks of the set get one
-// row more than the others. The gradient is the ranks' gradients concatenated, times the number of ranks for Sum, times the scales.
+/// @{
+/// Averages or sums the tensors of all ranks and returns this rank's rows of the result: the first `dim0 % size` ranks of the set get one
+/// row more than the others. The gradient is the ranks' gradients concatenated, times the number of ranks for Sum, times the scales.
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& tensors, const ReducescatterOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_reducescatter_async(const std::vector<at::Tensor>& tensors,
                                                             const ReducescatterOptions& options = {});
+/// @}
 
-/// `splits`: a 1-D tensor of int32 or int64 on any device, rows for each rank of the set; none: dimension 0 is divided evenly.
+/// AlltoallOptions are those of alltoall.
 struct AlltoallOptions {
-  std::string name;
-  std::optional<at::Tensor> splits;
-  ProcessSet process_set;
+  std::string name;                  ///< see AllreduceOptions::name
+  std::optional<at::Tensor> splits;  ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
+  ProcessSet process_set;            ///< the ranks that take part
 };
-/// `received_splits`: int32, rows that came from each rank of the set; on the device of the splits, on the CPU if there were none.
+/// An AlltoallResult is what an alltoall brought this rank: the rows, and how many came from each rank of the set, as int32 on the device
+/// of the splits, on the CPU if there were none.
 struct AlltoallResult {
+  /// @{
+  /// Shapes: [rows, ...] and [size of the set].
   at::Tensor output, received_splits;
+  /// @}
 };
-// Sends each rank of the set its rows, in the order of the ranks, and concatenates what comes. Rows beyond the splits' sum are not sent
-// (and get a gradient of zero). The gradient goes back the way the rows came.
+/// @{
+/// Sends each rank of the set its rows, in the order of the ranks, and concatenates what comes. Rows beyond the splits' sum are not sent
+/// (and get a gradient of zero). The gradient goes back the way the rows came.
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options = {});
 Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options = {});
+/// @}
 
-// Average or Sum of sparse COO tensors of one size, whose entries may be anywhere; the result is sparse and coalesced. Travels as an
-// allgather of indices and values. Not differentiable.
+/// @{
+/// Averages or sums sparse COO tensors of one size, whose entries may be anywhere; the result is sparse and coalesced. Travels as an
+/// allgather of indices and values. Not differentiable.
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
+/// @}
 
 namespace detail {
 /// In place on many tensors as one group, whatever their types. `names`: what messages call them.

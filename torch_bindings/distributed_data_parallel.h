@@ -1,15 +1,17 @@
 #pragma once
-/// A module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's DistributedDataParallel does
-/// (Li et al.: PyTorch distributed: experiences on accelerating data parallel training, 2020): the optimizer stays the user's own. The
-/// engine is that of DistributedOptimizer: buckets leave while backward still runs.
-/// It does not matter whether a loss comes from what `forward` returns or from tensors that the module keeps.
+/// A DistributedDataParallel is a module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's
+/// DistributedDataParallel does (Li et al.: PyTorch distributed: experiences on accelerating data parallel training, 2020): the optimizer
+/// stays the user's own. The engine is that of DistributedOptimizer: buckets leave while backward still runs. It does not matter whether a
+/// loss comes from what `forward` returns or from tensors that the module keeps.
+///
 /// Evaluation communicates nothing after a training step whose backward has ended: all ranks then have the first one's buffers. After a
 /// forward pass in training without a backward pass the next one in evaluation shares them, so all ranks must make it.
+///
 /// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
 /// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
-/// Refused: a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around.
-/// Threads: forward and backward by one thread at a time; hooks run in autograd's threads. Owns the gradients' memory and shares the
-/// module.
+///
+/// It refuses a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around. Forward and
+/// backward are made by one thread at a time; hooks run in autograd's threads. It owns the gradients' memory and shares the module.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -32,20 +34,22 @@
 
 namespace hvd {
 
+/// DistributedDataParallelOptions are those of a DistributedDataParallel; equal on all ranks.
 struct DistributedDataParallelOptions {
-  /// For those who come from PyTorch; true and false do the same here. Which parameters got no gradient is known at the end of backward
-  /// without a search: a parameter unused on this rank, but not on others, gets their average with zeros for this one; one unused
+  /// Is there for those who come from PyTorch; true and false do the same here. Which parameters got no gradient is known at the end of
+  /// backward without a search: a parameter unused on this rank, but not on others, gets their average with zeros for this one; one unused
   /// everywhere stays without a gradient.
   bool find_unused_parameters = false;
-  /// The first rank's buffers (running statistics...) on all, before each forward pass in training that takes part in a reduction, and when
-  /// its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may evaluate alone.
+  /// Whether all ranks get the first rank's buffers (running statistics...), before each forward pass in training that takes part in a
+  /// reduction, and when its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may
+  /// evaluate alone.
   bool broadcast_buffers = true;
-  Compression compression;
-  /// Gradients are divided by it before the sum, and by size / it after.
+  Compression compression;  ///< how gradients travel
+  /// Divides gradients before the sum; size / it divides them after.
   double gradient_predivide_factor = 1;
-  /// Make sparse gradients dense before they are reduced.
+  /// Whether sparse gradients are made dense before they are reduced.
   bool sparse_as_dense = false;
-  ProcessSet process_set;
+  ProcessSet process_set;  ///< the ranks that train together
   /// See DistributedOptimizerOptions::gradients_are_views.
   bool gradients_are_views = true;
 };
@@ -143,12 +147,12 @@ void for_each_tensor(const T& value, const Visit& visit) {
 
 }  // namespace detail
 
-/// `Wrapped` (not Module, which the base class calls itself): any module with a `forward`. It is registered as "module", so parameters(),
-/// train(), eval(), to() and save() of the wrapper mean the module's.
+/// A DistributedDataParallel wraps a module of type `Wrapped` (not Module, which the base class calls itself): any with a `forward`. It is
+/// registered as "module", so parameters(), train(), eval(), to() and save() of the wrapper mean the module's.
 template <class Wrapped>
 class DistributedDataParallel : public torch::nn::Module {
  public:
-  /// Collective over the process set: the first rank's parameters and buffers become those of all. Parameters that require no gradient
+  /// Makes the first rank's parameters and buffers those of all. Collective over the process set. Parameters that require no gradient
   /// now are reduced from the first forward pass on in which they do, on all ranks the same one; if a DistributedOptimizer is around one
   /// by then, it is left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything is sent, if none does, or
   /// for a parameter that a DistributedOptimizer is around at present: its gradient would be reduced twice.
@@ -158,15 +162,15 @@ class DistributedDataParallel : public torch::nn::Module {
         reducer_(std::make_shared<detail::ModuleReducer>(module_, std::move(options))) {
     register_module("module", module_);
   }
-  /// From a holder, such as torch::nn::Sequential.
+  /// Does the same from a holder, such as torch::nn::Sequential.
   template <class Holder>
   requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>
   explicit DistributedDataParallel(const Holder& module, DistributedDataParallelOptions options = {})
       : DistributedDataParallel(module.ptr(), std::move(options)) {}
 
-  /// The module's forward. When the backward pass from it ends, all gradients of the module are the averages over the ranks; gradients from
-  /// passes without synchronization are part of them. `backward()` is then collective: it throws Mismatch, RankFailed, Shutdown... Several
-  /// forward passes may have one backward pass, or one each.
+  /// Returns what the module's forward returns. When the backward pass from it ends, all gradients of the module are the averages over the
+  /// ranks; gradients from passes without synchronization are part of them. `backward()` is then collective: it throws Mismatch,
+  /// RankFailed, Shutdown... Several forward passes may have one backward pass, or one each.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     detail::ModuleReducer::Pass pass(*reducer_);
@@ -180,20 +184,22 @@ class DistributedDataParallel : public torch::nn::Module {
       return output;
     }
   }
+  /// Returns what forward() returns.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// While the guard lives, forward passes are local: gradients of their backward passes add up on this rank, and the next pass outside
-  /// the guard reduces the sum (gradient accumulation).
+  /// A NoSync is a guard: while it lives, forward passes are local. Gradients of their backward passes add up on this rank, and the next
+  /// pass outside the guard reduces the sum (gradient accumulation).
   class [[nodiscard]] NoSync {
    public:
+    /// Begins the scope; no_sync() does it.
     explicit NoSync(std::shared_ptr<detail::ModuleReducer> reducer) : reducer_(std::move(reducer)) { ++reducer_->unsynchronized; }
     ~NoSync() {
       if (reducer_) --reducer_->unsynchronized;
     }
-    NoSync(NoSync&& other) noexcept = default;  // so that it goes into a std::optional
+    NoSync(NoSync&& other) noexcept = default;  ///< so that it goes into a std::optional
     NoSync& operator=(NoSync&&) = delete;
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
@@ -201,16 +207,20 @@ class DistributedDataParallel : public torch::nn::Module {
    private:
     std::shared_ptr<detail::ModuleReducer> reducer_;
   };
+  /// Returns a guard for passes that are not reduced.
   NoSync no_sync() { return NoSync(reducer_); }
 
-  /// For ranks with different numbers of batches: see torch_bindings/join.h. Around the training loop, on all ranks of the set.
+  /// Returns a guard for ranks with different numbers of batches (torch_bindings/join.h), around the training loop, on all ranks of the
+  /// set.
   JoinGuard join(const JoinOptions& options = {}) { return reducer_->join(options); }
 
-  /// What this rank's compression remembers of what it has left out so far, as it is: for checkpoints (see CheckpointOptions::of_rank).
+  /// Returns what this rank's compression remembers of what it has left out, as it is: for checkpoints (see CheckpointOptions::of_rank).
   /// Empty without a lossy compression.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const { return reducer_->compression_memory(); }
 
+  /// Returns the module that is wrapped.
   const std::shared_ptr<Wrapped>& module() const { return module_; }
+  /// Returns the module that is wrapped.
   Wrapped* operator->() { return module_.get(); }
 
  private:
@@ -218,6 +228,7 @@ class DistributedDataParallel : public torch::nn::Module {
   std::shared_ptr<detail::ModuleReducer> reducer_;
 };
 
+/// Lets `DistributedDataParallel(holder)` find the type of the module.
 template <class Holder>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> DistributedDataParallel(const Holder&,
                                                                                                  DistributedDataParallelOptions = {})

@@ -1,12 +1,15 @@
 #pragma once
-/// Dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
+/// GradScaler is dynamic loss scaling for fp16 (Micikevicius et al.: Mixed precision training, 2018), with the semantics of PyTorch's
 /// torch.amp.GradScaler, which LibTorch's C++ API lacks. Small gradients survive in fp16 because the loss is multiplied by a scale; a
 /// step whose gradients overflow is left out and the scale lowered, after many good steps it is raised.
-/// Whose gradients a DistributedOptimizer or a DistributedDataParallel reduces, on them the ranks of its process set decide together,
-/// whatever other ranks do. One scaler may serve optimizers on several sets: ranks whose scales part, because an optimizer that only some
+///
+/// Where a DistributedOptimizer or a DistributedDataParallel reduces the gradients, the ranks of its process set decide together, whatever
+/// other ranks do. One scaler may serve optimizers on several sets: ranks whose scales part, because an optimizer that only some
 /// of them have has overflowed, leave out the next common step, with a warning, and go on with the smallest. (Unscaled before the common
 /// one, it costs no step.) With int8, topk and powersgd, what the compression remembers does not depend on the scale, and of a step left
-/// out nothing is lost. One thread at a time. Owns the scale; refers to optimizers only between `unscale_` and `update`. Refuses
+/// out nothing is lost.
+///
+/// One thread at a time uses it. It owns the scale and refers to optimizers only between `unscale_` and `update`. It refuses
 /// (InvalidArgument) fp16 gradients, closures, and an optimizer whose parameters are reduced on several process sets.
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +23,9 @@
 
 namespace hvd {
 
+/// GradScalerOptions are those of a GradScaler; equal on all ranks.
 struct GradScalerOptions {
-  double init_scale = 65536;
+  double init_scale = 65536;            ///< the first scale
   double growth_factor = 2;             ///< greater than 1
   double backoff_factor = 0.5;          ///< less than 1
   std::int64_t growth_interval = 2000;  ///< steps in a row without an overflow after which the scale grows
@@ -29,27 +33,30 @@ struct GradScalerOptions {
   /// Whether a step that one rank must leave out is left out by all ranks of the set (see `unscale_`). What it costs is one small
   /// allreduce per optimizer and step. False: each rank decides for itself.
   bool agree = true;
-  /// Who agrees on optimizers whose gradients nobody reduces. The others' are agreed on where they are reduced.
+  /// The ranks that agree on optimizers whose gradients nobody reduces. The others' are agreed on where they are reduced.
   ProcessSet process_set;
 };
 
-/// What a continued run needs. Plain numbers: it can be written, or sent by `broadcast_object`.
+/// A GradScalerState is what a continued run needs. It has plain numbers: it can be written, or sent by `broadcast_object`.
 struct GradScalerState {
-  double scale = 0;  ///< 0: the state of a scaler that was not enabled
-  double growth_factor = 0;
-  double backoff_factor = 0;
-  std::int64_t growth_interval = 0;
-  std::int64_t growth_tracker = 0;  ///< good steps in a row so far
+  double scale = 0;                  ///< 0: the state of a scaler that was not enabled
+  double growth_factor = 0;          ///< see GradScalerOptions
+  double backoff_factor = 0;         ///< see GradScalerOptions
+  std::int64_t growth_interval = 0;  ///< see GradScalerOptions
+  std::int64_t growth_tracker = 0;   ///< good steps in a row so far
+  /// Compares all numbers.
   bool operator==(const GradScalerState&) const = default;
 };
 
+/// A GradScaler scales losses, and steps optimizers where nothing has overflowed.
 class GradScaler {
  public:
-  /// Throws InvalidArgument for factors on the wrong side of 1.
+  /// Begins with the first scale. Throws InvalidArgument for factors on the wrong side of 1.
   explicit GradScaler(GradScalerOptions options = {});
 
-  /// `loss` (any shape, any device) times the scale; differentiable.
+  /// Returns `loss` (any shape, any device) times the scale; differentiable.
   at::Tensor scale(const at::Tensor& loss);
+  /// Returns each of the losses times the scale.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses);
 
   /// Divides the optimizer's gradients by the scale, in place, and looks for infinities and NaN among them: for what comes between
@@ -61,23 +68,26 @@ class GradScaler {
   /// Throws InvalidArgument if called twice, or after `step()`, since the last `update()`; before any `scale()`; for fp16 gradients.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// `unscale_(optimizer)`, if that was not done already, then `optimizer.step()`, unless an overflow was found: then the step is left
+  /// Does `unscale_(optimizer)`, if that was not done already, then `optimizer.step()`, unless an overflow was found: then the step is left
   /// out and an undefined tensor returned. Throws InvalidArgument with a closure; if called twice since the last `update()`; if no
   /// rank has any gradient.
   at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure = nullptr);
 
-  /// After the steps of all optimizers: lowers the scale if one was left out, raises it after `growth_interval` good ones in a row.
+  /// Lowers the scale if a step was left out, raises it after `growth_interval` good ones in a row. To be called after the steps of all
+  /// optimizers.
   /// Throws InvalidArgument if no optimizer was unscaled since the last one.
   void update();
   /// Sets the scale.
   void update(double new_scale);
 
-  /// 1 if it is not enabled. On a GPU it waits for the device.
+  /// Returns the scale; 1 if it is not enabled. On a GPU it waits for the device.
   [[nodiscard]] double get_scale() const;
+  /// Returns GradScalerOptions::enabled.
   [[nodiscard]] bool is_enabled() const { return options_.enabled; }
 
+  /// Returns what a continued run needs. On a GPU it waits for the device.
   [[nodiscard]] GradScalerState state() const;
-  /// Does nothing if it is not enabled. Throws InvalidArgument for the state of a scaler that was not.
+  /// Goes on from such a state. Does nothing if it is not enabled. Throws InvalidArgument for the state of a scaler that was not.
   void load_state(const GradScalerState& state);
 
  private:

@@ -1,14 +1,17 @@
 #pragma once
-/// Training with different numbers of batches on each rank, in the sense of PyTorch's Join: a guard around the training loop of all ranks.
-/// A rank that has no more batches waits at the guard's end; until the last one is there its gradients count as zeros, and the others
-/// train on. Then all have the model (parameters, buffers) of the rank that ended last.
-///   { auto guard = ddp.join({.optimizer = &sgd}); for (auto& batch : batches) train(batch); }
-/// The same for DistributedOptimizer: `auto guard = optimizer.join();`.
-/// Refused at join(), with InvalidArgument: SyncBatchNorm layers, a sharded optimizer, compressions with a memory (all need every rank at
+/// A JoinGuard is for training with different numbers of batches on each rank, in the sense of PyTorch's Join: a guard around the training
+/// loop of all ranks. A rank that has no more batches waits at the guard's end; until the last one is there its gradients count as zeros,
+/// and the others train on. Then all have the model (parameters, buffers) of the rank that ended last.
+///
+///     { auto guard = ddp.join({.optimizer = &sgd}); for (auto& batch : batches) train(batch); }
+///
+/// The same goes for DistributedOptimizer: `auto guard = optimizer.join();`.
+///
+/// join() refuses, with InvalidArgument, SyncBatchNorm layers, a sharded optimizer, compressions with a memory (all need every rank at
 /// each step), and a second guard of the same wrapper. Sparse gradients throw Joined as soon as a rank has ended; `sparse_as_dense` helps.
 /// Collectives of the user's own behave as after hvd::join(): in an allreduce ranks that have ended count as zeros, others throw Joined.
-/// Cost: an allreduce of one byte per rank at each reduction, and another before buffers are shared.
-/// Thread: that of the training loop. Holds the wrapper's insides, and refers to the optimizer that is given.
+/// It costs an allreduce of one byte per rank at each reduction, and another before buffers are shared.
+/// It belongs to the thread of the training loop, holds the wrapper's insides, and refers to the optimizer that is given.
 
 #include <torch/optim/optimizer.h>
 
@@ -23,12 +26,13 @@ namespace hvd {
 
 class GradientReducer;
 
+/// JoinOptions are those of DistributedDataParallel::join and DistributedOptimizer::join; equal on all ranks.
 struct JoinOptions {
   /// True: gradients are divided by the number of all ranks, so that each batch counts the same. False: by the number of ranks that still
   /// have batches, as if there were no others. Ranks that accumulate gradients do so under no_sync() or with backward_passes_per_step:
   /// what has been reduced before is not reduced rightly a second time when a rank has ended.
   bool divide_by_initial_world_size = true;
-  /// Of DistributedDataParallel: the user's optimizer, whose state (momenta, step counters...) becomes that of the rank that ended last,
+  /// With DistributedDataParallel: the user's optimizer, whose state (momenta, step counters...) becomes that of the rank that ended last,
   /// too. Without it a rank that ended early keeps its own, and an optimizer with momenta would let the ranks drift apart afterwards.
   /// DistributedOptimizer shares its own.
   torch::optim::Optimizer* optimizer = nullptr;
@@ -70,23 +74,26 @@ std::shared_ptr<JoinRounds> begin_rounds(GradientReducer& reducer, const JoinOpt
 
 }  // namespace detail
 
+/// A JoinGuard is what join() returns.
 class [[nodiscard]] JoinGuard {
  public:
+  /// Parts are what a wrapper makes a guard of.
   struct Parts {
-    std::shared_ptr<detail::JoinRounds> rounds;
-    std::function<void(int last)> share;   ///< collective: the model of rank `last` on all
-    std::function<void(bool failed)> end;  ///< the wrapper goes on without a guard
+    std::shared_ptr<detail::JoinRounds> rounds;  ///< what the ranks tell one another
+    std::function<void(int last)> share;         ///< collective: the model of rank `last` on all
+    std::function<void(bool failed)> end;        ///< the wrapper goes on without a guard
   };
+  /// Begins the scope; join() of a wrapper does it.
   explicit JoinGuard(Parts parts);
-  /// As end(). Left by an exception, it makes the other ranks' next reduction (or the end of their guards) throw RankFailed, waits until
-  /// they have got there, and throws nothing itself.
+  /// Does what end() does. Left by an exception, it makes the other ranks' next reduction (or the end of their guards) throw RankFailed,
+  /// waits until they have got there, and throws nothing itself.
   ~JoinGuard() noexcept(false);
-  JoinGuard(JoinGuard&& other) noexcept;
+  JoinGuard(JoinGuard&& other) noexcept;  ///< leaves `other` without effect
   JoinGuard& operator=(JoinGuard&&) = delete;
   JoinGuard(const JoinGuard&) = delete;
   JoinGuard& operator=(const JoinGuard&) = delete;
 
-  /// Collective. Blocks until all ranks have come to the end of theirs, and shares the model of the last. Does nothing a second time.
+  /// Blocks until all ranks have come to the end of theirs, and shares the model of the last. Collective. Does nothing a second time.
   /// Throws RankFailed, naming it, if a rank has left its guard by an exception; the models are then not shared.
   void end();
 

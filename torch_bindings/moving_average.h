@@ -1,8 +1,8 @@
 #pragma once
-/// An exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
-/// Juditsky: Acceleration of stochastic approximation by averaging, 1992). Local: ranks with the same parameters keep the same averages.
-/// A parameter that is listed twice (tied weights) is averaged once.
-/// Thread: the optimizer's. Owns the averages; shares the parameters.
+/// This is an exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
+/// Juditsky: Acceleration of stochastic approximation by averaging, 1992). It is local: ranks with the same parameters keep the same
+/// averages. A parameter that is listed twice (tied weights) is averaged once. It is for the optimizer's thread, owns the averages and
+/// shares the parameters.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -16,29 +16,34 @@
 
 namespace hvd {
 
+/// ExponentialMovingAverageOptions are those of an ExponentialMovingAverage.
 struct ExponentialMovingAverageOptions {
   double decay = 0.999;  ///< from 0 (the last parameters) to below 1; higher remembers longer: about 1 / (1 - decay) updates
-  /// Remember less at first: the decay of update t = 0, 1... is at most (1 + t) / (10 + t).
+  /// Whether to remember less at first: the decay of update t = 0, 1... is at most (1 + t) / (10 + t).
   bool warm_up = false;
 };
 
+/// An ExponentialMovingAverage has an average of each parameter.
 class ExponentialMovingAverage {
  public:
   /// Starts with what the parameters are now. Throws InvalidArgument for a decay out of range.
   explicit ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options = {});
+  /// Does the same with all parameters of a module.
   explicit ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options = {});
 
-  /// average = decay * average + (1 - decay) * parameter; after each optimizer step.
+  /// Makes each average decay * average + (1 - decay) * parameter. To be called after each optimizer step.
   void update();
+  /// Returns how many updates there were.
   [[nodiscard]] std::int64_t updates() const { return updates_; }
-  /// In the order of the parameters; one that is listed twice has the same tensor in both places.
+  /// Returns the averages in the order of the parameters; one that is listed twice has the same tensor in both places.
   [[nodiscard]] const std::vector<at::Tensor>& averages() const { return averages_; }
   /// Makes the parameters the averages, for good.
   void copy_to_parameters();
 
-  /// While the guard lives, the parameters are the averages (for evaluation); then what they were.
+  /// An Averaged is a guard: while it lives, the parameters are the averages (for evaluation); then what they were.
   class [[nodiscard]] Averaged {
    public:
+    /// Begins the scope; averaged() does it.
     explicit Averaged(ExponentialMovingAverage& average) : average_(average) { average_.exchange(); }
     ~Averaged() { average_.exchange(); }
     Averaged(const Averaged&) = delete;
@@ -47,10 +52,12 @@ class ExponentialMovingAverage {
    private:
     ExponentialMovingAverage& average_;
   };
+  /// Returns a guard for evaluation with the averages.
   Averaged averaged() { return Averaged(*this); }
 
+  /// Writes averages and number of updates.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// Throws c10::Error for the averages of another model.
+  /// Reads what save() wrote. Throws c10::Error for the averages of another model.
   void load(torch::serialize::InputArchive& archive);
 
  private:

@@ -1,19 +1,24 @@
 #pragma once
-/// The optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for the reductions and lets
-/// the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that they are reduced where they
-/// are: `.grad` is a view of it.
+/// DistributedOptimizer is the optimizer wrapper. Every gradient is reduced over the ranks while backward still runs; `step()` waits for
+/// the reductions and lets the wrapped optimizer step. Gradients on the host live in memory that the ranks of the host share, so that they
+/// are reduced where they are: `.grad` is a view of it.
+///
 /// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names joined in messages, and stepped as often
 /// as the wrapped optimizer would. Groups and parameters added later, to the wrapper or to the wrapped optimizer, are taken in by the next
 /// call of this, on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or shape changes is
-/// followed. Refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
+/// followed.
+///
+/// It refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
 /// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
 /// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
 /// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
 /// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
-/// Throws gradients away by `zero_grad()`. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
+///
+/// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
 /// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
-/// Threads: hooks run in autograd's threads; everything else is called by one thread at a time.
-/// Owns the gradients' memory; refers to the wrapped optimizer, which must outlive it.
+///
+/// Hooks run in autograd's threads; everything else is called by one thread at a time. It owns the gradients' memory and refers to the
+/// wrapped optimizer, which must outlive it.
 
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
@@ -28,29 +33,32 @@
 
 namespace hvd {
 
+/// DistributedOptimizerOptions are those of a DistributedOptimizer; equal on all ranks.
 struct DistributedOptimizerOptions {
-  /// int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while backward runs.
+  /// How gradients travel. int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while
+  /// backward runs.
   Compression compression;
-  /// Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped optimizer steps on this
-  /// rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h); there is nothing to
-  /// synchronize then, and each rank's state is its own.
+  /// How gradients are combined: Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped
+  /// optimizer steps on this rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h);
+  /// there is nothing to synchronize then, and each rank's state is its own.
   ReduceOp op = ReduceOp::Average;
-  /// Backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
+  /// The number of backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
   int backward_passes_per_step = 1;
-  /// With Average only: gradients are divided by it before the sum, and by size / it after.
+  /// Divides gradients before the sum, with Average only; size / it divides them after.
   double gradient_predivide_factor = 1;
   /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
   std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
-  ProcessSet process_set;
-  /// Make sparse gradients dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
+  ProcessSet process_set;  ///< the ranks that train together
+  /// Whether sparse gradients are made dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
   bool sparse_as_dense = false;
-  /// ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the parameters, has the state of that share alone,
-  /// and gets the rest from the others; the parameters are those of the plain optimizer, bit for bit. For all optimizers of LibTorch but
-  /// LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its state cannot be saved.
+  /// Whether the optimizer's state is shared out, ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the
+  /// parameters, has the state of that share alone, and gets the rest from the others; the parameters are those of the plain optimizer, bit
+  /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its
+  /// state cannot be saved.
   bool shard_optimizer_state = false;
-  /// `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g = p.grad()`)
-  /// is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor of its own,
-  /// as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.
+  /// Whether `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g =
+  /// p.grad()`) is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor
+  /// of its own, as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.
   bool gradients_are_views = true;
 };
 
@@ -68,14 +76,15 @@ void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchi
 class SharedGroups;
 }  // namespace detail
 
+/// A DistributedOptimizer wraps an optimizer, and is one.
 class DistributedOptimizer : public torch::optim::Optimizer {
  public:
-  /// `named_parameters` must name every parameter of `wrapped`; empty: names are made up from their places. Wrapping is local:
+  /// Wraps `wrapped`. `named_parameters` must name every parameter of it; empty: names are made up from their places. Wrapping is local:
   /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them, and for a parameter whose gradient a
   /// DistributedDataParallel has reduced at present. Of several optimizers around the same parameters the last one reduces during backward.
   explicit DistributedOptimizer(torch::optim::Optimizer& wrapped, std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
                                 DistributedOptimizerOptions options = {});
-  /// From what `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
+  /// Does the same from what `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
   template <class Name>
   DistributedOptimizer(torch::optim::Optimizer& wrapped, const torch::OrderedDict<Name, at::Tensor>& named_parameters,
                        DistributedOptimizerOptions options = {})
@@ -88,23 +97,24 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// (LBFGS), every evaluation's gradients and loss are reduced; what is returned is this rank's loss. Throws what `synchronize()` throws.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Collective. Reduces what is not yet reduced and waits; afterwards every `.grad` is the same on all ranks. A parameter without a
+  /// Reduces what is not yet reduced and waits. Collective. Afterwards every `.grad` is the same on all ranks. A parameter without a
   /// gradient here counts as zeros if another rank has one, and stays without if none has. Called again, it reduces what backward has
   /// added since, or what a user has put in the place of a gradient, and nothing if there is nothing new; the ranks must agree in that
   /// (else Mismatch, when the next gradients meet). Throws InvalidArgument on a rank whose gradients were changed while on their way, after
   /// it has taken part; Mismatch, RankFailed, Shutdown...
   void synchronize();
-  /// What `step()` begins with: `synchronize()`, unless a finished one did that already or `skip_synchronize()` is in force.
+  /// Does what `step()` begins with: `synchronize()`, unless a finished one did that already or `skip_synchronize()` is in force.
   void synchronize_once();
-  /// Instead of `step()` when the step is not made (GradScaler): what backward gives next is reduced anew.
+  /// Ends a step that is not made (GradScaler), instead of `step()`: what backward gives next is reduced anew.
   void leave_out_step();
 
   /// Drops (or zeroes) all gradients; reductions in flight are waited for first. The wrapped optimizer's own does the same to gradients.
   void zero_grad(bool set_to_none = true);
 
-  /// While the guard lives, `step()` does not wait for reductions: for gradients that the user has synchronized already.
+  /// A SkipSynchronize is a guard: while it lives, `step()` does not wait for reductions, for gradients that the user has synchronized.
   class [[nodiscard]] SkipSynchronize {
    public:
+    /// Begins the scope; skip_synchronize() does it.
     explicit SkipSynchronize(DistributedOptimizer& optimizer) : optimizer_(optimizer) { ++optimizer_.skips_; }
     ~SkipSynchronize() { --optimizer_.skips_; }
     SkipSynchronize(const SkipSynchronize&) = delete;
@@ -113,40 +123,44 @@ class DistributedOptimizer : public torch::optim::Optimizer {
    private:
     DistributedOptimizer& optimizer_;
   };
+  /// Returns a guard for steps after a synchronize() of the user's own.
   SkipSynchronize skip_synchronize() { return SkipSynchronize(*this); }
 
-  /// For ranks with different numbers of batches (torch_bindings/join.h): around the training loop of all ranks of the set. At its end the
-  /// parameters and the optimizer's state are those of the rank that ended last. Parameters may be added meanwhile if all ranks have added
-  /// them when their guards end, else these throw Mismatch on all ranks. Throws InvalidArgument for a sharded optimizer, for a compression
-  /// with a memory, and while such a guard lives. This must outlive the guard.
+  /// Returns a guard for ranks with different numbers of batches (torch_bindings/join.h), around the training loop of all ranks of the set.
+  /// At its end the parameters and the optimizer's state are those of the rank that ended last. Parameters may be added meanwhile if all
+  /// ranks have added them when their guards end, else these throw Mismatch on all ranks. Throws InvalidArgument for a sharded optimizer,
+  /// for a compression with a memory, and while such a guard lives. This must outlive the guard.
   JoinGuard join(const JoinOptions& options);
-  JoinGuard join();
+  JoinGuard join();  ///< With the default options.
 
-  /// Throws InvalidArgument for k < 1.
+  /// Changes DistributedOptimizerOptions::backward_passes_per_step. Throws InvalidArgument for less than 1.
   void set_backward_passes_per_step(int passes);
 
-  /// Collective. Gives the wrapped optimizer the whole state, on every rank, and ends the sharding: this goes on as a wrapper that is not
+  /// Gives the wrapped optimizer the whole state, on every rank, and ends the sharding. Collective. This goes on as a wrapper that is not
   /// sharded. Without it, the state of a sharded wrapper ends with the wrapper, and wrapping or stepping the optimizer after that is an
   /// error (its own `step()` throws c10::Error). Does nothing where nothing is sharded. Throws InvalidArgument, on all ranks, for an
   /// optimizer that LibTorch does not know and that has a state.
   void unshard();
 
-  /// The wrapped optimizer's groups and state (sharded: of this rank's share). Groups, parameters and options of all types that are
+  /// Returns the wrapped optimizer's groups. Groups, parameters and options of all types that are
   /// changed through either optimizer hold for both from the next call of this on; if an option of both has changed, the wrapper's.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
+  /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
-  /// Sharded, it must not be stepped by itself: what it then makes of its state is noticed by the next call of this, with InvalidArgument.
+  /// Returns the wrapped optimizer. Sharded, it must not be stepped by itself: what it then makes of its state is noticed by the next call
+  /// of this, with InvalidArgument.
   torch::optim::Optimizer& wrapped() { return wrapped_; }
-  /// What this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
+  /// Returns what this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
-  /// Bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure that does not
-  /// depend on where the ranks are. Sparse gradients are not counted.
+  /// Returns the bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure
+  /// that does not depend on where the ranks are. Sparse gradients are not counted.
   [[nodiscard]] std::uint64_t bytes_sent() const;
+  /// Returns whether the state is shared out.
   [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
 
-  /// What the wrapped optimizer writes and reads. Sharded, saving is collective and writes what an optimizer that is not sharded would;
-  /// loading takes this rank's share of that, whatever the number of ranks that wrote it.
+  /// Writes what the wrapped optimizer writes. Sharded it is collective, and writes what an optimizer that is not sharded would.
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// Reads what the wrapped optimizer reads. Sharded it takes this rank's share of it, whatever the number of ranks that wrote it.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

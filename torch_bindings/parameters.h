@@ -1,7 +1,7 @@
 #pragma once
-/// The same start on all ranks: parameters, optimizer state, any object. All functions are collective over the process set.
-/// Refused: tensors whose names, shapes or types differ between ranks, and optimizers whose groups do (Mismatch, on all ranks, naming what
-/// each has); a name given twice, a bad root (InvalidArgument, at the call, on that rank); an optimizer whose state cannot travel
+/// This file gives all ranks the same start: parameters, optimizer state, any object. All functions are collective over the process set.
+/// They refuse tensors whose names, shapes or types differ between ranks, and optimizers whose groups do (Mismatch, on all ranks, naming
+/// what each has); a name given twice, a bad root (InvalidArgument, at the call, on that rank); an optimizer whose state cannot travel
 /// (InvalidArgument, on all ranks, before any has changed).
 
 #include <torch/nn/module.h>
@@ -23,6 +23,7 @@
 
 namespace hvd {
 
+/// Tensors with their names, as `named_parameters().pairs()` of a module gives them.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Makes parameters and buffers those of the root's module, on every rank, in place. They go by their names, as those of a list do.
@@ -33,11 +34,12 @@ void broadcast_parameters(const torch::nn::Module& module, int root_rank, const 
 /// rank's list is empty; InvalidArgument, on that rank, for a name that is there twice. Beside one broadcast it costs an allgather of 16
 /// bytes.
 void broadcast_parameters(const NamedTensors& tensors, int root_rank, const ProcessSet& process_set = {});
-/// What `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
+/// Does the same with what `named_parameters()` of a module gives. A template, so that braces mean the list of pairs.
 template <class Name>
 void broadcast_parameters(const torch::OrderedDict<Name, at::Tensor>& tensors, int root_rank, const ProcessSet& process_set = {}) {
   broadcast_parameters(tensors.pairs(), root_rank, process_set);
 }
+/// Does the same for a holder of a module.
 template <class Module>
 void broadcast_parameters(const torch::nn::ModuleHolder<Module>& module, int root_rank, const ProcessSet& process_set = {}) {
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
@@ -169,9 +171,9 @@ T receiver(const T& object) {
 
 }  // namespace detail
 
-/// The root's object on every rank. `T`: what torch::save and torch::load can carry (a module is filled in place), trivially copyable
-/// types, and std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all ranks if the root cannot
-/// write its object, with the reason.
+/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a module is filled in place), trivially
+/// copyable types, and std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all ranks if the root
+/// cannot write its object, with the reason.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;
@@ -182,7 +184,8 @@ T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set
   return received;
 }
 
-/// The objects of all ranks of the set, in rank order, on every rank. Throws InvalidArgument on all ranks if any cannot write its object.
+/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws InvalidArgument on all ranks if any cannot write its
+/// object.
 template <class T>
 std::vector<T> allgather_object(const T& object, const ProcessSet& process_set = {}) {
   std::string failure;

@@ -1,11 +1,11 @@
 #pragma once
-/// A sampler that deals a data set's items to the ranks, the same number to each, and remembers how far training has come, so that the
+/// An ElasticSampler deals a data set's items to the ranks, the same number to each, and remembers how far training has come, so that the
 /// rest of an epoch can be dealt again, to other ranks or another number of them. Copies share what is remembered: a DataLoader takes one,
 /// the training loop keeps another to choose the epoch and record its batches with.
 /// The order of an epoch depends on the seed, the epoch and the number of items alone, on every machine: Fisher-Yates on a Mersenne
 /// twister. Of what was left at the last reset, rank r of n gets items r, r + n, r + 2n ..., so that ranks that take equal batches have
 /// at every step used up the beginning of the order; nothing is sent for that.
-/// One thread at a time. Refuses a rank that is not in the process set and a state of other items (InvalidArgument); throws
+/// One thread at a time may use it. It refuses a rank that is not in the process set and a state of other items (InvalidArgument); throws
 /// NotInitialized. Without `set_epoch` every epoch has the order of the first, as with PyTorch's samplers.
 
 #include <torch/data/samplers/base.h>
@@ -21,23 +21,26 @@
 
 namespace hvd {
 
-/// What happens to the items that are left over where the ranks cannot share evenly. In training every rank needs as many batches as the
-/// others: who has one more waits for their gradients for ever.
+/// Shares says what happens to the items that are left over where the ranks cannot share evenly. In training every rank needs as many
+/// batches as the others: who has one more waits for their gradients for ever.
 enum class Shares : std::uint8_t {
   Pad,       ///< all ranks get the larger number; items from the beginning of what is dealt come twice (fewer than ranks: more often)
   DropLast,  ///< all ranks get the smaller number; the last items of the order are left out of this epoch
   Uneven,    ///< each item once, so some ranks get one item more: for evaluation, where nobody waits for anybody
 };
 
+/// ElasticSamplerOptions are those of an ElasticSampler; equal on all ranks.
 struct ElasticSamplerOptions {
-  Shares shares = Shares::Pad;
-  ProcessSet process_set;  ///< the ranks that share the items
+  Shares shares = Shares::Pad;  ///< what happens to items that are left over
+  ProcessSet process_set;       ///< the ranks that share the items
 };
 
+/// An ElasticSampler is a sampler of LibTorch's kind.
 class ElasticSampler : public torch::data::samplers::Sampler<> {
  public:
+  /// Deals `items` items of the first epoch, in an order that the seed gives if `shuffle`. All ranks must say the same.
   explicit ElasticSampler(std::size_t items, bool shuffle = true, std::uint64_t seed = 0, const ElasticSamplerOptions& options = {});
-  /// The same with a process set as the only option.
+  /// Does the same with a process set as the only option.
   template <std::same_as<ProcessSet> Set>
   ElasticSampler(std::size_t items, bool shuffle, std::uint64_t seed, const Set& process_set)
       : ElasticSampler(items, shuffle, seed, ElasticSamplerOptions{.process_set = process_set}) {}
@@ -48,22 +51,25 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   /// Returns up to `batch_size` of this rank's items; nothing when they are used up.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// This rank has used `count` more of the items that it was dealt, and the other ranks likewise.
+  /// Notes that this rank has used `count` more of the items that it was dealt, and the other ranks likewise.
   void record_batch(std::size_t count);
   /// Deals the whole of that epoch, in its own order, none of it used. To be called before the loader begins the epoch; a DataLoader that
   /// has a copy of this sampler takes it from there.
   void set_epoch(std::size_t epoch);
 
+  /// Returns the epoch that was chosen last, 0 before.
   [[nodiscard]] std::size_t epoch() const;
-  /// Items of this epoch that all ranks together have used; all of them when this rank has recorded the last of its own.
+  /// Returns the number of items of this epoch that all ranks together have used; all of them when this rank has recorded the last of its
+  /// own.
   [[nodiscard]] std::size_t processed() const;
-  /// Items that this rank was dealt by the last reset: the same on all ranks unless they are Shares::Uneven.
+  /// Returns the number of items that this rank was dealt by the last reset: the same on all ranks unless they are Shares::Uneven.
   [[nodiscard]] std::size_t size() const;
-  /// Batches that the rank with most items has, since the last reset: the same on all ranks. The last may be smaller.
+  /// Returns the number of batches that the rank with most items has, since the last reset: the same on all ranks. The last may be smaller.
   [[nodiscard]] std::size_t batches(std::size_t batch_size) const;
 
-  /// Epoch and items used; what `load` reads it deals to the ranks there are. All ranks should load the first rank's.
+  /// Writes epoch and items used.
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// Reads what save() wrote, and deals the rest to the ranks there are. All ranks should load the first rank's.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -71,8 +77,9 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   std::shared_ptr<State> state_;
 };
 
-/// So that torch::save and torch::load take it.
+/// Writes the sampler, so that torch::save takes it.
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const ElasticSampler& sampler);
+/// Reads the sampler, so that torch::load takes it.
 torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, ElasticSampler& sampler);
 
 }  // namespace hvd

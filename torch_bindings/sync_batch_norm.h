@@ -1,9 +1,9 @@
 #pragma once
-/// Batch normalisation over the batches of all ranks together (Ioffe, Szegedy: Batch normalization, 2015; across devices as
-/// in Peng et al.: MegDet, 2018). Forward gathers each rank's mean, sum of squared deviations and count at once and combines them as
+/// SyncBatchNorm is batch normalisation over the batches of all ranks together (Ioffe, Szegedy: Batch normalization, 2015; across devices
+/// as in Peng et al.: MegDet, 2018). Forward gathers each rank's mean, sum of squared deviations and count at once and combines them as
 /// Chan, Golub and LeVeque do (Updating formulae and a pairwise algorithm for computing sample variances, 1979); backward adds up two
 /// sums per channel at once.
-/// Thread: one forward or backward at a time. In training all ranks of the set must go through the same layers in the same order.
+/// One forward or backward is made at a time. In training all ranks of the set must go through the same layers in the same order.
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
@@ -20,14 +20,15 @@
 
 namespace hvd {
 
-/// Stands in for BatchNorm1d, 2d and 3d, with their options, names and initial values, so that their files load. Inputs: [N, C] to
-/// [N, C, D, H, W], of double, float, bf16 or fp16, on the CPU or a GPU. N may differ between ranks and be 0. In a set of one rank, and in
-/// evaluation, it is ordinary batch normalisation: evaluation never communicates. Gradients of weight and bias are this rank's part of
-/// the sum, as other parameters' gradients are. Not differentiable twice.
+/// A SyncBatchNorm stands in for BatchNorm1d, 2d and 3d, with their options, names and initial values, so that their files load. Inputs:
+/// [N, C] to [N, C, D, H, W], of double, float, bf16 or fp16, on the CPU or a GPU. N may differ between ranks and be 0. In a set of one
+/// rank, and in evaluation, it is ordinary batch normalisation: evaluation never communicates. Gradients of weight and bias are this rank's
+/// part of the sum, as other parameters' gradients are. Not differentiable twice.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
+  /// Makes a layer with weights of its own.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, ProcessSet process_set = {});
-  /// With the tensors, shared, of another layer: a BatchNorm?dImpl.
+  /// Makes a layer that shares the tensors of another one: a BatchNorm1dImpl, 2d or 3d.
   template <class Other>
   requires requires(Other other) { other.num_batches_tracked; }
   SyncBatchNormImpl(const Other& other, ProcessSet process_set)
@@ -41,25 +42,33 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
     train(other.is_training());
   }
 
+  /// Makes all tensors anew, with their initial values.
   void reset() override;
+  /// Gives the running statistics their initial values.
   void reset_running_stats();
+  /// Gives weight, bias and running statistics their initial values.
   void reset_parameters();
+  /// Prints the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// In training (with `track_running_stats` also the running statistics change: those of the whole batch, its variance unbiased). Throws
-  /// InvalidArgument for a wrong shape, on this rank; on all ranks if they have but one value per channel together; and what
-  /// collectives throw.
+  /// Returns the normalised input. Collective in training (with `track_running_stats` also the running statistics change: those of the
+  /// whole batch, its variance unbiased). Throws InvalidArgument for a wrong shape, on this rank; on all ranks if they have but one value
+  /// per channel together; and what collectives throw.
   at::Tensor forward(const at::Tensor& input);
 
+  /// Returns the ranks that normalise together.
   [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }
 
-  torch::nn::BatchNormOptions options;
-  // Undefined where the options say so.
+  torch::nn::BatchNormOptions options;  ///< those of the constructor
+  /// @{
+  /// As in LibTorch's layer; undefined where the options say so.
   at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+  /// @}
 
  private:
   ProcessSet process_set_;
 };
+/// SyncBatchNorm holds a SyncBatchNormImpl.
 TORCH_MODULE(SyncBatchNorm);
 
 namespace detail {
@@ -87,22 +96,24 @@ requires std::is_base_of_v<torch::nn::Module, Module> std::shared_ptr<Module> co
   detail::convert_sync_batchnorm(*module, process_set);
   return module;
 }
+/// Does the same for a holder.
 template <class Holder>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> Holder convert_sync_batchnorm(Holder module,
                                                                                                        const ProcessSet& process_set = {}) {
   detail::convert_sync_batchnorm(*module, process_set);
   return module;
 }
+/// Does the same for a module itself.
 template <class Module>
 requires std::is_base_of_v<torch::nn::Module, Module> Module& convert_sync_batchnorm(Module& module, const ProcessSet& process_set = {}) {
   detail::convert_sync_batchnorm(module, process_set);
   return module;
 }
 
-/// Whether `layer` is a SyncBatchNorm or a converted layer.
+/// Returns whether `layer` is a SyncBatchNorm or a converted layer.
 bool is_sync_batchnorm(const torch::nn::Module& layer);
 
-/// The batch norms of a module, by their names in it.
+/// A SyncBatchNormReport has the batch norms of a module, by their names in it.
 struct SyncBatchNormReport {
   std::vector<std::string> synchronized;  ///< SyncBatchNorm, and layers that are converted in place
   /// BatchNorm that is not converted, and what keeps running statistics without being a BatchNorm or InstanceNorm of LibTorch: a layer of a
@@ -111,6 +122,7 @@ struct SyncBatchNormReport {
 };
 /// Returns what normalises over all ranks and what over this rank's batch alone; the module itself, if it is one, is called by its type.
 SyncBatchNormReport sync_batchnorm_report(const torch::nn::Module& module);
+/// Does the same for a holder.
 template <class Module>
 SyncBatchNormReport sync_batchnorm_report(const torch::nn::ModuleHolder<Module>& module) {
   return sync_batchnorm_report(static_cast<const torch::nn::Module&>(*module));

@@ -1,5 +1,5 @@
 #pragma once
-/// All of hvd for LibTorch users: `#include <hvd/torch.h>`.
+/// This file includes all of hvd for LibTorch users, who write `#include <hvd/torch.h>`.
 
 #include "hvd/hvd.h"
 #include "hvd/spawn.h"

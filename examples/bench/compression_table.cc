@@ -1,6 +1,6 @@
-// What the lossy compressions cost and save: a small convolutional network on synthetic images, trained once with each, from the same
-// start on the same batches. Prints a Markdown table: loss and accuracy at a third, two thirds and the end, and the bytes that each rank
-// sends per step, if each collective sends as few as it can.
+// This program measures what the lossy compressions cost and save: it trains a small convolutional network on synthetic images once with
+// each, from the same start on the same batches. It prints a Markdown table: loss and accuracy at a third, two thirds and the end, and the
+// bytes that each rank sends per step, if each collective sends as few as it can.
 //   mpirun -np 4 compression_table [--steps N] [--batch-size N] [--lr R] [--seed N]
 // Exit codes: 0 done, 1 failed, 2 wrong options.
 #include <fmt/format.h>

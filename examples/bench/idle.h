@@ -1,5 +1,5 @@
 #pragma once
-/// What the library costs while nobody uses it. Collective.
+/// This measures what the library costs while nobody uses it. Collective.
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-// hvd_bench: mpirun -np 4 hvd_bench [options]; --help lists them. Exit codes: 0 done, 1 failed or a wrong result, 2 wrong options.
+// This is hvd_bench: mpirun -np 4 hvd_bench [options]; --help lists them. Exit codes: 0 done, 1 failed or a wrong result, 2 wrong options.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 

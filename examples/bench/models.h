@@ -1,5 +1,5 @@
 #pragma once
-/// The gradients of well-known networks, as numbers of elements in the order in which the backward pass makes them
+/// This header has the gradients of well-known networks, as numbers of elements in the order in which the backward pass makes them
 /// (torchvision's parameters from the last to the first; 1,000 classes; BERT's as its uncased base model names them).
 
 #include <cstddef>

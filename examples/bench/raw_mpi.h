@@ -1,5 +1,5 @@
 #pragma once
-/// Plain MPI calls for --versus, nothing around them. Errors end the job, as MPI does by default.
+/// These are plain MPI calls for --versus, with nothing around them. Errors end the job, as MPI does by default.
 
 #include <mpi.h>
 

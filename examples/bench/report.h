@@ -1,6 +1,6 @@
 #pragma once
-/// What was measured, as a table in the columns of nccl-tests and as JSON. Rank 0 only; a file that cannot be written throws
-/// std::runtime_error.
+/// A report says what was measured, as a table in the columns of nccl-tests and as JSON. Rank 0 alone makes it; a file that cannot be
+/// written throws std::runtime_error.
 
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
-// What communication costs a training step: the same step (SGD with momentum, or Adam) without communication, with the optimizer wrapped in
-// hvd::DistributedOptimizer, and with one MPI_Allreduce per gradient by hand, in turn within one run. All are timed from barrier to
-// barrier, so each figure is that of the slowest rank; the table has medians over the rounds.
+// This program measures what communication costs a training step: the same step (SGD with momentum, or Adam) without communication, with
+// the optimizer wrapped in hvd::DistributedOptimizer, and with one MPI_Allreduce per gradient by hand, in turn within one run. All are
+// timed from barrier to barrier, so each figure is that of the slowest rank; the table has medians over the rounds.
 //   mpirun -np 4 step_bench [rounds [batch]] [--model resnet18|resnet50|bert-base] ...; --help lists the options
 // Exit codes: 0 done, 1 failed, or --check found a difference, 2 wrong options.
 #include <fmt/format.h>

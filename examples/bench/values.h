@@ -1,5 +1,5 @@
 #pragma once
-/// Known inputs and the results that follow from them, computed here without the library. Every rank's input and every
+/// This header has known inputs and the results that follow from them, computed here without the library. Every rank's input and every
 /// position differ; the numbers are small, so that sums and products are exact in every type. Averages may differ by one rounding, an
 /// Adasum by those of its pairs. Bools are 0 and 1; the two parts of a complex number count as an element each.
 

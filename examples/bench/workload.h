@@ -1,6 +1,6 @@
 #pragma once
-/// The tensors of one measurement and the ways of working on them. Owns their memory. Collective: all ranks build the
-/// same workloads in the same order.
+/// This header has the tensors of one measurement and the ways of working on them: a Subject works by hvd, a Rival in another way. They own
+/// their memory. Collective: all ranks build the same workloads in the same order.
 
 #include <hvd/hvd.h>
 

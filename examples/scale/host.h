@@ -1,7 +1,7 @@
 #pragma once
-/// One simulated host: its leader's hvd::LeaderTree, and hvd::Engine's part around it: what the host's ranks submit becomes
-/// records of the table and news for the relay, and what the relay brings becomes records. Is its own transport: counts what passes, and
-/// gives it to the simulated network. Runs only inside `drive`, at a moment of virtual time, and is then busy for a while.
+/// A Host is one simulated host: its leader's hvd::LeaderTree, and hvd::Engine's part around it. What the host's ranks submit becomes
+/// records of the table and local events for the tree, and what the tree brings becomes records. It is its own transport: it counts what
+/// passes, and gives it to the simulated network. It runs only inside `drive`, at a moment of virtual time, and is then busy for a while.
 
 #include <cstdint>
 #include <functional>
@@ -68,7 +68,7 @@ class Host final : public hvd::Transport {
   /// One of this host's ranks submits unit `index`. True if it is the last of them to do so.
   bool submit(int rank, std::size_t index);
   void deliver(Letter letter) { inbox_.push(std::move(letter)); }
-  /// Does what the engine's driver does, at `now`.
+  /// Does what the thread that has the engine's turn does, at `now`.
   void drive(Time now);
   /// Root: batches that were cut are done, so the next may be.
   void batches_are_done() { open_batches_ = 0; }

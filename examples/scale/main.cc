@@ -1,4 +1,4 @@
-// hvd_scale_sim [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong options.
+// This is hvd_scale_sim [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong options.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -18,9 +18,8 @@ Time time_of(double microseconds) { return Time(std::llround(microseconds * 1e3)
 
 Options parse_command_line(int argc, char** argv) {
   CLI::App app(
-      "Simulates how worlds of many ranks agree on a network's gradients: the library's own negotiator, relay and planner, over a "
-      "simulated "
-      "network, in virtual time. Prints messages, bytes and the time of a step outside the reduction, by number of ranks.",
+      "Simulates how worlds of many ranks agree on a network's gradients: the library's own negotiator, leader tree and planner, over a "
+      "simulated network, in virtual time. Prints messages, bytes and the time of a step outside the reduction, by number of ranks.",
       "hvd_scale_sim");
   app.get_formatter()->column_width(34);
   Options options;

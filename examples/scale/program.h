@@ -1,6 +1,6 @@
 #pragma once
-/// What the simulated ranks submit in every step: the same submissions on all of them, as the optimizer wrapper makes them
-/// from a network's gradients. A value.
+/// A Program is what the simulated ranks submit in every step: the same submissions on all of them, as the optimizer wrapper makes them
+/// from a network's gradients. It is a value.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// What was simulated, as two tables: the protocol (messages, bytes, virtual time), and the processor time that the library's
+/// A report says what was simulated, as two tables: the protocol (messages, bytes, virtual time), and the processor time that the library's
 /// own code took on this machine meanwhile.
 
 #include <vector>

@@ -1,8 +1,9 @@
 #pragma once
-/// A world of simulated hosts that agree, in virtual time, by the library's own negotiator, relay and planner. What is
-/// simulated is the network, the time that a leader takes for a message, and when ranks submit. Batches take no time: they are done when
+/// A Simulation is a world of simulated hosts that agree, in virtual time, by the library's own negotiator, leader tree and planner. What
+/// is simulated is the network, the time that a leader takes for a message, and when ranks submit. Batches take no time: they are done when
 /// the last host has cut them, so that a step's time is what agreeing costs.
-/// One thread; the same world and program give the same results (but for `charge_measured`). Fails by throwing std::logic_error.
+/// It is for one thread; the same world and program give the same results (but for `charge_measured`). It fails by throwing
+/// std::logic_error.
 
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-// The example trainer: mpirun -np 4 train [options]. Exit codes: 0 done, 1 failed, 2 wrong options.
+// This is the example trainer: mpirun -np 4 train [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong options.
 #include <hvd/torch.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
 #pragma once
-/// The one world a process is in. `ops/` makes it, `hvd/hvd.h` works on it. The only global state of the library.
+/// A World is the one that a process is in: `ops/` makes it, `hvd/hvd.h` works on it. It is the only global state of the library. Any
+/// thread may ask for it; `init()` and `shutdown()` alone change it.
 
 #include <chrono>
 #include <functional>
@@ -26,7 +27,7 @@ struct World {
 std::shared_ptr<World> current_world();
 /// Makes `world` the current one; there must be none.
 void install_world(World world);
-/// Whether there is one.
+/// Returns whether there is one.
 bool has_world();
 /// Waits at most `patience` for the other ranks to leave too. Does nothing where there is no world. For the end of the process.
 void leave_world(std::chrono::milliseconds patience) noexcept;

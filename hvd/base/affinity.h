@@ -1,5 +1,5 @@
 #pragma once
-/// Which core a thread of the library runs on. Free functions; the list of cores is `Config::thread_affinity`.
+/// These functions say which core a thread of the library runs on. They keep no state; the list of cores is `Config::thread_affinity`.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
-/// Sleeping on a 32-bit word that may be shared between processes (std::atomic::wait is private to one).
-/// Any thread. A missed wake-up costs at most the timeout; nothing fails.
+/// These functions sleep on a 32-bit word that may be shared between processes (std::atomic::wait is private to one). Any thread may call
+/// them. A wake-up that is missed costs at most the timeout; nothing fails.
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,5 +1,6 @@
 #pragma once
-/// Lines to standard error, one write each so that ranks do not tear each other's lines. Any thread. Never fails.
+/// These functions print lines to standard error, with one write each, so that ranks do not tear each other's lines. Any thread may call
+/// them; they never fail.
 
 #include <string_view>
 #include <utility>

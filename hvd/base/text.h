@@ -1,7 +1,9 @@
 #pragma once
-/// Text from a format string, checked at compile time, and values: fmt's. Any thread.
+/// These functions make text from a format string, which is checked at compile time, and values; the formats are fmt's. Any thread may call
+/// them.
 /// fmt is header-only here (the LibTorch wheel puts its own, newer fmt on the include path, which does not go with the system's compiled
-/// one); its machinery costs 8 s in every file that formats, 20 s with sanitizers. So each library compiles it once, for the fmt it sees.
+/// one). Its machinery costs 8 s in every file that formats, 20 s with sanitizers; so each library compiles it once, for the fmt that it
+/// sees.
 
 #include <fmt/core.h>
 
@@ -22,7 +24,7 @@ std::string formatted(fmt::format_string<Args...> format, Args&&... arguments) {
   return formatted_by<FMT_VERSION>(format, fmt::make_format_args(arguments...));
 }
 
-/// The items, each as "{}" gives it, with `between` between them.
+/// Returns the items, each as "{}" gives it, with `between` between them.
 template <class Range>
 std::string joined(const Range& items, std::string_view between) {
   std::string text;

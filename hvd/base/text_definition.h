@@ -1,4 +1,5 @@
-/// For one file of each library that formats text: what `hvd/base/text.h` declares, for the fmt that this library sees.
+/// One file of each library that formats text includes this: it defines what `hvd/base/text.h` declares, for the fmt that this library
+/// sees.
 #include <fmt/format.h>
 
 #include "hvd/base/text.h"

@@ -1,6 +1,7 @@
 #pragma once
-/// Flat bytes in, flat bytes out, for records and messages. `Reader` never reads past its input: what is short or
-/// malformed throws WireError. Native byte order: all ranks of a world run the same binary.
+/// Writer and Reader turn values into flat bytes and back, for records and messages. `Reader` never reads past its input: what is short or
+/// malformed throws WireError. Bytes are in native order, as all ranks of a world run the same binary. Nothing here is for several threads
+/// at once.
 
 #include <cstddef>
 #include <cstdint>

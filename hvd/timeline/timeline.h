@@ -1,11 +1,11 @@
 #pragma once
-/// One rank's timeline: what the engine notes goes into a bounded list in memory, and a thread of its own turns that into
-/// events of the common file every 100 ms, sooner when the list fills up or something fails. Nothing is written, or waited for, by the
-/// thread that notes. Where the list is full, whole operations are left out, and counted in the file.
-/// Off, a note costs one relaxed load. Any thread. `start` throws InvalidArgument; a file that can no longer be written ends the
-/// timeline with a warning; nothing else fails.
+/// A Timeline is one rank's: what the engine notes goes into a bounded list in memory, and a thread of its own turns that into events of
+/// the common file every 100 ms, sooner when the list fills up or something fails. The thread that notes writes nothing, and waits for
+/// nothing. Where the list is full, whole operations are left out, and counted in the file.
+/// Switched off, a note costs one relaxed load. Any thread may note. `start` throws InvalidArgument; a file that can no longer be written
+/// ends the timeline with a warning; nothing else fails.
 ///
-/// What the slices mean. NEGOTIATE_<OP>: from submission until all ranks have agreed; within it MEMCPY_IN_FUSION_BUFFER, the copy that
+/// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it MEMCPY_IN_FUSION_BUFFER, the copy that
 /// the submitting thread makes of a tensor outside shared memory, then "rank r ready" (each rank has its own), and "rank q was last".
 /// <OP>: until the result is there; within it WAIT_FOR_DATA until the batch is launched, then the transport (SHM_ALLREDUCE,
 /// MPI_ALLGATHER, NCCL_BROADCAST...) and, of shared memory, MEMCPY_OUT_FUSION_BUFFER. The other transports copy out piece by piece, or
@@ -50,7 +50,7 @@ class Timeline {
   /// Clocks: exact within a host; between hosts as far as their wall clocks agree at this moment.
   void start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes, const Topology& topology,
              const Exchange& exchange);
-  /// Of this rank alone: what was noted is in the file when it returns. Does nothing where none runs.
+  /// Ends this rank's part: what was noted is in the file when it returns. Does nothing where none runs.
   void stop() noexcept;
 
   [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }

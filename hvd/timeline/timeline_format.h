@@ -1,6 +1,6 @@
 #pragma once
-/// What one rank's timeline says, as events of Chrome's trace format. Records in, text out; used by the timeline's writer
-/// thread alone; touches no file and never fails.
+/// A TimelineFormat writes what one rank's timeline says, as events of Chrome's trace format. It takes records and gives text. The
+/// timeline's writer thread alone uses it; it touches no file and never fails.
 ///
 /// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
 /// the first few thousand) share tracks, and say what they are in their arguments. Track 0 is the rank's own: cycles and counters.
@@ -16,10 +16,10 @@
 
 namespace hvd {
 
-/// A point of time: nanoseconds of the steady clock, which all processes of a host share.
+/// A TraceTime is a point of time: nanoseconds of the steady clock, which all processes of a host share.
 using TraceTime = std::int64_t;
 
-/// What is submitted.
+/// A TraceSubject is what is submitted.
 struct TraceSubject {
   std::string name;   ///< as messages show it
   bool once = false;  ///< the name will not come back
@@ -53,9 +53,9 @@ class TimelineFormat {
   /// `zero`: the point of this rank's clock that the file calls 0.
   TimelineFormat(int rank, TraceTime zero) : rank_(rank), zero_(zero) {}
 
-  /// The event that a file begins with, without a comma; `run` is found in it.
+  /// Returns the event that a file begins with, without a comma; `run` is found in it.
   static std::string first_event(std::string_view run, int ranks);
-  /// The event that ends a full file.
+  /// Returns the event that ends a full file.
   std::string full_event(TraceTime now) const;
   /// All others are appended to `out`, each with ",\n" before it.
   void introduce(std::string_view label, std::string& out) const;

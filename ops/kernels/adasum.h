@@ -1,6 +1,6 @@
 #pragma once
-/// Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021): a sum of gradients in which
-/// what they have in common counts once. Orthogonal vectors add, parallel ones average; two vectors give
+/// Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021) is a sum of gradients in which what they have
+/// in common counts once. Orthogonal vectors add, parallel ones average; two vectors give
 ///
 ///   adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 ///
@@ -19,7 +19,7 @@ namespace hvd::kernels {
 /// Float16, BFloat16, Float32, Float64.
 bool adasum_supported(DataType dtype);
 
-/// Of vectors with these scalar products (n*n, symmetric), the coefficients of their Adasum. A vector of zeros, or one that is nothing
+/// Returns the coefficients of the Adasum of vectors with these scalar products (n*n, symmetric). A vector of zeros, or one that is nothing
 /// but rounding errors, has no direction: it adds nothing and takes nothing away.
 std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n);
 

@@ -1,7 +1,7 @@
 #pragma once
-/// The seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled
-/// once per instruction set. Plain structs and function pointers only: these files are compiled with flags that not every processor
-/// has, and an inline function shared with the rest of the program could be the copy the linker keeps.
+/// KernelTable is the seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled once
+/// per instruction set. It has plain structs and function pointers only: these files are compiled with flags that not every processor has,
+/// and an inline function shared with the rest of the program could be the copy that the linker keeps.
 
 #include <cstddef>
 
@@ -29,7 +29,7 @@ struct ConvertJob {
 };
 using ConvertKernel = void (*)(const ConvertJob& job);
 
-/// What one instruction set offers. Each lookup returns null where the scalar version has to do.
+/// A KernelTable is what one instruction set offers. Each lookup returns null where the scalar version has to do.
 struct KernelTable {
   /// `op` is Sum (also for averages of floats), Min or Max. Integers are not scaled.
   ReduceKernel (*reduce)(DataType dtype, DataType output, ReduceOp op, bool prescaled);

@@ -1,7 +1,7 @@
 #pragma once
-/// Element-wise arithmetic on host memory: reducing the buffers of several ranks, and converting between float types.
-/// Pure functions of their arguments: any thread, no state, no allocation. Preconditions are the caller's (`supported`);
-/// a pair that is not supported throws std::invalid_argument, nothing else fails.
+/// This is element-wise arithmetic on host memory: it reduces the buffers of several ranks, and converts between float types. All are pure
+/// functions of their arguments: any thread may call them, they keep no state and allocate nothing. Preconditions are the caller's
+/// (`supported`); a pair that is not supported throws std::invalid_argument, and nothing else fails.
 ///
 /// What an element becomes depends on the inputs of that element alone: not on position, alignment, count or instruction set.
 /// The one exception is the payload of a NaN: NaN stays NaN everywhere, its other bits are unspecified.
@@ -14,23 +14,23 @@
 
 namespace hvd::kernels {
 
-/// Which compilation of the kernels runs. Baseline is what every processor of the architecture has.
+/// An Isa says which compilation of the kernels runs. Baseline is what every processor of the architecture has.
 enum class Isa { Baseline, Avx2, Avx512 };
 
-/// The widest that this processor and this build have.
+/// Returns the widest that this processor and this build have.
 Isa best_isa();
 bool available(Isa isa);
 /// "baseline", "avx2", "avx512"
 std::string_view name_of(Isa isa);
 
-/// What to do with an element.
+/// A Reduction says what to do with an element.
 struct Reduction {
   DataType dtype = DataType::Float32;  ///< of the inputs
   ReduceOp op = ReduceOp::Sum;
   double prescale = 1;   ///< multiplies every input
   double postscale = 1;  ///< multiplies the result
   int divisor = 1;       ///< Average only: number of ranks, which may be more than there are inputs
-  /// Of the outputs: equal to `dtype`, or Float32 where `dtype` is Float16 or BFloat16.
+  /// The type of the outputs: equal to `dtype`, or Float32 where `dtype` is Float16 or BFloat16.
   DataType output = DataType::Float32;
 };
 
@@ -49,7 +49,7 @@ bool supported(DataType dtype, ReduceOp op);
 /// Bool: any byte but 0 is true; the result is 0 or 1; scales are ignored.
 /// Complex: scaled and divided by real numbers; Product is (ac - bd) + (ad + bc)i without recovery of infinities.
 void reduce(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out, std::size_t count);
-/// The same by a given instruction set, which must be available.
+/// Does the same by a given instruction set, which must be available.
 void reduce(Isa isa, const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out, std::size_t count);
 
 /// dst[i] = scale * src[i], rounded once more into the destination's type, to nearest even. Float16, BFloat16, Float32, Float64, any to
@@ -58,7 +58,7 @@ void reduce(Isa isa, const Reduction& reduction, std::span<const void* const> in
 void convert(void* dst, DataType dst_type, const void* src, DataType src_type, std::size_t count, double scale = 1);
 void convert(Isa isa, void* dst, DataType dst_type, const void* src, DataType src_type, std::size_t count, double scale = 1);
 
-/// The plain scalar versions: what everything else is tested against, and what runs where no vector kernel exists.
+/// These are the plain scalar versions: what everything else is tested against, and what runs where no vector kernel exists.
 void reduce_scalar(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out, std::size_t count);
 void convert_scalar(void* dst, DataType dst_type, const void* src, DataType src_type, std::size_t count, double scale = 1);
 

@@ -1,7 +1,7 @@
 #pragma once
-/// The vector kernels, included by one file per instruction set. The width follows from the compiler's flags; everything is
-/// in an unnamed namespace, and nothing from the library is instantiated, so that no function compiled with these flags can be
-/// linked into code that runs on a lesser processor.
+/// This file has the vector kernels; one file per instruction set includes it. The width follows from the compiler's flags; everything is
+/// in an unnamed namespace, and nothing from the library is instantiated, so that no function compiled with these flags can be linked into
+/// code that runs on a lesser processor.
 ///
 /// A step takes `kSteps` vectors through all inputs in rank order, in registers, and stores them to all outputs: every cache line is
 /// read once and written once, whatever the number of ranks, and in place costs no extra traffic.

@@ -1,6 +1,6 @@
 #pragma once
-/// The element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
-/// One element at a time, with branches, so that it can be checked by reading; shares nothing with simd.h.
+/// This header has the element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
+/// It takes one element at a time, with branches, so that it can be checked by reading; it shares nothing with simd.h.
 
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-/// How elements lie in memory and how a vector of them is computed in: load, store, round. GCC's vector types, of the
-/// register's width, and intrinsics only for what they cannot say (fp16). Everything lives in the including file's own namespace.
+/// This header says how elements lie in memory and how a vector of them is computed in: load, store, round. It uses GCC's vector types, of
+/// the register's width, and intrinsics only for what they cannot say (fp16). Everything lives in the including file's own namespace.
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -46,7 +46,7 @@ inline Words widened(Halves halves) {
   return __builtin_convertvector(halves, Words);
 #endif
 }
-/// The lower 16 bits of each word; the upper ones are zero.
+/// Returns the lower 16 bits of each word; the upper ones are zero.
 inline Halves narrowed(Words words) {
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Halves, _mm512_maskz_cvtepi32_epi16(kAll, __builtin_bit_cast(__m512i, words)));

@@ -1,14 +1,15 @@
 #pragma once
-/// One allreduce across domains. The batch, flattened, is cut into slices, one for each of the first m ranks of every domain (m:
-/// the ranks of the smallest domain). The owner of a slice works through it in rounds, several of them under way at once:
+/// An AllreduceExecution is one allreduce across domains. The batch, flattened, is cut into slices, one for each of the first m ranks of
+/// every domain, where m is the number of ranks of the smallest domain. The owner of a slice works through it in rounds, several of them
+/// under way at once:
 ///
 ///   start    reduces the domain's inputs in rank order; part d of the round goes to the slice's owner in domain d
 ///   combine  the domains' contributions to this domain's part, in the domains' order; the result goes to all other owners of the slice
 ///   scatter  results of the other parts into the memory of all ranks of this domain
 ///
 /// so a domain sends 2(h-1)/h of the data to the h-1 others, the least possible (raw: k times the data in the first step). Small batches
-/// skip the last step: one owner per domain sends its contribution to all others, and each combines the whole.
-/// The arithmetic: mpi_reduction.h; the same for batches of all sizes.
+/// skip the last step; there one owner per domain sends its contribution to all others, and each combines the whole.
+/// The arithmetic is that of reduction.h, the same for batches of all sizes.
 
 #include <array>
 
@@ -28,7 +29,7 @@ class AllreduceExecution final : public ReducingExecution {
     int rank;
     std::size_t inputs;  ///< arrays in its contribution
   };
-  /// A place for a round under way.
+  /// A Slot is a place for a round that is under way.
   struct Slot {
     std::span<std::byte> outgoing;             ///< contributions, per peer (one for all where the batch is small)
     std::span<std::byte> own;                  ///< contribution to this domain's part, unless raw
@@ -41,7 +42,7 @@ class AllreduceExecution final : public ReducingExecution {
   void plan_rounds();
   [[nodiscard]] Slot make_slot();
   [[nodiscard]] Range round(std::size_t number) const;
-  /// What domain `domain` combines in this round.
+  /// Returns what domain `domain` combines in this round.
   [[nodiscard]] Range part(std::size_t number, std::size_t domain) const;
   void start(std::size_t number);
   void combine(std::size_t number);

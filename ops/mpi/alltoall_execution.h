@@ -1,7 +1,7 @@
 #pragma once
-/// Alltoall across domains. What goes to a rank of the same domain is copied by that rank out of the sender's arena; what
-/// goes elsewhere travels in messages between the two ranks, each byte once. `finished` of the batch's state counts the ranks that have
-/// read what they want of the others' blocks; until all have, blocks stay as they are.
+/// An AlltoallExecution is one alltoall across domains. What goes to a rank of the same domain is copied by that rank out of the sender's
+/// arena; what goes elsewhere travels in messages between the two ranks, each byte once. In the batch's state, `finished` counts the ranks
+/// that have read what they want of the others' blocks; until all have, blocks stay as they are.
 
 #include <deque>
 

@@ -1,13 +1,15 @@
 #pragma once
-/// Collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as in
-/// ShmBackend; between domains travel MPI messages between pairs of ranks, never collectives, so that any number of batches can be
-/// under way, nothing blocks, and a failed world can drop what it has begun. Messages are found again by their tag: process set, order
-/// of the batch in it, phase. A rank that is the only one of its domain in the set works on the user's memory and needs no arena.
-/// Ranks that have joined take no part; one that is left alone in its domain by them still works in its arena, because its tensors were
-/// brought there before anybody knew.
-/// The algorithms: mpi_*_execution.h.
-/// Owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Calls MPI from the driver
-/// only (MPI_THREAD_SERIALIZED). Throws BackendError: MPI's own words, the arena full, or more process sets than MPI has tags for.
+/// MpiBackend has the collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as
+/// in ShmBackend; between domains travel MPI messages between pairs of ranks, never collectives, so that any number of batches can be under
+/// way, nothing blocks, and a failed world can drop what it has begun. Messages are found again by their tag: process set, order of the
+/// batch in it, phase. The algorithms are in *_execution.h.
+///
+/// A rank that is the only one of its domain in the set works on the user's memory and needs no arena. Ranks that have joined take no part;
+/// one that is left alone in its domain by them still works in its arena, because its tensors were brought there before anybody knew.
+///
+/// It owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Only the thread that has the
+/// turn calls MPI (MPI_THREAD_SERIALIZED). It throws BackendError: MPI's own words, the arena full, or more process sets than MPI has tags
+/// for.
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"
@@ -26,7 +28,7 @@ class MpiBackend final : public Backend {
              std::shared_ptr<StatsCounters> stats);
 
   std::string_view name() const override { return "mpi"; }
-  /// What `host_supports` names, of CPU tensors; any process set.
+  /// Returns whether `host_supports` names it, for CPU tensors; any process set.
   bool supports(const BatchTraits& traits) const override;
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
@@ -40,7 +42,7 @@ class MpiBackend final : public Backend {
   [[nodiscard]] StatsCounters& stats() const { return *stats_; }
   [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
   [[nodiscard]] int domain_index(int rank) const;
-  /// Of messages of phase 0 or 1 of a batch.
+  /// Returns the tag of messages of phase 0 or 1 of a batch.
   [[nodiscard]] int tag(const Batch& batch, unsigned phase) const;
 
  private:

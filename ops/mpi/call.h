@@ -1,6 +1,6 @@
 #pragma once
-/// The owner of a communicator, and what becomes of MPI's error codes: BackendError with the call, the rank and MPI's own
-/// words. Communicators made here return their errors instead of ending the program.
+/// This header has the owner of a communicator, and makes of MPI's error codes a BackendError with the call, the rank and MPI's own words.
+/// Communicators made here return their errors instead of ending the program.
 
 #include <mpi.h>
 
@@ -28,7 +28,7 @@ class MpiComm {
   [[nodiscard]] MPI_Comm get() const { return comm_; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
-  /// The largest tag that messages may carry.
+  /// Returns the largest tag that messages may carry.
   [[nodiscard]] int largest_tag() const;
   void check(int code, std::string_view call) const { check_mpi(code, call, rank_); }
 

@@ -1,8 +1,9 @@
 #pragma once
-/// A run of elements on its way from one rank to another, in chunks, a few of them under way at once. Both sides must agree
-/// about the number of elements, their size and the size of a chunk; then the chunks pair up in order, all with one tag. A run without
-/// elements is no message. Sends are synchronous (see exchange.h). Buffers are made when they are first needed.
-/// Not to be moved once a message is under way; one thread at a time.
+/// ChunkedSend and ChunkedReceive are the two ends of a run of elements on its way from one rank to another, in chunks, a few of them under
+/// way at once. Both sides must agree about the number of elements, their size and the size of a chunk; then the chunks pair up in order,
+/// all with one tag. A run without elements is no message. Sends are synchronous (see exchange.h). Buffers are made when they are first
+/// needed.
+/// They must not be moved once a message is under way, and are for one thread at a time.
 
 #include <array>
 
@@ -11,7 +12,7 @@
 
 namespace hvd {
 
-/// The way of a run.
+/// A ChunkedRun says how a run travels.
 struct ChunkedRun {
   int peer = 0;
   int tag = 0;
@@ -35,9 +36,9 @@ class ChunkedSend {
 
   /// All has been given to MPI.
   [[nodiscard]] bool over() const { return sent_ == run_.chunks(); }
-  /// Whether another chunk is left and can be sent now.
+  /// Returns whether another chunk is left and can be sent now.
   [[nodiscard]] bool has_room() const { return !over() && slots_[sent_ % kWindow].under_way == 0; }
-  /// The next chunk's elements, and the memory to put them into before `send`. Precondition: `has_room`.
+  /// Returns the next chunk's elements, and the memory to put them into before `send`. Precondition: `has_room`.
   [[nodiscard]] Range next() const { return run_.chunk(sent_); }
   std::byte* buffer() {
     Slot& slot = slots_[sent_ % kWindow];
@@ -81,7 +82,7 @@ class ChunkedReceive {
     }
     return worked;
   }
-  /// Whether the next chunk has arrived: the elements `next`, at `data`, until `take`.
+  /// Returns whether the next chunk has arrived: the elements `next`, at `data`, until `take`.
   [[nodiscard]] bool has_next() const { return taken_ < awaited_ && slots_[taken_ % kWindow].under_way == 0; }
   [[nodiscard]] Range next() const { return run_.chunk(taken_); }
   [[nodiscard]] const std::byte* data() const { return slots_[taken_ % kWindow].memory.data(); }

@@ -1,5 +1,6 @@
 #pragma once
-/// Broadcast and allgather across domains. Nothing is computed, so what counts is that every byte reaches a domain once.
+/// These executions are broadcast and allgather across domains. Nothing is computed, so what counts is that every byte reaches a domain
+/// once.
 ///
 /// Broadcast: one rank of each domain, its leader, gets the batch, flattened, in chunks down a binomial tree of the domains, and hands
 ///   each on at once. In the root's domain the leader is the root. The other ranks of a domain copy what the leader's blocks hold so
@@ -25,7 +26,7 @@ class BroadcastExecution final : public MpiExecution {
  public:
   BroadcastExecution(MpiBackend& backend, Batch batch);
   Progress advance() override;
-  /// Of the ranks of one domain, the one that gets the data from elsewhere, or sends it there.
+  /// Returns the rank of a domain that gets the data from elsewhere, or sends it there.
   static int leader(std::span<const int> ranks, int root);
 
  private:
@@ -54,7 +55,7 @@ class AllgatherExecution final : public MpiExecution {
 
  private:
   static constexpr std::size_t kWindow = 4;
-  /// What a rank contributes: its blocks of all members.
+  /// A Source is what a rank contributes: its blocks of all members.
   struct Source {
     std::size_t number;  ///< the rank's place in the set
     int rank;

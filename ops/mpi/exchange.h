@@ -1,9 +1,9 @@
 #pragma once
-/// Messages under way between ranks, and the memory they travel in. `Exchange` is the communicator with its pool of buffers;
-/// `Requests` are the messages of one batch, which it outlives. Nothing blocks. One thread at a time.
+/// `Exchange` is the communicator with its pool of buffers; `Requests` are the messages of one batch under way, which it outlives. Nothing
+/// blocks. They are for one thread at a time.
 /// A synchronous send is one that is done only when the other side has begun to take it: who has nothing else to wait for must use it,
 /// because an ordinary send may be done while bytes of it still wait for a next call of MPI that this rank may not make for long.
-/// Fails with BackendError: MPI's own words, or a message that is not as long as expected.
+/// They fail with BackendError that has MPI's own words, or says that a message is not as long as expected.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ class Exchange {
     std::unique_ptr<std::byte[]> memory;  // NOLINT(modernize-avoid-c-arrays): not initialized
     std::size_t bytes = 0;
   };
-  /// Whether this rank's messages to `rank` leave the host.
+  /// Returns whether this rank's messages to `rank` leave the host.
   [[nodiscard]] bool is_elsewhere(int rank) const;
   Buffer take(std::size_t bytes);
   void give(Buffer buffer);

@@ -1,6 +1,6 @@
 #pragma once
-/// What the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas of
-/// the domain, and which ranks take part from where. For the driver's thread only.
+/// MpiExecution is what the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas
+/// of the domain, and which ranks take part from where. It is for the thread that has the turn.
 
 #include <algorithm>
 #include <numeric>
@@ -10,7 +10,7 @@
 
 namespace hvd {
 
-/// A part of each of a batch's members, laid end to end.
+/// Elements are a part of each of a batch's members, laid end to end.
 struct Elements {
   Flattened flat;
   std::vector<std::size_t> starts;  ///< per member: where in it the part begins
@@ -32,10 +32,10 @@ class MpiExecution : public Execution {
  protected:
   [[nodiscard]] std::size_t bytes_of(std::int64_t count) const { return static_cast<std::size_t>(count) * element_; }
   [[nodiscard]] std::size_t ranks_here() const { return indices_.size(); }
-  /// Whether no other rank of the set is in this rank's domain, be it joined or not: `prepare` brought nothing into the arena, and
+  /// Returns whether no other rank of the set is in this rank's domain, be it joined or not: `prepare` brought nothing into the arena, and
   /// the user's own memory is worked on.
   [[nodiscard]] bool alone() const { return alone_; }
-  /// The member in the arena of the rank at this place among the domain's ranks of the set.
+  /// Returns the member in the arena of the rank at this place among the domain's ranks of the set.
   [[nodiscard]] std::byte* shared(const BatchMember& member, std::size_t place) const {
     const int index = indices_[place];
     return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
@@ -62,7 +62,7 @@ class MpiExecution : public Execution {
     }
     return {Flattened(sizes), std::move(starts)};
   }
-  /// The number among those that take part.
+  /// Returns the number among those that take part.
   [[nodiscard]] std::size_t number_of(int rank) const {
     return static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
   }

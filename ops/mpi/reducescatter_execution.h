@@ -1,9 +1,9 @@
 #pragma once
-/// Reducescatter across domains: the first half of an allreduce (mpi_allreduce_execution.h), and the same bits. For every
-/// rank that keeps elements, one rank of each other domain sends what its domain contributes to them, and the keeper combines the
-/// domains' contributions right into its output. So a domain sends (h-1)/h of the data in all, the least possible (raw: k times that).
-/// The ranks of a domain share the work by the keepers: keeper p of domain e is served by rank p + e, modulo their number.
-/// `finished` of the batch's state counts the ranks that have read what they need of their domain's blocks; until all have, these stay.
+/// A ReducescatterExecution is a reducescatter across domains: the first half of an allreduce (allreduce_execution.h), with the same bits.
+/// For every rank that keeps elements, one rank of each other domain sends what its domain contributes to them, and the keeper combines the
+/// domains' contributions right into its output. So a domain sends (h-1)/h of the data in all, the least possible (raw: k times that). The
+/// ranks of a domain share the work by the keepers: keeper p of domain e is served by rank p + e, modulo their number.
+/// In the batch's state, `finished` counts the ranks that have read what they need of their domain's blocks; until all have, these stay.
 
 #include <deque>
 
@@ -31,7 +31,7 @@ class ReducescatterExecution final : public ReducingExecution {
     std::size_t domain;
   };
 
-  /// Of domain `domain`, the rank that serves this keeper.
+  /// Returns the rank of domain `domain` that serves this keeper.
   [[nodiscard]] int server(std::size_t domain, std::size_t keeper_domain, std::size_t keeper_place) const;
   bool serve(Keeper& keeper);
   bool combine_next();

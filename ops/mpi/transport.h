@@ -1,7 +1,7 @@
 #pragma once
-/// Messages between the leaders of domains through MPI. Sends are buffered here until MPI is done with them; what arrives is
-/// received in the background and given out whole, in the order in which each leader sent it. Nothing blocks; one thread at a time.
-/// Throws BackendError: MPI's own words, or a message of more than 2^31 - 1 bytes.
+/// MpiTransport sends messages between the leaders of domains through MPI. Sends are buffered here until MPI is done with them; what
+/// arrives is received in the background and given out whole, in the order in which each leader sent it. Nothing blocks; it is for one
+/// thread at a time. It throws BackendError with MPI's own words, or for a message of more than 2^31 - 1 bytes.
 
 #include <chrono>
 #include <deque>

@@ -1,8 +1,8 @@
 #pragma once
-/// Memory that every rank of the domain sees. `DomainMemory` is the map: where each rank's arena begins in this process.
-/// `Arena` hands out blocks of this rank's own. Any thread. The addresses are reserved at once and take memory when first used;
-/// freed blocks are kept for the next tensor of that size, as their pages are already there.
-/// Fails with BackendError when the reserved addresses are used up.
+/// This header has the memory that every rank of the domain sees. `DomainMemory` is the map: it says where each rank's arena begins in this
+/// process. `Arena` hands out blocks of this rank's own; any thread may use it. The addresses are reserved at once and take memory when
+/// first used; freed blocks are kept for the next tensor of that size, as their pages are already there.
+/// It fails with BackendError when the reserved addresses are used up.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,9 +24,9 @@ class Arena {
  public:
   explicit Arena(std::span<std::byte> memory);
 
-  /// At least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError when there is no room.
+  /// Returns at least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError when there is no room.
   std::byte* allocate(std::size_t bytes);
-  /// The same, or null when there is no room. Never touches the memory, which may be a device's.
+  /// Returns the same, or null when there is no room. Never touches the memory, which may be a device's.
   std::byte* try_allocate(std::size_t bytes);
   void free(void* block) noexcept;
 

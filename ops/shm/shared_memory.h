@@ -1,7 +1,7 @@
 #pragma once
-/// Anonymous shared memory (memfd): independent of the size of /dev/shm, gone with the last process that has it, however
-/// that ends. A block is made by one rank, which says where it is (`Ticket`); others of the same host map it through /proc.
-/// Fails with BackendError carrying the system's words.
+/// This is anonymous shared memory (memfd): it does not depend on the size of /dev/shm, and is gone with the last process that has it,
+/// however that ends. A block is made by one rank, which says where it is (`Ticket`); others of the same host map it through /proc. It
+/// fails with BackendError carrying the system's words.
 
 #include <sys/types.h>
 

@@ -1,10 +1,10 @@
 #pragma once
-/// Collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
+/// ShmBackend has the collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
 /// worked on in place, another is staged there when it is submitted (while it is still in the submitter's cache) and copied back
 /// when the batch is done. Reductions and broadcasts are cut into chunks that any rank claims, so that a rank that is not scheduled
 /// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
 /// order, whoever does it and whatever batch it travels in.
-/// Owns the staging blocks between `prepare` and the end of the batch. Throws BackendError when the arena is full.
+/// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when the arena is full.
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"

@@ -1,7 +1,7 @@
 #pragma once
-/// How a tensor gets into memory that every rank of the domain sees, and back. A location says where it is: memory of the
-/// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread.
-/// Fails with BackendError when the arena is full.
+/// Staging brings a tensor into memory that every rank of the domain sees, and back. A location says where it is: memory of the
+/// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread may use
+/// it. It fails with BackendError when the arena is full.
 
 #include <atomic>
 #include <cstdint>
@@ -19,12 +19,12 @@ class Staging {
   /// `self`: this rank's index in the domain. `arena` may be null for a rank that shares memory with nobody.
   Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self);
 
-  /// Of memory that lies in the arena already; none elsewhere.
+  /// Returns the location of memory that lies in the arena already; none elsewhere.
   [[nodiscard]] std::optional<std::uint64_t> find(const void* address) const;
-  /// A block of `bytes`, filled from `input` unless that is null.
+  /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
   [[nodiscard]] static bool is_staged(std::uint64_t location);
-  /// A block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory.
+  /// Returns a block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory.
   std::optional<std::uint64_t> keep(std::size_t bytes);
   void drop(std::uint64_t location) noexcept;
   /// Whether no batch that is not over reads from the kept block.

@@ -1,5 +1,5 @@
 // Disagreements: raised on every rank of the set in the same round, with the name and what each group of ranks sent, for the first thing
-// that differs in the order of SEMANTICS; and the name works right after.
+// that differs in the order of docs/semantics.md, "Errors"; and the name works right after.
 
 #include <algorithm>
 

@@ -31,8 +31,8 @@ bool is_whole(DataType dtype);  ///< integers; Bool is none
 bool is_float(DataType dtype);  ///< real floating point, 16 bits included
 bool is_complex_type(DataType dtype);
 
-/// Whether SEMANTICS has the pair: all reductions of real numbers (Adasum of floats only), Min and Max of Bool, Sum and Average of
-/// complex numbers.
+/// Whether docs/semantics.md, "Arithmetic", has the pair: all reductions of real numbers (Adasum of floats only), Min and Max of Bool,
+/// Sum and Average of complex numbers.
 bool allreduce_is_defined(DataType dtype, ReduceOp op);
 
 /// How the values of a tensor are drawn.
@@ -58,7 +58,7 @@ struct Reduction {
   double prescale = 1;
   double postscale = 1;
 };
-/// The fold in rank order, in the arithmetic that SEMANTICS gives. `any_order`: with the bounds of a sum whose order and intermediate
+/// The fold in rank order, in the arithmetic of docs/semantics.md. `any_order`: with the bounds of a sum whose order and intermediate
 /// roundings are the transport's own. Adasum always has bounds.
 Expected reduced(const Reduction& reduction, const std::vector<Block>& inputs, bool any_order);
 

@@ -12,7 +12,7 @@ namespace hvd::contract {
 /// numbering of unnamed calls must be as before. `duplicate`: it must be a DuplicateName, and nothing of the sort otherwise.
 void check_refused(Context& context, int culprit, const Call& call, const std::vector<std::string>& words);
 void check_refused_call(Context& context, int culprit, const std::function<void()>& call, const std::vector<std::string>& words);
-/// A type with an operation that SEMANTICS does not have, named and unnamed, alone and in a group.
+/// A type with an operation that docs/semantics.md does not have, named and unnamed, alone and in a group.
 void check_refused_pair(Context& context, OpKind kind, DataType dtype, ReduceOp op);
 
 bool contains(const std::string& text, const std::string& word);

@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 const std::vector<ReduceOp> kOps{ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product, ReduceOp::Adasum};
 
-/// SEMANTICS, "Collectives"; nothing where it leaves the pair open.
+/// Returns what docs/semantics.md, "Arithmetic", says of the pair; nothing where Horovod leaves it open.
 std::optional<bool> allowed(at::ScalarType type, ReduceOp op) {
   if (op == ReduceOp::Adasum) return std::nullopt;
   const bool extreme = op == ReduceOp::Min || op == ReduceOp::Max;

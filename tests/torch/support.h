@@ -70,7 +70,7 @@ inline at::ScalarType arithmetic_type(at::ScalarType type) {
   return type;
 }
 
-/// As SEMANTICS says: folded in rank order, 16-bit floats in fp32, integer averages exact and truncated.
+/// As docs/semantics.md says: folded in rank order, 16-bit floats in fp32, integer averages exact and truncated.
 inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
   const auto type = inputs.front().scalar_type();
   at::Tensor sum = inputs.front().to(arithmetic_type(type), false, true);

@@ -1,7 +1,7 @@
 #pragma once
-/// Which images a rank trains on at which step, and the tensors made of them. One thread; the plan owns an order of indices,
-/// no images. Everything is a function of (seed, epoch, position): a run that was interrupted goes on exactly where it stopped.
-/// Throws std::invalid_argument when there are too few images for the ranks.
+/// A plan says which images a rank trains on at which step; this header has it and the tensors made of them. It is for one thread; the plan
+/// owns an order of indices, no images. Everything is a function of (seed, epoch, position): a run that was interrupted goes on exactly
+/// where it stopped. It throws std::invalid_argument when there are too few images for the ranks.
 
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// CIFAR-10 and CIFAR-100 from the official binary files. Reads files, owns nothing afterwards; throws DataError that names
+/// These functions read CIFAR-10 and CIFAR-100 from the official binary files. They own nothing afterwards, and throw DataError that names
 /// the file, the record and the remedy.
 
 #include <string>

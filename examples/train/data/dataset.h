@@ -1,6 +1,6 @@
 #pragma once
-/// Labelled images as the trainer sees them, whatever file they came from. Plain values, used by one thread.
-/// An image set owns its bytes; nothing here talks to other ranks. Reading fails by throwing DataError.
+/// This header has labelled images as the trainer sees them, whatever file they came from. They are plain values, used by one thread. An
+/// image set owns its bytes; nothing here talks to other ranks. Reading fails by throwing DataError.
 
 #include <torch/torch.h>
 

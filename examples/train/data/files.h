@@ -1,6 +1,6 @@
 #pragma once
-/// What the readers share: finding a dataset's folder and reading a file whole. Fails by throwing DataError that names the
-/// file and what to do.
+/// These functions are what the readers share: they find a dataset's folder and read a file whole. They fail by throwing DataError that
+/// names the file and what to do.
 
 #include <cstdint>
 #include <filesystem>

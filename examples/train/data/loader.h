@@ -1,7 +1,7 @@
 #pragma once
-/// Batches made ahead of time by threads of its own, so that the device never waits for images. What it gives is what the plan
-/// and `make_training_batch` give, in the same order and bit for bit, whatever the number of workers: every batch is a function of
-/// (seed, epoch, its indices). One thread calls it. Owns the workers; refers to the dataset, which must outlive it. An exception of a
+/// A BatchLoader makes batches ahead of time in threads of its own, so that the device never waits for images. What it gives is what the
+/// plan and `make_training_batch` give, in the same order and bit for bit, whatever the number of workers: every batch is a function of
+/// (seed, epoch, its indices). One thread calls it. It owns the workers and refers to the dataset, which must outlive it. An exception of a
 /// worker is thrown by the `next()` that would have given its step.
 
 #include <condition_variable>

@@ -1,5 +1,5 @@
 #pragma once
-/// MNIST from its idx files, plain or gzipped. Reads files, owns nothing afterwards; throws DataError that names the file,
+/// This function reads MNIST from its idx files, plain or gzipped. It owns nothing afterwards, and throws DataError that names the file,
 /// what is wrong in it and the remedy.
 
 #include <string>

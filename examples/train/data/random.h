@@ -1,6 +1,6 @@
 #pragma once
-/// Random numbers that are a function of what they are for (seed, epoch, image …), not of what was drawn before, and the
-/// same on every platform. Values; no shared state.
+/// These random numbers are a function of what they are for (seed, epoch, image...), not of what was drawn before, and the same on every
+/// platform. They are values; there is no shared state.
 
 #include <cstdint>
 #include <initializer_list>

@@ -1,6 +1,6 @@
 #pragma once
-/// The embedded dataset: images made from a seed, bit for bit the same on every rank and in every run, without a download.
-/// Pure functions of their arguments.
+/// This is the embedded dataset: images made from a seed, bit for bit the same on every rank and in every run, without a download. Its
+/// functions are pure.
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A multilayer perceptron on raw pixels: small, fast, without batch norm, so that N ranks equal one exactly.
+/// This is a multilayer perceptron on raw pixels: small, fast, and without batch norm, so that N ranks equal one exactly.
 
 #include <cstdint>
 #include <memory>

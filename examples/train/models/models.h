@@ -1,6 +1,6 @@
 #pragma once
-/// The image classifiers of the trainer, made by name. Ordinary LibTorch modules that know nothing of other ranks.
-/// Unknown names throw std::invalid_argument. A new model: a file of its own, one line in models.cc.
+/// These functions make the image classifiers of the trainer by name. They are ordinary LibTorch modules that know nothing of other ranks.
+/// Unknown names throw std::invalid_argument. A new model is a file of its own and one line in models.cc.
 
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Residual networks (He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015). Parameters and buffers are
-/// named, shaped and initialised as in torchvision, so that its weights fit.
+/// These are residual networks (He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015). Parameters and buffers are named,
+/// shaped and initialised as in torchvision, so that its weights fit.
 
 #include <cstdint>
 #include <memory>

@@ -1,7 +1,7 @@
 #pragma once
-/// A TorchScript module from a file (`torch.jit.save` of Python, traced or scripted) as a classifier that trains like one
-/// written in C++. Its parameters and buffers are registered under their own names, so optimizers, checkpoints and broadcasts see them.
-/// Throws std::runtime_error that names the file where it is none.
+/// This is a TorchScript module from a file (`torch.jit.save` of Python, traced or scripted) as a classifier that trains like one written
+/// in C++. Its parameters and buffers are registered under their own names, so optimizers, checkpoints and broadcasts see them. It throws
+/// std::runtime_error that names the file where it is none.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 #pragma once
-/// Weights that Python wrote, `torch.save(dict(model.state_dict()), FILE)`, for a model of this folder: torchvision's fit the
-/// ResNets. Fails by throwing std::runtime_error that names the file, the parameter and what to do; then the model is as it was.
+/// These functions read weights that Python wrote, `torch.save(dict(model.state_dict()), FILE)`, for a model of this folder: torchvision's
+/// fit the ResNets. They fail by throwing std::runtime_error that names the file, the parameter and what to do; then the model is as it
+/// was.
 
 #include <torch/torch.h>
 

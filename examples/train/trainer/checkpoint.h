@@ -1,7 +1,7 @@
 #pragma once
-/// The state of a training run in a file, by the library's Checkpoint, and refused by a run it does not belong to. Everything
-/// but the constructor is collective, and fails on all ranks alike by throwing std::runtime_error that names the file, what is wrong and
-/// what to do.
+/// A checkpoint of the trainer is the state of a training run in a file, by the library's Checkpoint, which a run that it does not belong
+/// to refuses. Everything but the constructor is collective, and fails on all ranks alike by throwing std::runtime_error that names the
+/// file, what is wrong and what to do.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 #pragma once
-/// What only some ranks do, or can fail at, all ranks learn of: no rank goes on alone into a collective that never comes.
-/// Collective: all ranks call it at the same place.
+/// What only some ranks do, or can fail at, all ranks learn of through these functions: no rank goes on alone into a collective that never
+/// comes. Collective: all ranks call them at the same place.
 
 #include <functional>
 #include <stdexcept>

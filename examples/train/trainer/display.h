@@ -1,6 +1,6 @@
 #pragma once
-/// What training says while it runs: a bar that is redrawn in place on a terminal, a plain line now and then elsewhere.
-/// Silent on all ranks but 0. Writes to standard output; never fails.
+/// A Display shows what training says while it runs: a bar that is redrawn in place on a terminal, a plain line now and then elsewhere. It
+/// is silent on all ranks but 0, writes to standard output and never fails.
 
 #include <chrono>
 #include <cstdint>

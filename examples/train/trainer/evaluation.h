@@ -1,5 +1,6 @@
 #pragma once
-/// How good a model is on a test set that all ranks share out: the library's tally, filled with this data. One thread.
+/// This function says how good a model is on a test set that all ranks share out: it fills the library's tally with this data. It is for
+/// one thread.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 #pragma once
-/// The command line of the trainer as a value. Read once, before the world starts; knows nothing of ranks or tensors.
-/// Fails by throwing UsageError, whose text names the option, what was given and what is allowed.
+/// Options is the command line of the trainer as a value. It is read once, before the world starts, and knows nothing of ranks or tensors.
+/// Reading fails by throwing UsageError, whose text names the option, what was given and what is allowed.
 
 #include <cstdint>
 #include <stdexcept>

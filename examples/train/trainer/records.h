@@ -1,6 +1,6 @@
 #pragma once
-/// What is known after each epoch, and the file it goes to (--json). Used by rank 0 alone. Fails by throwing
-/// std::runtime_error that names the file and what to do.
+/// A record is what is known after each epoch; this header has it and the file that it goes to (--json). Rank 0 alone uses it. It fails by
+/// throwing std::runtime_error that names the file and what to do.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// From options to the objects of a training run. Plain functions; each fails by throwing an exception that names the option.
+/// These functions make the objects of a training run from its options. Each fails by throwing an exception that names the option.
 
 #include <torch/torch.h>
 

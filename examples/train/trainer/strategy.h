@@ -1,7 +1,7 @@
 #pragma once
-/// How a step is made: the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function, so that they
-/// can be compared. One thread; hvd and ddp are collective. Refers to the model and the optimizer, owns what wraps them. Fails by throwing
-/// what the wrappers throw.
+/// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function,
+/// so that they can be compared. It is for one thread; hvd and ddp are collective. It refers to the model and the optimizer and owns what
+/// wraps them. It fails by throwing what the wrappers throw.
 
 #include <hvd/torch.h>
 

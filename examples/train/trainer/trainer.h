@@ -1,7 +1,7 @@
 #pragma once
-/// The training loop on all ranks: every rank has one, and calls the same functions in the same order. One thread. Owns the
-/// data, the model, the optimizer and what wraps them. Fails by throwing: Refused when all ranks know of it, anything else when only this
-/// rank does.
+/// A Trainer is the training loop on all ranks: every rank has one, and calls the same functions in the same order, in one thread. It owns
+/// the data, the model, the optimizer and what wraps them. It fails by throwing Refused when all ranks know of it, and anything else when
+/// only this rank does.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>

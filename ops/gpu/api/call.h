@@ -1,6 +1,6 @@
 #pragma once
-/// How a refused call becomes a BackendError: with the call's name, the rank, the device, the tensors and the library's words.
-/// The driver's thread; owns nothing.
+/// These functions make a BackendError of a call that was refused: its text has the call's name, the rank, the device, the tensors and the
+/// library's words. They are for the thread that has the turn, and own nothing.
 
 #include <span>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// CUDA's handles and return codes for files that include no CUDA header. Values only.
+/// This header has CUDA's handles and return codes for files that include no CUDA header. It has values only.
 
 #include <array>
 #include <cstddef>

@@ -1,8 +1,8 @@
 #pragma once
-/// This rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, their CUDA IPC handles
-/// written where the ranks of the host see them. And the view of the other ranks' memory and events.
-/// DevicePool: any thread (the submitting ones allocate). Peers: the driver's thread. Both own what they made or opened.
-/// Fails with BackendError, but for want of memory, which `allocate` says by its result.
+/// A DevicePool is this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, with their CUDA IPC
+/// handles written where the ranks of the host see them. Peers is the view of the other ranks' memory and events.
+/// Any thread may use a DevicePool (the submitting ones allocate), and only the thread that has the turn uses Peers. Both own what they
+/// made or opened. They fail with BackendError; a want of memory is said by the result of `allocate`.
 
 #include <array>
 #include <atomic>
@@ -21,8 +21,8 @@
 
 namespace hvd::nccl {
 
-/// What a rank tells the ranks of its host, in its shared memory. Written by its owner before it announces a tensor or arrives at a batch,
-/// which is what orders the others' reads.
+/// A SharedControl is what a rank tells the ranks of its host, in its shared memory. It is written by its owner before it announces a
+/// tensor or arrives at a batch, which is what orders the others' reads.
 struct SharedControl {
   static constexpr std::size_t kSlabs = 64;
   static constexpr std::size_t kEvents = 4;
@@ -31,12 +31,12 @@ struct SharedControl {
   std::array<IpcHandle, kSlabs> slabs;
   std::array<IpcHandle, kEvents> packed;   ///< events: this rank's inputs are where they are read from
   std::array<IpcHandle, kEvents> reduced;  ///< events: what this rank reduced for all is written
-  /// Of the batch with this sequence number, modulo the ring: which of `packed` this rank has recorded.
+  /// Says, by the batch's sequence number modulo the ring, which of `packed` this rank has recorded for it.
   std::array<std::uint32_t, kBatches> packed_turn;
   std::atomic<bool> closed;  ///< this rank has nothing of the others' open any more
 };
 
-/// A place in some rank's pool. Fits beside the marks that engines put on a location.
+/// A PoolPlace is a place in some rank's pool. It fits beside the marks that engines put on a location.
 struct PoolPlace {
   static constexpr unsigned kOffsetBits = 40;
   std::uint64_t slab = 0;
@@ -60,7 +60,7 @@ class DevicePool {
   /// At least `bytes`, aligned to 64; null when the GPU has no more.
   std::byte* allocate(std::size_t bytes);
   void free(void* block) noexcept;
-  /// Of an address inside one of the slabs.
+  /// Returns the place of an address inside one of the slabs.
   [[nodiscard]] std::optional<PoolPlace> find(const void* address) const;
   [[nodiscard]] std::byte* at(const PoolPlace& place) const;
   void leak() noexcept { leaked_ = true; }
@@ -82,7 +82,7 @@ class DevicePool {
   bool leaked_ = false;
 };
 
-/// The other ranks' memory and events, opened at first use.
+/// Peers are the other ranks' memory and events, opened at first use.
 class Peers {
  public:
   /// `controls`: by index in the domain.
@@ -96,7 +96,7 @@ class Peers {
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
   /// Closes everything and says so in this rank's control. Idempotent.
   void close() noexcept;
-  /// Whether all ranks have.
+  /// Returns whether all ranks have closed everything.
   [[nodiscard]] bool all_closed() const;
 
  private:

@@ -1,8 +1,8 @@
 #pragma once
-/// The table of the NCCL and CUDA calls that the NCCL backend makes, and nothing else: the outside world, injected, so that
-/// tests can lie with it (tests/support/host_gpu_api.h works on host memory). Needs neither nccl.h nor a CUDA header: handles are
-/// opaque, numbers are those of the libraries (checked where the real table is made).
-/// Thread: whoever drives the backend, one at a time. The entries own nothing and fail by their return value only.
+/// GpuApi is the table of the NCCL and CUDA calls that the GPU backends make. It is the outside world, injected, so that tests can lie with
+/// it (tests/support/host_gpu_api.h works on host memory). It needs neither nccl.h nor a CUDA header: handles are opaque, and numbers are
+/// those of the libraries (checked where the linked table is made).
+/// Its calls are made by whoever drives the backend, one thread at a time. The entries own nothing and fail by their return value only.
 
 #include <array>
 #include <cstddef>
@@ -105,8 +105,8 @@ struct GpuApi {
   std::function<std::string(NcclCode code, NcclComm* comm)> nccl_error;
 };
 
-/// The table of the libraries this build is linked with; null without CUDA. Without NCCL its calls are refused. Lives as long as the
-/// process.
+/// Returns the table of the libraries that this build is linked with; null without CUDA. Without NCCL its calls are refused. Lives as long
+/// as the process.
 const GpuApi* linked_gpu_api();
 bool cuda_built();
 bool nccl_built();

@@ -1,6 +1,6 @@
 #pragma once
-/// One owner for each CUDA handle, the current device included, and for an open NCCL group. The driver's thread.
-/// Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
+/// This header has one owner for each CUDA handle, the current device included, and for an open NCCL group. They are for the thread that
+/// has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
 
 #include <utility>
 
@@ -8,7 +8,7 @@
 
 namespace hvd::nccl {
 
-/// The device of `site` is current while it lives: the driver may be a user's thread, whose device must not change under it.
+/// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {

@@ -1,4 +1,4 @@
-// The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is real_table_none.cc.
+// The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is linked_api_none.cc.
 
 #include <cuda_runtime_api.h>
 

@@ -1,4 +1,4 @@
-// The null twin of real_table_cuda.cc and of NCCL's half: this build has no CUDA.
+// The null twin of linked_api_cuda.cc and of NCCL's half: this build has no CUDA.
 
 #include "ops/gpu/api/gpu_api.h"
 

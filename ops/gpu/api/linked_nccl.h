@@ -1,5 +1,6 @@
 #pragma once
-/// NCCL's half of the real table. Two implementations: linked with NCCL, and without, where every call is refused.
+/// This is NCCL's half of the linked table. It has two implementations: one that is linked with NCCL, and one without, in which every call
+/// is refused.
 
 #include <string>
 

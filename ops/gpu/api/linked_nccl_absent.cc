@@ -1,4 +1,4 @@
-// The twin of real_nccl_linked.cc: this build has CUDA, but no NCCL. Placement asks for none then.
+// The twin of linked_nccl_present.cc: this build has CUDA, but no NCCL. Placement asks for none then.
 
 #include "ops/gpu/api/linked_nccl.h"
 

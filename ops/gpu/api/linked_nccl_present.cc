@@ -1,4 +1,4 @@
-// The calls of NCCL. Compiled where NCCL is found; its twin is real_nccl_absent.cc.
+// The calls of NCCL. Compiled where NCCL is found; its twin is linked_nccl_absent.cc.
 
 #include <dlfcn.h>
 #include <nccl.h>

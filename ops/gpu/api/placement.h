@@ -1,6 +1,6 @@
 #pragma once
-/// Which ranks have which GPU, and so how the tensors of a set of ranks travel. Values and pure functions: the answer is the
-/// same on every rank. Made at `init()` from what all ranks say of themselves.
+/// A Placement says which ranks have which GPU, and so how the tensors of a set of ranks travel. It is a value made at `init()` from what
+/// all ranks say of themselves, so its answers are the same on every rank.
 
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace hvd::nccl {
 
-/// How GPU tensors of a set of ranks travel.
+/// A GpuRoute says how GPU tensors of a set of ranks travel.
 enum class GpuRoute : std::uint8_t {
   Nccl,       ///< every rank has a GPU of its own
   SharedGpu,  ///< all ranks have the same GPU, and share memory on the host
@@ -31,7 +31,7 @@ class Placement {
 
   /// `ranks`: global, ascending.
   [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
-  /// The same, remembered for each process set. Any thread.
+  /// Returns the same, remembered for each process set. Any thread.
   [[nodiscard]] GpuRoute route_of_set(int id, const std::vector<int>& ranks) const;
   /// "one rank per GPU, NCCL", "4 ranks share a GPU, through CUDA IPC", ...
   [[nodiscard]] std::string describe() const;
@@ -47,7 +47,7 @@ class Placement {
 
 /// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank` modulo their number. -1 without one.
 int device_of(const GpuApi& table, int local_rank);
-/// The UUID of a device; empty where there is none.
+/// Returns the UUID of a device; empty where there is none.
 std::string gpu_id(const GpuApi& table, int device);
 
 }  // namespace hvd::nccl

@@ -1,6 +1,6 @@
 #pragma once
-/// Waiting, for a limited time, until a stream has run dry: before memory is given back that its kernels use. For destructors
-/// and `abort`: never throws, and does without where a call is refused.
+/// This function waits, for a limited time, until a stream has run dry, before memory is given back that its kernels use. It is for
+/// destructors and `abort`: it never throws, and does without where a call is refused.
 
 #include <chrono>
 
@@ -8,7 +8,7 @@
 
 namespace hvd::nccl {
 
-/// Whether the stream (none made yet counts as well) has ended what it does.
+/// Returns whether the stream (none made yet counts as well) has ended what it does.
 bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept;
 
 }  // namespace hvd::nccl

@@ -1,8 +1,8 @@
 #pragma once
-/// The Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are where the
-/// others can open them by CUDA IPC: in this rank's pool (device_pool.h), where tensors may live already, or in a block of it that they are
-/// packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces all ranks' tensors in place; the other
-/// operations copy (reducescatter: reduce) out of the other ranks' blocks, each rank its own share.
+/// SharedGpuBackend is the Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are
+/// where the others can open them by CUDA IPC: in this rank's pool (device_pool.h), where tensors may live already, or in a block of it
+/// that they are packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces all ranks' tensors in place;
+/// the other operations copy (reducescatter: reduce) out of the other ranks' blocks, each rank its own share.
 ///
 /// Order: every rank records an IPC event behind its pack, then counts itself in through host memory (the board's BatchState). The last one
 /// makes its stream wait for all those events, launches the kernel, records an event behind it and says so; the others make their streams
@@ -11,9 +11,9 @@
 /// rank enqueues before it has seen a batch reduced depends on that batch: it waits a little longer, never for itself.)
 ///
 /// Sums are made in rank order, as on the host, and are bitwise the host's.
-/// Threads: as Backend says. Owns the stream, the events, the pool and what it opened of others, all made at first use.
-/// Fails with BackendError; later launches then fail too. A rank without memory says so where the tensor is announced, and all ranks fail
-/// with its reason. Destroy it after the ranks have agreed to end, or after `abort`.
+/// Its threads are those that Backend names. It owns the stream, the events, the pool and what it opened of others, all made at first use.
+/// It fails with BackendError; later launches then fail too. A rank without memory says so where the tensor is announced, and all ranks
+/// fail with its reason. Destroy it after the ranks have agreed to end, or after `abort`.
 
 #include <chrono>
 #include <cstddef>
@@ -34,7 +34,7 @@
 namespace hvd::nccl {
 
 struct SharedGpuOptions {
-  /// Of the ranks' sets, those that this backend works for; pure.
+  /// Returns whether this backend works for the set; pure.
   std::function<bool(const ProcessSetInfo& set)> takes;
   /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's memory.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
@@ -55,7 +55,7 @@ class SharedGpuBackend final : public Backend {
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   void abort() noexcept override;
 
-  // ---- for the executions; the driver's thread
+  // ---- for the executions; for the thread that has the turn
   struct Turn {
     Event packed, reduced;
   };
@@ -66,7 +66,7 @@ class SharedGpuBackend final : public Backend {
   [[nodiscard]] int domain_index(int rank) const;
   [[nodiscard]] SharedControl& control(int index) const { return *controls_[static_cast<std::size_t>(index)]; }
   [[nodiscard]] Turn& turn(std::size_t number) { return turns_[number]; }
-  /// Which events the next batch uses.
+  /// Returns which events the next batch uses.
   std::size_t next_turn() { return launches_++ % turns_.size(); }
   /// Where a rank's tensor is, in this process.
   std::byte* address(const CallContext& site, int index, std::uint64_t location);

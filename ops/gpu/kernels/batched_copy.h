@@ -1,7 +1,7 @@
 #pragma once
-/// Many tensors copied, scaled and converted by one kernel: how a batch gets into the fusion buffer and out again.
-/// `launch_batched_copy` (batched_copy.cu) enqueues on a stream and returns; any thread, no state; fails by its return value.
-/// Needs no CUDA header, so that the backend and its tests build anywhere.
+/// This kernel copies, scales and converts many tensors in one launch: it is how a batch gets into the fusion buffer and out again.
+/// `launch_batched_copy` (batched_copy.cu) enqueues on a stream and returns. Any thread may call it; it keeps no state and fails by its
+/// return value. It needs no CUDA header, so that the backend and its tests build anywhere.
 
 #include <cstdint>
 #include <span>
@@ -33,10 +33,10 @@ struct CopyJob {
   std::int64_t divisor = 1;
 };
 
-/// A copy of the bits is all there is to do.
+/// Returns whether a copy of the bits is all there is to do.
 constexpr bool is_plain(const CopyJob& job) { return job.from == job.to && job.factor == 1 && job.divisor == 1; }
 
-/// Whether `job.from` can become `job.to`: equal types for all (Bool and complex numbers as plain copies only), Float32 to and from
+/// Returns whether `job.from` can become `job.to`: equal types for all (Bool and complex numbers as plain copies only), Float32 to and from
 /// Float16 and BFloat16, and an integer to and from the one that the backend sums it in.
 constexpr bool copy_supported(const CopyJob& job) {
   if (job.divisor < 1) return false;

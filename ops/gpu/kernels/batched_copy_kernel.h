@@ -1,6 +1,6 @@
 #pragma once
-/// The code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
-/// tests/unit/batched_copy_test.cc, thread by thread, for the host. Needs before it what CUDA's headers or the test's stand-ins give
+/// This is the code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
+/// tests/unit/batched_copy_test.cc, thread by thread, for the host. Before it must stand what CUDA's headers or the test's stand-ins give
 /// (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///
 /// One launch copies many tensors. Each block copies one chunk of one tensor; which one it finds by a binary search over the tensors' first
@@ -92,7 +92,7 @@ struct Scaled {
 
 // ---- one chunk
 
-/// The word of so many bytes.
+/// Names the word of so many bytes.
 template <std::size_t kBytes>
 using Word = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::uint32_t>>;
 
@@ -159,7 +159,7 @@ HVD_DEVICE void copy_chunk(const S* src, D* dst, int count, int thread, const Op
 template <class S, class D>
 constexpr std::int64_t kChunkElements = kChunkBytes / (sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
 
-/// What the thread `thread` of the block `block` does.
+/// Does what the thread `thread` of the block `block` does.
 template <class S, class D, class Op, int kCapacity>
 HVD_DEVICE void copy_block(const Table<kCapacity>& table, const Op& op, std::uint32_t block, int thread) {
   const int item = item_of(table, block);
@@ -258,7 +258,7 @@ CudaCode with_type(DataType dtype, const Use& use) {
   }
 }
 
-/// The pairs of `copy_supported`, for the compiler.
+/// Lists the pairs of `copy_supported`, for the compiler.
 template <class A, class B>
 constexpr bool kPair = (std::is_same_v<A, float> && (std::is_same_v<B, __half> || std::is_same_v<B, __nv_bfloat16>)) ||
                        (std::is_same_v<A, std::int32_t> && std::is_integral_v<B> && sizeof(B) < 4) ||

@@ -1,13 +1,14 @@
 #pragma once
-/// What the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
-/// computed. Needs before it what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
+/// This header has what the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
+/// computed. Before it must stand what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and
+/// HVD_DEVICE.
 
 #include <cstdint>
 #include <type_traits>
 
 namespace hvd::nccl::device {
 
-/// The last item of a launch's table that starts at or before chunk `block`.
+/// Returns the last item of a launch's table that starts at or before chunk `block`.
 template <class Table>
 HVD_DEVICE int item_of(const Table& table, std::uint32_t block) {
   int low = 0, high = table.items - 1;

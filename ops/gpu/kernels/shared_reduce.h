@@ -1,7 +1,7 @@
 #pragma once
-/// Tensors of several ranks that lie on one GPU, reduced by one kernel into all of them at once.
-/// `launch_shared_reduce` (shared_reduce.cu) enqueues on a stream and returns; any thread, no state; fails by its return value.
-/// Needs no CUDA header, so that the backend and its tests build anywhere.
+/// This kernel reduces tensors of several ranks that lie on one GPU, into all of them at once. `launch_shared_reduce` (shared_reduce.cu)
+/// enqueues on a stream and returns. Any thread may call it; it keeps no state and fails by its return value. It needs no CUDA header, so
+/// that the backend and its tests build anywhere.
 
 #include <cstdint>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace hvd::nccl {
 
-/// What `kernels::reduce` (ops/kernels/reduce.h) does on the host, bit for bit (but for the payloads of NaNs): every element is folded in
-/// the order of the inputs; Float16 and BFloat16 in float, rounded once; averages of integers exactly.
+/// A ReduceJob is what `kernels::reduce` (ops/kernels/reduce.h) does on the host, bit for bit (but for the payloads of NaNs): every element
+/// is folded in the order of the inputs; Float16 and BFloat16 in float, rounded once; averages of integers exactly.
 struct ReduceJob {
   /// Of item `i` and rank `r`: inputs[i * ins + r]. Aligned to the element; 16 bytes everywhere are fastest.
   std::span<const void* const> inputs;

@@ -1,6 +1,6 @@
 #pragma once
-/// The code of the reduction kernel (shared_reduce.cu), written so that tests can run it thread by thread on the host. Needs
-/// before it what CUDA's headers or the test's stand-ins give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and
+/// This is the code of the reduction kernel (shared_reduce.cu), written so that tests can run it thread by thread on the host. Before it
+/// must stand what CUDA's headers or the test's stand-ins give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and
 /// HVD_UNROLL.
 ///
 /// Each block reduces one chunk of one item, found by a binary search over the items' first chunks. Within it a thread folds 16 bytes of
@@ -46,7 +46,7 @@ enum class Fold : int { Sum, Average, Min, Max, Product };
 
 using device::narrowed, device::widened;
 
-/// Of equal values the first; a NaN wins.
+/// Returns the extreme: of equal values the first; a NaN wins.
 template <class A>
 HVD_DEVICE A lesser(A a, A b) {
   if (b != b) return b;
@@ -210,7 +210,7 @@ HVD_DEVICE void reduce_group(const Table& table, const F& fold, const Place<T>& 
 template <class T>
 constexpr std::int64_t kChunkElements = kChunkBytes / static_cast<std::int64_t>(sizeof(T));
 
-/// What the thread `thread` of the block `block` does.
+/// Does what the thread `thread` of the block `block` does.
 template <class T, class F>
 HVD_DEVICE void reduce_block(const Table& table, const F& fold, std::uint32_t block, int thread) {
   const int item = device::item_of(table, block);

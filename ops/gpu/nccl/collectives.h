@@ -1,6 +1,7 @@
 #pragma once
-/// One batch put on the stream: pack, NCCL, unpack. Nothing here waits for the device; it waits for other ranks only where NCCL
-/// connects them at a communicator's first collectives. The driver's thread; fails with BackendError, leaving the stream half filled.
+/// These functions put one batch on the stream: pack, NCCL, unpack. They never wait for the device, and for other ranks only where NCCL
+/// connects them at a communicator's first collectives. They are for the thread that has the turn, and fail with BackendError, which leaves
+/// the stream half filled.
 ///
 /// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors that lie
 /// in lent memory (lent_memory.h) as they would lie in the fusion buffer are reduced there. Whether they do is this rank's own affair: the

@@ -1,6 +1,6 @@
 #pragma once
-/// NCCL communicators, one per set of ranks and stream, made at first use and aborted together. The driver's thread only.
-/// They fail by throwing BackendError and then are good for nothing but being aborted.
+/// This header has NCCL communicators, one per set of ranks and stream, made at first use and aborted together. They are for the thread
+/// that has the turn. They fail by throwing BackendError and then are good for nothing but being aborted.
 ///
 /// A communicator ends by ncclCommAbort, never by ncclCommDestroy: the latter waits for the other ranks of the node, which a destructor
 /// must not do. So a healthy world is destroyed only after its ranks have agreed to end, every batch of every rank being done.
@@ -22,7 +22,7 @@ namespace hvd::nccl {
 /// made. `mine` is empty except on the first rank; returns the first rank's bytes. May throw.
 using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> mine)>;
 
-/// How long and for what a call that is not answered is waited for.
+/// Patience says how long, and for what, a call that is not answered is waited for.
 struct Patience {
   /// Other ranks may be this much late to a communicator's first call. More: a rank that never comes is noticed later.
   std::chrono::milliseconds limit = std::chrono::minutes(5);
@@ -67,8 +67,8 @@ class Communicators {
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
-  /// The communicator of these global ranks, of which this is `ranks[rank]`, for one of the streams (`track`); made at first use, together
-  /// with the other ranks.
+  /// Returns the communicator of these global ranks, of which this is `ranks[rank]`, for one of the streams (`track`); made at first use,
+  /// together with the other ranks.
   std::shared_ptr<Communicator> of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                    const IdBroadcast& exchange);
   /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.

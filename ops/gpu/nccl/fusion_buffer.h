@@ -1,7 +1,7 @@
 #pragma once
-/// The device memory that batches are packed into. One buffer per stream, grown when a batch needs more; from ncclMemAlloc, and
-/// registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation). The driver's
-/// thread; fails with BackendError, which says how much was asked for.
+/// A FusionBuffer is the device memory that batches are packed into. There is one per stream, grown when a batch needs more; it is from
+/// ncclMemAlloc, and registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation).
+/// It is for the thread that has the turn, and fails with BackendError, which says how much was asked for.
 ///
 /// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So there is one buffer per stream and set of
 /// ranks then, because such ranks see the same batches and grow it at the same ones; it takes what it needs or fails; and what was outgrown
@@ -22,7 +22,7 @@
 
 namespace hvd::nccl {
 
-/// What NCCL is told of a buffer.
+/// Registration says what NCCL is told of a buffer.
 enum class Registration : std::uint8_t {
   None,
   Buffer,  ///< ncclCommRegister: each rank for itself

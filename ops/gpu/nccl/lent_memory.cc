@@ -32,7 +32,7 @@ std::optional<LentMemory::Block> LentMemory::take_idle(std::size_t bytes) {
   return found;
 }
 
-/// Not under the mutex: it takes long, and the driver asks for `has`.
+/// Not under the mutex: it takes long, and the thread that has the turn asks for `has`.
 std::optional<LentMemory::Block> LentMemory::make(std::size_t bytes) {
   try {
     const DeviceGuard guard(CallContext{.table = &table_, .rank = -1, .device = device_, .tensors = {}});

@@ -1,6 +1,6 @@
 #pragma once
-/// Device memory that users keep tensors in, so that NCCL reduces them where they are; from cudaMalloc. Any thread. Shared by
-/// the backend and by what it has lent.
+/// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they are; it is from cudaMalloc. Any thread may
+/// use it. It is shared by the backend and by what it has lent.
 ///
 /// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
 /// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
@@ -23,7 +23,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
 
   /// At least `bytes`; null when the GPU has no more.
   std::shared_ptr<void> lend(std::size_t bytes);
-  /// Whether these bytes lie in one of the blocks that are out.
+  /// Returns whether these bytes lie in one of the blocks that are out.
   [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
   /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is given up.
   void close(bool free) noexcept;

@@ -1,9 +1,9 @@
 #pragma once
-/// The Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
-/// reducescatter by NCCL on a stream of its own. The driver's thread. Owns the stream, the communicators and the fusion buffer, all made at
-/// first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming call, rank, tensors and
-/// NCCL's words; by then it has aborted all its communicators, and every later launch fails too. Destroy it after the ranks have agreed to
-/// end (see communicator.h) or after `abort`; its executions before or after.
+/// NcclBackend is the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
+/// reducescatter by NCCL on a stream of its own. It is for the thread that has the turn. It owns the stream, the communicators and the
+/// fusion buffer, all made at first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming
+/// call, rank, tensors and NCCL's words; by then it has aborted all its communicators, and every later launch fails too. It must be
+/// destroyed after the ranks have agreed to end (see communicator.h) or after `abort`; its executions before or after.
 ///
 /// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
 /// follow in stream order, and so does the next batch of the stream, which is what lets batches in flight share its fusion buffer. With
@@ -33,20 +33,20 @@
 namespace hvd::nccl {
 
 /// Blocking broadcast of bytes from the first rank of the set to its other ranks; every rank of the set calls it, at its first use of the
-/// set on each stream, on the driver's thread; by levels for the parts of the set that then take its place. `mine` is empty except on the
-/// first rank; returns the first rank's bytes. May throw an Error.
+/// set on each stream, on the thread that has the turn; by levels for the parts of the set that then take its place. `mine` is empty except
+/// on the first rank; returns the first rank's bytes. May throw an Error.
 using UniqueIdExchange = std::function<std::vector<std::byte>(const ProcessSetInfo& set, std::vector<std::byte> mine)>;
 
 struct NcclOptions {
   Patience patience;
   /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
   std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
-  /// Of the fusion buffers. Equal on all ranks. With one, nothing is lent (see lent_memory.h): all that travels fused is packed. `Window`
-  /// needs the table's `window_register`.
+  /// The registration of the fusion buffers, equal on all ranks. With one, nothing is lent (see lent_memory.h): all that travels fused is
+  /// packed. `Window` needs the table's `window_register`.
   Registration registration = Registration::None;
   /// Streams that batches go to in turn.
   int streams = 1;
-  /// Of the ranks' sets, those that this backend works for; pure. Empty: all.
+  /// Returns whether this backend works for the set; pure. Empty: for all.
   std::function<bool(const ProcessSetInfo& set)> takes;
   /// The host of each rank, by its global rank: sums across hosts that have equally many of a batch's ranks, more than one, are then made
   /// on each host first (the levels of collectives.h). Empty: as NCCL thinks best.
@@ -72,7 +72,7 @@ class NcclBackend : public Backend {
   void abort() noexcept override;
 
  private:
-  /// What a batch in flight shares with no batch but those before it.
+  /// A Track is what a batch in flight shares with no batch but those before it.
   struct Track {
     Stream stream;
     std::map<std::vector<int>, FusionBuffer> fusion;  ///< by the ranks whose window it is; the others share one

@@ -1,6 +1,6 @@
 #pragma once
-/// What the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL. Like
-/// collectives.h.
+/// This header has what the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL.
+/// Threads and failures are those of collectives.h.
 
 #include <optional>
 #include <string_view>
@@ -11,7 +11,7 @@
 
 namespace hvd::nccl {
 
-/// The pieces that have elements, and where each lies in the fusion buffer.
+/// A Layout has the pieces that have elements, and where each lies in the fusion buffer.
 struct Layout {
   std::vector<const Piece*> pieces;
   std::vector<std::size_t> offsets;
@@ -26,7 +26,7 @@ Layout lay_out(std::span<const Piece> pieces, std::size_t element);
 void copy(const LaunchContext& context, const std::vector<CopyItem>& items, DataType from, DataType to, const Scaling& scaling);
 /// Values where they are; launches nothing if it changes nothing.
 void scale(const LaunchContext& context, void* values, std::int64_t count, DataType type, const Scaling& scaling);
-/// What packing this layout takes. `lanes`: elements of the buffer's type per element of a piece.
+/// Appends to `items` what packing this layout takes. `lanes`: elements of the buffer's type per element of a piece.
 void append_packing(std::vector<CopyItem>& items, const Layout& layout, int lanes, std::byte* buffer);
 void pack(const LaunchContext& context, const Layout& layout, int lanes, std::byte* buffer, DataType from, DataType wire,
           const Scaling& scaling);
@@ -40,9 +40,9 @@ void reduce_scatter(const LaunchContext& context, const CommGroup& comm_group, c
 /// One NCCL call, in a group or not.
 void move(const LaunchContext& context, std::string_view call, NcclCode code, const std::optional<Group>& group);
 
-/// Whether all ranks' counts are the same.
+/// Returns whether all ranks' counts are the same.
 bool equal_counts(const Piece& piece);
-/// Whether one is not zero.
+/// Returns whether any of its counts is not zero.
 bool moves_anything(const Piece& piece);
 
 }  // namespace hvd::nccl

@@ -1,6 +1,6 @@
 #pragma once
-/// What an allreduce becomes on NCCL: the type it is summed in, NCCL's operation, and the arithmetic before and after it.
-/// Pure functions of their arguments.
+/// A ReductionPlan says what an allreduce becomes on NCCL: the type it is summed in, NCCL's operation, and the arithmetic before and after
+/// it. These are pure functions of their arguments.
 ///
 /// Sums are NCCL's own, element by element in the type they travel in, in an order that depends on the position in the buffer:
 /// results are the same on all ranks, but not bit for bit the same as the host backends', nor for every way of fusing.
@@ -21,7 +21,7 @@
 
 namespace hvd::nccl {
 
-/// What was asked for.
+/// A Reduction is what was asked for.
 struct Reduction {
   DataType dtype = DataType::Float32;
   ReduceOp op = ReduceOp::Sum;
@@ -50,7 +50,7 @@ struct ReductionPlan {
   bool operator==(const ReductionPlan&) const = default;
 };
 
-/// Whether NCCL can do this, with the help of the copy kernels.
+/// Returns whether NCCL can do this, with the help of the copy kernels.
 bool reducible(DataType dtype, ReduceOp op);
 
 /// `ranks`: those that take part. It depends on nothing that a rank does not share with the others: what they do must fit together.

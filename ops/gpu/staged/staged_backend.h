@@ -1,11 +1,11 @@
 #pragma once
-/// The Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of ranks
-/// that share a GPU in a way that neither NCCL nor CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels there
-/// like any host tensor, with the same results, and is copied back.
-/// The price: the submitting thread waits until the tensor is there, and every byte crosses to the host and back.
+/// StagedBackend is the Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of
+/// ranks that share a GPU in a way that neither NCCL nor CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels
+/// there like any host tensor, with the same results, and is copied back. The price is that the submitting thread waits until the tensor is
+/// there, and that every byte crosses to the host and back.
 ///
-/// Threads: as Backend says. Owns the host blocks, its streams, and nothing else: the host's backends and the arena belong to the world.
-/// Fails with BackendError.
+/// Its threads are those that Backend names. It owns the host blocks, its streams, and nothing else: the host's backends and the arena
+/// belong to the world. It fails with BackendError.
 
 #include <cstddef>
 #include <functional>
@@ -65,7 +65,7 @@ class StagedBackend final : public Backend {
   const std::size_t index_;
   const std::function<bool()> interrupted_;
   std::byte* const guard_;  ///< so that no tensor's place is 0, which stands for "nothing brought"
-  Stream stream_;           ///< the driver's, for the way back
+  Stream stream_;           ///< for the way back; of the thread that has the turn
 
   std::mutex mutex_;  // of the rest
   std::vector<std::unique_ptr<Stream>> idle_;
