@@ -77,7 +77,7 @@ TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and ab
     }
   };
   const auto net = std::make_shared<Net>();
-  SGD plain({net->table->weight, net->idle, net->empty, net->tied}, SGDOptions(0.1));
+  SGD plain({net->table->weight, net->idle, net->empty, net->tied, net->tied}, SGDOptions(0.1));
   DistributedOptimizer optimizer(plain, net->named_parameters());
   CHECK(hvd::clip_grad_norm_(optimizer, 1) == 0);  // no gradient anywhere
   // Every rank gives 3 to row 1 (twice), and 4 to `tied`.

@@ -70,7 +70,9 @@ TEST_CASE("what happens if I tie weights that lie far apart in a model: they are
   for (int run = 0; run < 20; ++run) {
     ddp.zero_grad();
     const at::Tensor words = torch::tensor({hvd::rank(), 0, 1, hvd::rank(), 5}).remainder(7);
+    const auto before = hvd::stats().tensors_submitted;
     torch::cross_entropy_loss(ddp.forward(words), words.flip(0)).backward();
+    CHECK(hvd::stats().tensors_submitted - before == 5);
     if (run == 0) once = net->embedding->weight.grad().clone();
     CHECK(torch::equal(net->embedding->weight.grad(), once));
   }
