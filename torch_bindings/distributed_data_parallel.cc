@@ -145,7 +145,9 @@ void ModuleReducer::reduce_unfrozen() {
     unfrozen.push_back(parameter);
     return true;
   });
-  if (!unfrozen.empty()) add_reducer(unfrozen, next_number(options_.process_set));
+  if (unfrozen.empty()) return;
+  add_reducer(unfrozen, next_number(options_.process_set));
+  reducers_.back()->listen(false);  // until the ranks have compared
 }
 
 // ------------------------------------------------------------------------------------------------------------------ backward
@@ -215,10 +217,20 @@ void ModuleReducer::end_backward() {
   std::shared_ptr<SharedBuffers::Sharing> sharing;
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
   attempt([&] { reduce_unfrozen(); });
-  for (const auto& reducer : reducers_) attempt([&] { reducer->finish_pass(); });
+  for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
   if (sharing) attempt([&] { buffers_.finish(*sharing); });
   if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
   if (first) std::rethrow_exception(first);
+}
+
+/// Before the first pass of parameters that were unfrozen the ranks compare which these are.
+void ModuleReducer::finish_pass(std::size_t reducer) {
+  if (reducer >= agreed_) {
+    reducers_.front()->compare({static_cast<std::int64_t>(reducer), static_cast<std::int64_t>(reducers_[reducer]->parameters().size())});
+    reducers_[reducer]->listen(true);
+    agreed_ = reducer + 1;
+  }
+  reducers_[reducer]->finish_pass();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- join

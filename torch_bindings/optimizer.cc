@@ -72,6 +72,15 @@ std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string
   return named;
 }
 
+/// Before an InvalidArgument that is this rank's alone: `call` lets the others know in what they do next, where they would wait for it.
+template <class Call>
+void refuse(const Call& call) {
+  try {
+    call();
+  } catch (const Mismatch&) {  // they know
+  }
+}
+
 }  // namespace
 
 void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
@@ -192,6 +201,14 @@ bool DistributedOptimizer::announce_changes() {
   return true;
 }
 
+/// From now on that reducer is used, which other ranks may not have: they compare first, unless the round before has compared.
+void DistributedOptimizer::take_up(std::size_t reducer) {
+  if (unannounced_) reducers_.front()->compare(groups_->layout());
+  unannounced_ = false;
+  reducers_[reducer]->listen(true);
+  agreed_ = reducer + 1;
+}
+
 /// All reducers, also after one that has failed, but for those that other ranks may not have. An InvalidArgument is this rank's alone:
 /// the others go on to them.
 void DistributedOptimizer::reduce(bool also_synchronized) {
@@ -200,11 +217,8 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
   for (std::size_t i = 0; i < reducers_.size(); ++i) {
     if (on_all_ranks && i >= agreed_) break;
     if (!also_synchronized && reducers_[i]->is_synchronized()) continue;
-    if (i >= agreed_) {
-      reducers_[i]->listen(true);
-      agreed_ = i + 1;
-    }
     try {
+      if (i >= agreed_) take_up(i);
       reducers_[i]->synchronize();
     } catch (const Mismatch& error) {
       on_all_ranks = true;
@@ -246,7 +260,12 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
   if (closure) {
     loss = step_with_closure(closure);
   } else {
-    if (skips_ == 0) reduce(false);
+    try {
+      if (skips_ == 0) reduce(false);
+    } catch (const InvalidArgument& error) {
+      if (shards_) refuse([&] { shards_->share_parameters(error.what()); });
+      throw;
+    }
     const Lent lent(shards_.get());
     loss = wrapped_.step();
   }
@@ -264,7 +283,12 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
     for (const auto& reducer : reducers_)
       if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
-    if (skips_ == 0) synchronize();
+    try {
+      if (skips_ == 0) synchronize();
+    } catch (const InvalidArgument& error) {
+      if (own.defined()) refuse([&] { static_cast<void>(reducers_.front()->reduce_loss(own, error.what())); });
+      throw;
+    }
     lent.lend();
     if (skips_ > 0 || !own.defined()) return own;
     losses.emplace_back(reducers_.front()->reduce_loss(own), own);

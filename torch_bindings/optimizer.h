@@ -10,6 +10,8 @@
 /// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
 /// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
 /// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
+/// Refused on all ranks, with a Mismatch that says which rank has done what: groups or parameters added on some ranks only, and, at the
+/// next reduction, a `step()` that some ranks have made and others have not (it was refused there, or gradients were thrown away).
 /// Throws gradients away by `zero_grad()`. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
 /// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
 /// Threads: hooks run in autograd's threads; everything else is called by one thread at a time.
@@ -154,6 +156,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void take_over_changes(std::size_t known);
   void take_in(std::size_t first);
   bool announce_changes();
+  void take_up(std::size_t reducer);
   void reduce(bool also_synchronized);
   at::Tensor step_by_deltas(const LossClosure& closure);
   at::Tensor step_with_closure(const LossClosure& closure);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "hvd/text.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/tensors.h"
@@ -301,11 +302,20 @@ void OptimizerShards::take_back() {
     if (is_mine(piece) && !piece.tensor.is_same(piece.parameter)) piece.tensor.mutable_grad().reset();
 }
 
-void OptimizerShards::share_parameters() {
+void OptimizerShards::share_parameters(const std::string& refusal) {
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> tensors;
-  for (auto& piece : pieces_) tensors.push_back(piece.travels);
-  broadcast_pieces(tensors, "parameters");
+  for (auto& piece : pieces_) tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));  // which is a Mismatch
+  try {
+    broadcast_pieces(tensors, "parameters");
+  } catch (const Mismatch& error) {
+    const std::string mine = refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
+    const std::string all = detail::said_by_all(mine, name_ + "/refused", process_set_);
+    if (all.empty()) throw;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) tensors[i] = pieces_[i].travels;
+    broadcast_pieces(tensors, "parameters");
+    throw Mismatch(error.what() + all);
+  }
 }
 
 /// `tensors`: one for each piece, from its owner to all; undefined ones stay. A submission for each owner and device.

@@ -8,7 +8,8 @@
 ///
 /// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
-/// Between two steps, each round's submissions say which it is: ranks that count rounds otherwise get a Mismatch, and not each other's.
+/// Between two steps, each round's submissions say which it is, and whether there was a step after the round before: ranks that differ in
+/// that get a Mismatch, which says what is unusual on which rank, and not each other's gradients.
 /// A gradient that is on its way is marked (torch_bindings/gradient_mark.h): if all of them have been thrown away when the next one
 /// comes, or at `synchronize()`, the round is finished for the other ranks and forgotten; if some have been changed, `synchronize()`
 /// throws InvalidArgument. Parameters that have got another type, device or shape get other memory before the next round.
@@ -87,8 +88,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// After a step: what comes next is new.
   void begin_step();
   void set_passes(int passes);
-  /// Collective. The loss of all ranks together, as their gradients are.
-  [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
+  /// Collective. The loss of all ranks together, as their gradients are. With a `refusal` on any rank all throw Mismatch, with its words.
+  [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss, const std::string& refusal = {}) const;
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
   [[nodiscard]] std::uint64_t bytes_sent() const;
   /// Whether gradients travel by a compression that needs a memory.
@@ -100,6 +101,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
   /// all ranks are between two rounds.
   void announce(Shape layout);
+  /// Collective. Compares it at once, in a round of its own that leaves all gradients as they are. A rank that calls it alone gets the
+  /// Mismatch together with the others, when these make their next round. Call it after a round that is complete.
+  void compare(Shape layout);
 
  private:
   /// What memory for a parameter's gradient is made for.
@@ -190,6 +194,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
   void wait_for(Bucket& bucket, Round round);
+  void complete(Bucket& bucket, Round round);
+  void reduce_compressed();
+  [[nodiscard]] std::size_t kind_of_round() const;
+  [[nodiscard]] std::string peculiarities() const;
+  [[nodiscard]] Mismatch explained(const Mismatch& error, const Bucket& bucket) const;
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
   void forget();
@@ -219,6 +228,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool round_begun_ = false;  ///< something may have been given since the last round
   bool interrupted_ = false;  ///< a backward pass was refused since the last round
   std::size_t rounds_ = 0;    ///< since the last step or zero_grad()
+  bool unstepped_ = false;    ///< there were rounds before the last zero_grad(), and no step after them
+  std::string refused_;       ///< the parameter whose gradient `synchronize()` has found changed since the last step
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
 

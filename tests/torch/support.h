@@ -133,6 +133,8 @@ inline std::string grouping(const std::string& common, const std::string& last) 
   return group + common + "; rank " + std::to_string(before) + ": " + last;
 }
 inline bool last() { return rank() == size() - 1; }
+/// "rank 3", the last one.
+inline std::string last_rank() { return "rank " + std::to_string(size() - 1); }
 
 /// The library with another configuration until the end of the scope.
 class Restarted {

@@ -175,7 +175,7 @@ TEST_CASE("what happens if only some ranks call backward() again after synchroni
   INFO(text);
   CHECK(contains(text, "(no error)") == false);
   CHECK(contains(text, "(another error)") == false);
-  CHECK(contains(text, "has reduced gradients since its last step()") == last());
+  CHECK(contains(text, last_rank() + " has reduced gradients since its last step()"));
   it.optimizer.zero_grad();
   backward(it.net, hvd::rank(), 3);
   it.optimizer.step();
@@ -408,7 +408,7 @@ TEST_CASE("what happens if one rank alone throws its gradients away by the modul
     it.optimizer.step();
   });
   INFO(text);
-  CHECK(contains(text, "shape"));
+  CHECK(contains(text, last_rank() + " has "));
   it.optimizer.zero_grad();
   backward(it.net, hvd::rank(), 2);
   it.optimizer.step();
