@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "hvd/text.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer.h"
-#include "torch_bindings/reduced_on.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/sync_batch_norm.h"
 #include "torch_bindings/unique_parameters.h"
@@ -31,12 +31,6 @@ int next_number(const ProcessSet& process_set) {
   return made[process_set.ranks()]++;
 }
 
-void refuse_twice(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
-  std::vector<GradientReducer::Named> named;
-  for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
-  GradientReducer::refuse_twice(named, "ddp");
-}
-
 /// The number of a new wrapper, if it may be made.
 int checked_number(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   if (!(options.gradient_predivide_factor > 0))
@@ -44,7 +38,7 @@ int checked_number(const torch::nn::Module& module, const DistributedDataParalle
   auto trained = unique_parameters(module.named_parameters().pairs());
   std::erase_if(trained, [](const auto& parameter) { return !parameter.second.requires_grad(); });
   if (trained.empty()) throw InvalidArgument("DistributedDataParallel: the module has no parameter that requires a gradient");
-  refuse_twice(trained);
+  GradientOwners::refuse_others("ddp", trained);
   return next_number(options.process_set);
 }
 
@@ -141,7 +135,7 @@ void ModuleReducer::reduce_unfrozen() {
   Named unfrozen;
   std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
     if (!parameter.second.requires_grad()) return false;
-    if (ReducedOn::is_by_other_than("ddp", parameter.second)) return false;  // a DistributedOptimizer is around it
+    if (GradientOwners::has_other("ddp", parameter.second)) return false;  // a DistributedOptimizer is around it
     unfrozen.push_back(parameter);
     return true;
   });

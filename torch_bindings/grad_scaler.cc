@@ -11,8 +11,8 @@
 #include "hvd/text.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer.h"
-#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
@@ -149,7 +149,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
   if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
   const auto parameters = parameters_of(optimizer);
-  const auto sets = detail::ReducedOn::sets_of(parameters);
+  const auto sets = detail::GradientOwners::sets_of(parameters);
   if (sets.size() > 1)
     throw InvalidArgument(
         "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");

@@ -11,6 +11,7 @@
 
 #include "hvd/text.h"
 #include "torch_bindings/adasum_deltas.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/shared_groups.h"
@@ -128,7 +129,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   OptimizerShards::refuse_shares(wrapped_);
   groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
   if (!options_.process_set.included()) return;
-  GradientReducer::refuse_twice(from(groups_->parameters(), 0), "optimizer");
+  detail::GradientOwners::refuse_others("optimizer", groups_->parameters());
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   int& number = optimizers_made(options_.process_set);
@@ -185,7 +186,7 @@ void DistributedOptimizer::reconcile() {
 
 void DistributedOptimizer::take_over_changes(std::size_t known) {
   if (known < groups_->parameters().size()) {
-    GradientReducer::refuse_twice(from(groups_->parameters(), known), "optimizer");
+    detail::GradientOwners::refuse_others("optimizer", groups_->parameters(), known);
     take_in(known);
     if (agreed_ < reducers_.size()) reducers_.back()->listen(false);
   } else if (shards_) {

@@ -18,13 +18,13 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
                                  Taking taking, const std::string& part)
     : options_(std::move(options)),
       taking_(taking),
-      kind_(kind),
+      owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot& slot = slots_.emplace_back(std::move(named));
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
-    reduced_on_.add(slot.named.parameter);
+    owner_.add(slot.named.parameter);
   }
   make_compressor();
   deal(options_);

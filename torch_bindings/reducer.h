@@ -28,8 +28,8 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/gradient_mark.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer.h"
-#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
@@ -53,13 +53,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
                   Taking taking = Taking::ByDevice, const std::string& part = "");
 
-  ~GradientReducer() { give_up_claims(); }
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
-
-  /// Throws InvalidArgument, naming the parameter, if another kind of wrapper has gradients of one of these reduced at present: one
-  /// backward pass would reduce them twice. Local.
-  static void refuse_twice(const std::vector<Named>& parameters, const std::string& kind);
 
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off. A user's own
   /// hook on a parameter goes on being called.
@@ -151,11 +146,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
 
-  /// Who has whose gradients reduced, in this process.
-  struct Claims;
-  static std::shared_ptr<Claims> claims();
-  void give_up_claims() noexcept;
-
   void make_compressor();
   struct Outcome;
   Outcome synchronize_gradients();
@@ -208,10 +198,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
   const Taking taking_;
-  const std::string kind_;
-  detail::ReducedOn reduced_on_{options_.process_set, kind_};
-  const std::string name_;                           ///< "optimizer.0"
-  const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer
+  detail::GradientOwner owner_;
+  const std::string name_;  ///< "optimizer.0"
   bool hooked_ = false;
   int passes_per_step_;
   std::vector<Slot> slots_;
