@@ -14,6 +14,7 @@
 #include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
+#include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/shared_groups.h"
 
 namespace hvd {
@@ -87,38 +88,6 @@ void refuse(const Call& call) {
 void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
   for (auto& [parameter, state] : optimizer.state())
     if (auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get())) lbfgs->al(std::nullopt);
-}
-
-/// LibTorch moves the state that it has read to the first of the places, and then the empty rest to the others: those get it elsewhere.
-void detail::load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
-  if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr) return optimizer.load(archive);  // which does it
-  struct Repeated {
-    std::vector<at::Tensor>& group;
-    std::size_t place;
-    at::Tensor parameter, instead;
-  };
-  std::vector<Repeated> repeated;
-  for (auto& group : optimizer.param_groups()) {
-    std::set<const void*> seen;
-    for (std::size_t p = 0; p < group.params().size(); ++p)
-      if (!seen.insert(group.params()[p].unsafeGetTensorImpl()).second)
-        repeated.push_back({group.params(), p, group.params()[p], at::empty({0})});
-  }
-  const auto exchange = [&](at::Tensor Repeated::*with) {
-    for (auto& each : repeated) each.group[each.place] = each.*with;
-  };
-  const auto put_back = [&] {
-    exchange(&Repeated::parameter);
-    for (const auto& each : repeated) optimizer.state().erase(each.instead.unsafeGetTensorImpl());
-  };
-  exchange(&Repeated::instead);
-  try {
-    optimizer.load(archive);
-  } catch (...) {
-    put_back();
-    throw;
-  }
-  put_back();
 }
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,

@@ -65,8 +65,6 @@ class OptimizerShards;
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
 void drop_scratch(torch::optim::Optimizer& optimizer);
-/// Loads what torch::save wrote, as `optimizer.load()` does, also where a group lists a parameter twice: LibTorch would lose its state.
-void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
 class SharedGroups;
 }  // namespace detail
 

@@ -14,7 +14,7 @@
 #include "hvd/text.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
-#include "torch_bindings/optimizer.h"
+#include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {

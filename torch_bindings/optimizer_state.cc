@@ -15,6 +15,7 @@
 
 #include "hvd/text.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/repeated_parameters.h"
 
 namespace hvd::detail {
 
@@ -40,26 +41,7 @@ bool is_of_libtorch(const Optimizer& optimizer) {
          type == typeid(LBFGS);
 }
 
-/// While it lives, the optimizer's groups have each parameter once. LibTorch's `load` gives a parameter that stands twice a null state.
-class EachOnce {
- public:
-  explicit EachOnce(Optimizer& optimizer) : optimizer_(optimizer) {
-    std::set<const void*> seen;
-    for (auto& group : optimizer.param_groups()) {
-      all_.push_back(group.params());
-      std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
-    }
-  }
-  ~EachOnce() {
-    for (std::size_t i = 0; i < all_.size(); ++i) optimizer_.param_groups()[i].params() = std::move(all_[i]);
-  }
-  EachOnce(const EachOnce&) = delete;
-  EachOnce& operator=(const EachOnce&) = delete;
-
- private:
-  Optimizer& optimizer_;
-  std::vector<std::vector<at::Tensor>> all_;
-};
+using Places = RepeatedParameters::Places;
 
 std::string state_key(std::size_t group, std::size_t place) { return formatted("state/{}/{}", group, place); }
 std::string opaque_key(std::size_t group, std::size_t place) { return formatted("opaque/{}/{}", group, place); }
@@ -67,7 +49,7 @@ std::string group_key(std::size_t group) { return formatted("group/{}", group); 
 
 /// Calls `visit(key, group, place)` for every parameter, once.
 void for_each_parameter(Optimizer& optimizer, const std::function<void(void*, std::size_t, std::size_t)>& visit) {
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       visit(optimizer.param_groups()[g].params()[p].unsafeGetTensorImpl(), g, p);
@@ -140,7 +122,7 @@ InputArchive as_input(OutputArchive& archive) {
 
 bool writes_something(Optimizer& optimizer) {
   OutputArchive archive;
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   optimizer.save(archive);
   return !as_input(archive).keys().empty();
 }
@@ -232,7 +214,7 @@ Optimizer& holder_of(Optimizer& optimizer) {
 Statements outline_of(Optimizer& optimizer) {
   Statements outline{{"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
                      {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       outline.emplace_back(formatted("parameter {} of group {}", p, g), describe(optimizer.param_groups()[g].params()[p]));
@@ -248,7 +230,7 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
   Optimizer& holder = holder_of(optimizer);
   drop_scratch(holder);
   {
-    const EachOnce each_once(holder);
+    const RepeatedParameters each_once(holder, Places::LeftOut);
     holder.save(own);
   }
   if (is_of_libtorch(holder)) return {};
@@ -273,7 +255,7 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   if (sharded) {
     optimizer_.load(own);
   } else if (by_itself) {
-    const EachOnce each_once(holder_);
+    const RepeatedParameters each_once(holder_, Places::LeftOut);
     holder_.load(own);
   }
   if (parts != nullptr && !sharded) load_parts(*parts, with_options, by_itself);
