@@ -24,13 +24,9 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/checkpoint_error.h"
 
 namespace hvd {
-
-/// A checkpoint that cannot be written or read; the text names the file, the rank, what is wrong.
-struct CheckpointError : Error {
-  using Error::Error;
-};
 
 struct CheckpointOptions {
   /// Files that stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two Checkpoints

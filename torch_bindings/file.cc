@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "hvd/text.h"
-#include "torch_bindings/checkpoint.h"
+#include "torch_bindings/checkpoint_error.h"
 
 namespace hvd::detail {
 
