@@ -136,5 +136,14 @@ TEST_CASE("parameters in other layouts, empty ones, and of several types") {
   }
 }
 
+TEST_CASE("a group with a parameter on a device that no collective reaches is refused, which only a look at each device finds") {
+  const at::Tensor here = torch::ones({3}, torch::requires_grad()),
+                   elsewhere = torch::ones({3}, at::TensorOptions(at::kMeta).requires_grad(true));
+  for (const auto& options : {DistributedOptimizerOptions{.groups = std::vector<Parameters>{{here, elsewhere}}}, {.groups = 1}, {}}) {
+    torch::optim::SGD wrapped({here, elsewhere}, 0.1);
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(wrapped, {}, options); }), "meta"));
+  }
+}
+
 }  // namespace
 }  // namespace reducer_buckets_test
