@@ -122,6 +122,8 @@ void ModuleReducer::before_forward(bool synchronized) {
   if (get_current_graph_task_id() == -1) end_backward();
   // Evaluation may be on one rank alone. If a backward pass follows, its end takes them in.
   if (synchronized && module_->is_training()) reduce_unfrozen();
+  // Twice a step. At the end of backward, so that ranks agree in evaluation and one may evaluate alone; here, as PyTorch does, for what a
+  // user has made of the first rank's buffers since, which no other rank could know of. 50 us each for ResNet-18's, 2 ranks.
   if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
   if (!module_->is_training()) {
     if (std::exchange(are_buffers_own_, false)) buffers_.share(rounds_.get());
