@@ -119,6 +119,26 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
   return texts;
 }
 
+std::string said_by_all(const std::string& mine, const std::string& name, const ProcessSet& process_set) {
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
+  if (!mine.empty()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
+  try {
+    const at::Tensor all = allgather(bytes, {.name = name, .process_set = process_set});
+    return {static_cast<const char*>(all.const_data_ptr()), all.nbytes()};
+  } catch (const Error&) {
+    return mine;
+  }
+}
+
+at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal) {
+  try {
+    return allreduce(refusal.empty() ? tensor : tensor.unsqueeze(0), options);  // another shape, which is a Mismatch
+  } catch (const Mismatch& error) {
+    const std::string mine = refusal.empty() ? "" : formatted("; rank {}: {}", rank(), refusal);
+    throw Mismatch(error.what() + said_by_all(mine, options.name + "/refused", options.process_set));
+  }
+}
+
 std::string words_of_current_exception() {
   try {
     throw;

@@ -30,6 +30,14 @@ std::string describe(const at::Tensor& tensor);
 /// Returns the texts of all ranks, in rank order, as tensors of bytes on the set's first rank, and nothing on the others.
 std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& process_set);
 
+/// Collective over the set. Returns what its ranks have to say, one after the other, and only what this one has where ranks have joined or
+/// left. `name` tells such talks apart.
+std::string said_by_all(const std::string& mine, const std::string& name, const ProcessSet& process_set);
+
+/// An allreduce in which a rank may refuse to take part, by a `refusal` that is not empty: then all ranks throw Mismatch, with its words,
+/// and not what the sum would have been. Ranks that all refuse get something.
+at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal);
+
 /// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call inside a `catch`.
 std::string words_of_current_exception();
 

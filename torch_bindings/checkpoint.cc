@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/base/text.h"
 #include "hvd/negotiation/signature.h"
 #include "torch_bindings/agreement.h"
+#include "torch_bindings/checkpoint_parts.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/optimizer.h"
@@ -28,14 +28,8 @@ using torch::serialize::OutputArchive;
 
 constexpr const char* kFormat = "hvd checkpoint 1";
 
-/// What belongs to one rank alone.
-struct OfRank {
-  std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
-  std::vector<at::Tensor> memory;  ///< of compression
-  /// Buffers that are not those of the file's model, by name.
-  std::vector<std::string> names;
-  std::vector<at::Tensor> buffers;
-};
+using detail::Found, detail::OfRank;
+using NamedBuffers = std::vector<std::pair<std::string, at::Tensor>>;
 
 at::Device device_of(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
@@ -48,42 +42,10 @@ std::vector<at::Generator> generators(at::Device device) {
   return all;
 }
 
-std::string pack(const OfRank& state) {
-  OutputArchive archive;
-  archive.write("random", c10::IValue(state.random));
-  archive.write("memory", c10::IValue(state.memory));
-  archive.write("names", c10::IValue(state.names));
-  archive.write("buffers", c10::IValue(state.buffers));
-  std::ostringstream out;
-  archive.save_to(out);
-  return out.str();
-}
-
-/// `known`: the module's buffers; files had their places once.
-OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known) {
-  InputArchive archive;
-  std::istringstream in(text);
-  archive.load_from(in, at::Device(at::kCPU));
-  c10::IValue random, memory, names, places, buffers;
-  archive.read("random", random);
-  archive.read("memory", memory);
-  OfRank state{random.toTensorVector(), memory.toTensorVector(), {}, {}};
-  if (archive.try_read("names", names)) {
-    for (const auto& name : names.toListRef()) state.names.push_back(name.toStringRef());
-  } else if (archive.try_read("places", places)) {
-    for (const auto place : places.toIntVector()) state.names.push_back(known.at(static_cast<std::size_t>(place)).first);
-  } else {
-    return state;
-  }
-  archive.read("buffers", buffers);
-  state.buffers = buffers.toTensorVector();
-  return state;
-}
-
 at::Tensor on_host(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true); }
 
-std::vector<std::pair<std::string, at::Tensor>> named_buffers(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> buffers;
+NamedBuffers named_buffers(const torch::nn::Module& module) {
+  NamedBuffers buffers;
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
   return buffers;
@@ -93,55 +55,6 @@ std::vector<std::pair<std::string, at::Tensor>> named_buffers(const torch::nn::M
 bool fits(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   return std::equal(to.begin(), to.end(), from.begin(), from.end(),
                     [](const auto& a, const auto& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type(); });
-}
-
-/// A string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
-at::Tensor bytes_of(const std::string& text) {
-  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())}, torch::kUInt8).clone();
-}
-std::string text_of(const at::Tensor& bytes) {
-  const at::Tensor here = bytes.cpu().contiguous();
-  return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
-}
-
-/// What a tensor of the module becomes.
-struct Found {
-  std::string name;
-  at::Tensor tensor, stored;
-};
-
-/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does not fit.
-void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix, std::vector<Found>& found) {
-  const auto one = [&](const std::string& key, const at::Tensor& tensor, bool is_buffer) {
-    if (!tensor.defined()) return;
-    at::Tensor stored;
-    if (!archive.try_read(key, stored, is_buffer)) throw CheckpointError(formatted("it has no '{}{}'", prefix, key));
-    if (stored.sizes() != tensor.sizes())
-      throw CheckpointError(formatted("'{}{}' has shape {}, the model's has {}", prefix, key, to_string(stored.sizes().vec()),
-                                      to_string(tensor.sizes().vec())));
-    found.push_back({prefix + key, tensor, stored});
-  };
-  for (const auto& item : module.named_parameters(false)) one(item.key(), item.value(), false);
-  for (const auto& item : module.named_buffers(false)) one(item.key(), item.value(), true);
-  for (const auto& child : module.named_children()) {
-    if (!child.value()->is_serializable()) continue;
-    InputArchive below;
-    if (!archive.try_read(child.key(), below)) throw CheckpointError(formatted("it has no module '{}{}'", prefix, child.key()));
-    match(*child.value(), below, prefix + child.key() + ".", found);
-  }
-}
-
-/// Throws if tensors that are one here (tied weights) are several in the file, with other values.
-void check_tied(const std::vector<Found>& found) {
-  std::unordered_map<const void*, const Found*> known;
-  for (const auto& item : found) {
-    const auto [first, is_new] = known.emplace(item.tensor.unsafeGetTensorImpl(), &item);
-    if (is_new || item.stored.is_same(first->second->stored) || torch::equal(item.stored, first->second->stored)) continue;
-    throw CheckpointError(
-        formatted("'{}' and '{}' are one tensor in the model and two that differ in the file; load it into a model in "
-                  "which they are not tied",
-                  first->second->name, item.name));
-  }
 }
 
 /// What is at the front of every checkpoint.
@@ -172,10 +85,79 @@ Checkpoint::Extra extra_of(InputArchive& archive) {
   Checkpoint::Extra extra;
   c10::IValue values;
   archive.read("extra_strings", values);
-  for (const auto& item : values.toGenericDict()) extra.strings[item.key().toStringRef()] = text_of(item.value().toTensor());
+  for (const auto& item : values.toGenericDict()) extra.strings[item.key().toStringRef()] = detail::text_of(item.value().toTensor());
   archive.read("extra_tensors", values);
   for (const auto& item : values.toGenericDict()) extra.tensors[item.key().toStringRef()] = item.value().toTensor().cpu();
   return extra;
+}
+
+/// Collective. Notes in `mine` the buffers that are not those which the first rank has after `average()`, and so writes.
+template <class Average>
+void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, OfRank& mine, const Average& average) {
+  const auto named = named_buffers(module);
+  std::vector<at::Tensor> own;
+  for (const auto& [name, buffer] : named) own.push_back(on_host(buffer));
+  average();
+  if (set.size() == 1 || named.empty()) return;
+  std::vector<at::Tensor> written;
+  for (const auto& [name, buffer] : named) written.push_back(on_host(buffer));
+  written = broadcast_object(written, set.ranks().front(), set);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (torch::equal(own[i], written[i])) continue;
+    mine.names.push_back(named[i].first);
+    mine.buffers.push_back(own[i]);
+  }
+}
+
+/// The file: `archive`, in which the optimizer is already, with the rest.
+std::string written(OutputArchive& archive, const torch::nn::Module& module, std::int64_t step, const Checkpoint::Extra& extra) {
+  OutputArchive of_model(archive.compilation_unit());
+  module.save(of_model);
+  c10::Dict<std::string, at::Tensor> strings, tensors;
+  for (const auto& [name, text] : extra.strings) strings.insert(name, detail::bytes_of(text));
+  for (const auto& [name, tensor] : extra.tensors) tensors.insert(name, tensor);
+  archive.write("format", c10::IValue(kFormat));
+  archive.write("step", c10::IValue(step));
+  archive.write("model", of_model);
+  archive.write("extra_strings", c10::IValue(strings));
+  archive.write("extra_tensors", c10::IValue(tensors));
+  std::ostringstream out;
+  archive.save_to(out);
+  return out.str();
+}
+
+/// What the file has for this rank, and where it goes.
+struct Contents {
+  InputArchive archive;
+  std::vector<Found> found;
+  OfRank mine;
+  std::map<std::string, at::Tensor> buffers;  ///< the module's
+  Checkpoint::Extra extra;
+  std::int64_t step = 0;
+};
+
+/// Throws for what does not fit, before anything changes.
+void read_contents(const std::string& file, torch::nn::Module& module, const ProcessSet& set, Contents& contents) {
+  std::istringstream in(file);
+  contents.archive.load_from(in, device_of(module));
+  check_format(contents.archive);
+  InputArchive of_model;
+  contents.archive.read("model", of_model);
+  detail::match(module, of_model, "", contents.found);
+  detail::check_tied(contents.found);
+  c10::IValue value;
+  contents.archive.read("step", value);
+  contents.step = value.toInt();
+  contents.extra = extra_of(contents.archive);
+  const auto named = named_buffers(module);
+  contents.buffers.insert(named.begin(), named.end());
+  contents.archive.read("ranks", value);
+  const auto states = value.toTensorVector();
+  if (states.size() == static_cast<std::size_t>(set.size()))
+    contents.mine = detail::unpack(detail::text_of(states[static_cast<std::size_t>(set.rank())]), named);
+  for (const auto& name : contents.mine.names)
+    if (!contents.buffers.contains(name))
+      throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
 }
 
 }  // namespace
@@ -245,22 +227,11 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
     failure = detail::words_of_current_exception();
   }
   check_alike(module, optimizer, failure);
-  const auto named = named_buffers(module);
   std::optional<AveragedBuffers> means;
-  std::vector<at::Tensor> own;
-  for (const auto& [name, buffer] : named) own.push_back(on_host(buffer));
-  if (options_.average_buffers) means.emplace(module, set);
-  if (set.size() > 1 && !named.empty()) {
-    std::vector<at::Tensor> written;
-    for (const auto& [name, buffer] : named) written.push_back(on_host(buffer));
-    written = broadcast_object(written, set.ranks().front(), set);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (torch::equal(own[i], written[i])) continue;
-      mine.names.push_back(named[i].first);
-      mine.buffers.push_back(own[i]);
-    }
-  }
-  const auto of_ranks = detail::gather_text(pack(mine), set);  // to the one that writes: all have as much as the model
+  note_own_buffers(module, set, mine, [&] {
+    if (options_.average_buffers) means.emplace(module, set);
+  });
+  const auto of_ranks = detail::gather_text(detail::pack(mine), set);  // to the one that writes: all have as much as the model
 
   std::string file;
   try {
@@ -271,22 +242,10 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
       throw CheckpointError(
           formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(unsaved.states, ", ")));
     if (set.rank() == 0) {
-      OutputArchive of_model(archive.compilation_unit());
-      module.save(of_model);
-      c10::Dict<std::string, at::Tensor> strings, tensors;
-      for (const auto& [name, text] : extra.strings) strings.insert(name, bytes_of(text));
-      for (const auto& [name, tensor] : extra.tensors) tensors.insert(name, tensor);
-      archive.write("format", c10::IValue(kFormat));
-      archive.write("step", c10::IValue(step));
-      archive.write("model", of_model);
       archive.write("optimizer", of_optimizer);
       archive.write("optimizer_parts", parts);
       archive.write("ranks", c10::IValue(of_ranks));
-      archive.write("extra_strings", c10::IValue(strings));
-      archive.write("extra_tensors", c10::IValue(tensors));
-      std::ostringstream out;
-      archive.save_to(out);
-      file = out.str();
+      file = written(archive, module, step, extra);
     }
   } catch (const c10::Error& error) {
     failure = formatted("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
@@ -324,35 +283,12 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
 
 std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
   const at::NoGradGuard no_gradient;
-  const ProcessSet& set = options_.process_set;
-  const at::Device device = device_of(module);
-  std::istringstream in(read_file());
+  const std::string file = read_file();
   std::string failure;
-  InputArchive archive;
-  std::vector<Found> found;
+  Contents contents;
   std::vector<at::Tensor> memory;
-  std::map<std::string, at::Tensor> buffers;
-  OfRank mine;
-  Extra its_extra;
-  std::int64_t step = 0;
   try {  // what can fail on one rank alone comes before anything changes
-    archive.load_from(in, device);
-    check_format(archive);
-    InputArchive of_model;
-    archive.read("model", of_model);
-    match(module, of_model, "", found);
-    check_tied(found);
-    c10::IValue value;
-    archive.read("step", value);
-    step = value.toInt();
-    its_extra = extra_of(archive);
-    const auto named = named_buffers(module);
-    buffers.insert(named.begin(), named.end());
-    archive.read("ranks", value);
-    const auto states = value.toTensorVector();
-    if (states.size() == static_cast<std::size_t>(set.size())) mine = unpack(text_of(states[static_cast<std::size_t>(set.rank())]), named);
-    for (const auto& name : mine.names)
-      if (!buffers.contains(name)) throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
+    read_contents(file, module, options_.process_set, contents);
     memory = memory_of_rank(optimizer);
   } catch (...) {
     failure = failure_of_current_exception();
@@ -361,8 +297,8 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
   detail::OptimizerLoad of_optimizer(optimizer);
   try {
     InputArchive own, parts;
-    archive.read("optimizer", own);
-    const bool in_parts = archive.try_read("optimizer_parts", parts) && !parts.keys().empty();
+    contents.archive.read("optimizer", own);
+    const bool in_parts = contents.archive.try_read("optimizer_parts", parts) && !parts.keys().empty();
     of_optimizer.load(own, in_parts ? &parts : nullptr, options_.load_options);
   } catch (...) {
     failure = formatted("the state of its optimizer does not fit the one here: {}", detail::words_of_current_exception());
@@ -373,19 +309,20 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
     of_optimizer.undo();
     throw;
   }
+  const OfRank& mine = contents.mine;
   try {
-    for (auto& item : found) item.tensor.copy_(item.stored);
-    auto all = generators(device);
+    for (auto& item : contents.found) item.tensor.copy_(item.stored);
+    auto all = generators(device_of(module));
     for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
     if (fits(memory, mine.memory))
       for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
-    for (std::size_t i = 0; i < mine.names.size(); ++i) buffers.at(mine.names[i]).copy_(mine.buffers[i]);
+    for (std::size_t i = 0; i < mine.names.size(); ++i) contents.buffers.at(mine.names[i]).copy_(mine.buffers[i]);
   } catch (...) {
     failure = failure_of_current_exception();
   }
   agree(failure);
-  extra = std::move(its_extra);
-  return step;
+  extra = std::move(contents.extra);
+  return contents.step;
 }
 
 Checkpoint::Extra Checkpoint::read_extra() const {

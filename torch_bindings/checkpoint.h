@@ -27,15 +27,10 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/checkpoint_error.h"
 
 namespace hvd {
 
-/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what is wrong.
-struct CheckpointError : Error {
-  using Error::Error;
-};
-
-/// CheckpointOptions are those of a Checkpoint; equal on all ranks.
 struct CheckpointOptions {
   /// How many files stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
   /// Checkpoints in a folder do not meet unless one's path is another's `path`.N.

@@ -183,6 +183,12 @@ std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_
   return active;
 }
 
+void GradientCompressor::compare(const Shape& shape) {
+  Shape empty = shape;
+  empty.push_back(0);
+  allreduce_(at::empty(empty, at::kByte), {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
+}
+
 void GradientCompressor::reduce(const Shape& also_compared) {
   if (parameters_.empty()) return;
   const at::NoGradGuard no_gradient;

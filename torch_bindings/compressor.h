@@ -58,6 +58,8 @@ class GradientCompressor {
   /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without. Throws
   /// Mismatch, on all ranks, where `also_compared` differs; empty, it costs nothing.
   void reduce(const Shape& also_compared = {});
+  /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them reduce.
+  void compare(const Shape& shape);
   /// What this rank remembers, in a fixed order; it may be written to.
   [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }
   /// Bytes sent to other ranks so far, if each collective sends as few as it can.

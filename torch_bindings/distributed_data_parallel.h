@@ -10,8 +10,11 @@
 /// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
 /// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
 ///
-/// It refuses a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around. Forward and
-/// backward are made by one thread at a time; hooks run in autograd's threads. It owns the gradients' memory and shares the module.
+/// Refuses a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around. Parameters that
+/// some ranks alone have unfrozen are a Mismatch on all, in the next backward pass.
+///
+/// Requires that one thread at a time calls forward and backward; hooks run in autograd's threads. Owns the gradients' memory and shares
+/// the module.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -102,6 +105,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   void begin_backward(int task);
   void end_failed_backward();
   void end_backward();
+  void finish_pass(std::size_t reducer);
   void share_model(int last, torch::optim::Optimizer* optimizer);
   void end_join(bool failed);
 
@@ -112,6 +116,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   Named frozen_;  ///< parameters that require no gradient so far
   /// The first from the start, one more for each set of parameters that were unfrozen later.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
+  std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
   std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
   bool are_buffers_own_ = false;        ///< a forward pass in training may have changed them since they were shared
   bool are_buffers_ahead_ = false;      ///< shared for a forward pass that has thrown

@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "hvd/base/text.h"
-#include "torch_bindings/checkpoint.h"
+#include "torch_bindings/checkpoint_error.h"
 
 namespace hvd::detail {
 

@@ -9,10 +9,10 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "torch_bindings/collectives.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer.h"
-#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
@@ -88,19 +88,36 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   return found;
 }
 
+namespace {
+AllreduceOptions terms(const ProcessSet& process_set) {
+  return {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set};
+}
+}  // namespace
+
+bool GradScaler::agrees_with(const ProcessSet& process_set) const { return options_.agree && is_initialized() && process_set.size() > 1; }
+
+/// The others, who wait for this rank to agree, get a Mismatch.
+void GradScaler::refuse(const ProcessSet& process_set, const std::string& why) const {
+  if (!agrees_with(process_set)) return;
+  try {
+    detail::allreduce_unless_refused(torch::zeros({5}, at::kDouble), terms(process_set), why);
+  } catch (const Mismatch&) {  // they know
+  }
+}
+
 /// What any rank of the set has found. A rank without gradients takes part; one that has joined counts as zeros, which say nothing here:
 /// the lowest scale comes from the greatest reciprocal, in double, where each float's is another and leads back to it.
 void GradScaler::agree(Record& record, const ProcessSet& process_set) {
-  if (!options_.agree || !is_initialized() || process_set.size() == 1) return;
+  if (!agrees_with(process_set)) return;
   const at::NoGradGuard no_gradient;
   const at::Tensor before = overflow();
   const float scale = scale_.item<float>();
   const auto yes = [](bool value) { return value ? 1.0 : 0.0; };
   const auto found = [](const at::Tensor& tensor) { return tensor.defined() && tensor.item<float>() != 0; };
-  const at::Tensor all = allreduce_(torch::tensor({yes(found(record.found_overflow)), yes(record.found_overflow.defined()),
-                                                   yes(found(before)), double{scale}, 1.0 / scale},
-                                                  at::kDouble),
-                                    {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set});
+  const at::Tensor mine = torch::tensor(
+      {yes(found(record.found_overflow)), yes(record.found_overflow.defined()), yes(found(before)), double{scale}, 1.0 / scale},
+      at::kDouble);
+  const at::Tensor all = detail::allreduce_unless_refused(mine, terms(process_set), "");
   const auto* const said = all.const_data_ptr<double>();
   record.found_overflow = said[1] != 0 ? all[0].to(at::kFloat).to(scale_.device()) : at::Tensor();
   if (said[2] != 0) found_elsewhere_ = true;
@@ -132,19 +149,24 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
   if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
   const auto parameters = parameters_of(optimizer);
-  const auto sets = detail::ReducedOn::sets_of(parameters);
+  const auto sets = detail::GradientOwners::sets_of(parameters);
   if (sets.size() > 1)
     throw InvalidArgument(
         "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");
   GradientCompressor::follow_scale(parameters, scale_);
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->synchronize_once();
+  const ProcessSet set = sets.empty() ? options_.process_set : sets.front();
+  const bool takes_part = sets.empty() || set.included();
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+    try {
+      distributed->synchronize_once();
+    } catch (const InvalidArgument& error) {
+      if (takes_part) refuse(set, error.what());
+      throw;
+    }
+  }
   GradientCompressor::correct_scale(parameters);
   Record record{.stage = Stage::Unscaled, .found_overflow = divide(optimizer)};
-  if (sets.empty()) {
-    agree(record, options_.process_set);
-  } else if (sets.front().included()) {
-    agree(record, sets.front());
-  }
+  if (takes_part) agree(record, set);
   records_[&optimizer] = std::move(record);
 }
 

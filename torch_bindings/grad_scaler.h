@@ -102,6 +102,8 @@ class GradScaler {
   void start(at::Device device);
   [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
   void agree(Record& record, const ProcessSet& process_set);
+  [[nodiscard]] bool agrees_with(const ProcessSet& process_set) const;
+  void refuse(const ProcessSet& process_set, const std::string& why) const;
   [[nodiscard]] at::Tensor overflow() const;
   void forget();
 

@@ -11,8 +11,10 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/adasum_deltas.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
+#include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/shared_groups.h"
 
 namespace hvd {
@@ -72,43 +74,20 @@ std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string
   return named;
 }
 
+/// Before an InvalidArgument that is this rank's alone: `call` lets the others know in what they do next, where they would wait for it.
+template <class Call>
+void refuse(const Call& call) {
+  try {
+    call();
+  } catch (const Mismatch&) {  // they know
+  }
+}
+
 }  // namespace
 
 void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
   for (auto& [parameter, state] : optimizer.state())
     if (auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get())) lbfgs->al(std::nullopt);
-}
-
-/// LibTorch moves the state that it has read to the first of the places, and then the empty rest to the others: those get it elsewhere.
-void detail::load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
-  if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr) return optimizer.load(archive);  // which does it
-  struct Repeated {
-    std::vector<at::Tensor>& group;
-    std::size_t place;
-    at::Tensor parameter, instead;
-  };
-  std::vector<Repeated> repeated;
-  for (auto& group : optimizer.param_groups()) {
-    std::set<const void*> seen;
-    for (std::size_t p = 0; p < group.params().size(); ++p)
-      if (!seen.insert(group.params()[p].unsafeGetTensorImpl()).second)
-        repeated.push_back({group.params(), p, group.params()[p], at::empty({0})});
-  }
-  const auto exchange = [&](at::Tensor Repeated::*with) {
-    for (auto& each : repeated) each.group[each.place] = each.*with;
-  };
-  const auto put_back = [&] {
-    exchange(&Repeated::parameter);
-    for (const auto& each : repeated) optimizer.state().erase(each.instead.unsafeGetTensorImpl());
-  };
-  exchange(&Repeated::instead);
-  try {
-    optimizer.load(archive);
-  } catch (...) {
-    put_back();
-    throw;
-  }
-  put_back();
 }
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
@@ -119,7 +98,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   OptimizerShards::refuse_shares(wrapped_);
   groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
   if (!options_.process_set.included()) return;
-  GradientReducer::refuse_twice(from(groups_->parameters(), 0), "optimizer");
+  detail::GradientOwners::refuse_others("optimizer", groups_->parameters());
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   int& number = optimizers_made(options_.process_set);
@@ -176,7 +155,7 @@ void DistributedOptimizer::reconcile() {
 
 void DistributedOptimizer::take_over_changes(std::size_t known) {
   if (known < groups_->parameters().size()) {
-    GradientReducer::refuse_twice(from(groups_->parameters(), known), "optimizer");
+    detail::GradientOwners::refuse_others("optimizer", groups_->parameters(), known);
     take_in(known);
     if (agreed_ < reducers_.size()) reducers_.back()->listen(false);
   } else if (shards_) {
@@ -192,6 +171,14 @@ bool DistributedOptimizer::announce_changes() {
   return true;
 }
 
+/// From now on that reducer is used, which other ranks may not have: they compare first, unless the round before has compared.
+void DistributedOptimizer::take_up(std::size_t reducer) {
+  if (unannounced_) reducers_.front()->compare(groups_->layout());
+  unannounced_ = false;
+  reducers_[reducer]->listen(true);
+  agreed_ = reducer + 1;
+}
+
 /// All reducers, also after one that has failed, but for those that other ranks may not have. An InvalidArgument is this rank's alone:
 /// the others go on to them.
 void DistributedOptimizer::reduce(bool also_synchronized) {
@@ -200,11 +187,8 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
   for (std::size_t i = 0; i < reducers_.size(); ++i) {
     if (on_all_ranks && i >= agreed_) break;
     if (!also_synchronized && reducers_[i]->is_synchronized()) continue;
-    if (i >= agreed_) {
-      reducers_[i]->listen(true);
-      agreed_ = i + 1;
-    }
     try {
+      if (i >= agreed_) take_up(i);
       reducers_[i]->synchronize();
     } catch (const Mismatch& error) {
       on_all_ranks = true;
@@ -246,7 +230,12 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
   if (closure) {
     loss = step_with_closure(closure);
   } else {
-    if (skips_ == 0) reduce(false);
+    try {
+      if (skips_ == 0) reduce(false);
+    } catch (const InvalidArgument& error) {
+      if (shards_) refuse([&] { shards_->share_parameters(error.what()); });
+      throw;
+    }
     const Lent lent(shards_.get());
     loss = wrapped_.step();
   }
@@ -264,7 +253,12 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
     for (const auto& reducer : reducers_)
       if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
-    if (skips_ == 0) synchronize();
+    try {
+      if (skips_ == 0) synchronize();
+    } catch (const InvalidArgument& error) {
+      if (own.defined()) refuse([&] { static_cast<void>(reducers_.front()->reduce_loss(own, error.what())); });
+      throw;
+    }
     lent.lend();
     if (skips_ > 0 || !own.defined()) return own;
     losses.emplace_back(reducers_.front()->reduce_loss(own), own);

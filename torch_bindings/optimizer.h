@@ -13,6 +13,8 @@
 /// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
 /// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
 /// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
+/// On all ranks it refuses, with a Mismatch that says which rank has done what: groups or parameters added on some ranks only, and, at the
+/// next reduction, a `step()` that some ranks have made and others have not (it was refused there, or gradients were thrown away).
 ///
 /// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
 /// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
@@ -26,41 +28,12 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/distributed_options.h"
 
 namespace hvd {
-
-/// DistributedOptimizerOptions are those of a DistributedOptimizer; equal on all ranks.
-struct DistributedOptimizerOptions {
-  /// How gradients travel. int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while
-  /// backward runs.
-  Compression compression;
-  /// How gradients are combined: Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped
-  /// optimizer steps on this rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h);
-  /// there is nothing to synchronize then, and each rank's state is its own.
-  ReduceOp op = ReduceOp::Average;
-  /// The number of backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
-  int backward_passes_per_step = 1;
-  /// Divides gradients before the sum, with Average only; size / it divides them after.
-  double gradient_predivide_factor = 1;
-  /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
-  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
-  ProcessSet process_set;  ///< the ranks that train together
-  /// Whether sparse gradients are made dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
-  bool sparse_as_dense = false;
-  /// Whether the optimizer's state is shared out, ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the
-  /// parameters, has the state of that share alone, and gets the rest from the others; the parameters are those of the plain optimizer, bit
-  /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its
-  /// state cannot be saved.
-  bool shard_optimizer_state = false;
-  /// Whether `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g =
-  /// p.grad()`) is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor
-  /// of its own, as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.
-  bool gradients_are_views = true;
-};
 
 class AdasumDeltas;
 class GradientReducer;
@@ -71,8 +44,6 @@ class OptimizerShards;
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
 void drop_scratch(torch::optim::Optimizer& optimizer);
-/// Loads what torch::save wrote, as `optimizer.load()` does, also where a group lists a parameter twice: LibTorch would lose its state.
-void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
 class SharedGroups;
 }  // namespace detail
 
@@ -168,6 +139,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void take_over_changes(std::size_t known);
   void take_in(std::size_t first);
   bool announce_changes();
+  void take_up(std::size_t reducer);
   void reduce(bool also_synchronized);
   at::Tensor step_by_deltas(const LossClosure& closure);
   at::Tensor step_with_closure(const LossClosure& closure);

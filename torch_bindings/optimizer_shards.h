@@ -45,8 +45,9 @@ class OptimizerShards {
   /// `take_back()`; each does nothing where it is so already.
   void lend();
   void take_back();
-  /// After it: collective, every parameter becomes what its owners made of it.
-  void share_parameters();
+  /// After it: collective, every parameter becomes what its owners made of it. With a `refusal` on any rank, which has made no step, all
+  /// throw Mismatch with its words, and the parameters are the same on all ranks still.
+  void share_parameters(const std::string& refusal = {});
 
   /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
   /// LibTorch does not know the optimizer and it has a state.

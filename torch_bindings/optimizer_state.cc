@@ -1,20 +1,19 @@
 #include "torch_bindings/optimizer_state.h"
 
 #include <c10/util/Type.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <typeinfo>
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/archives.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/repeated_parameters.h"
 
 namespace hvd::detail {
 
@@ -40,26 +39,7 @@ bool is_of_libtorch(const Optimizer& optimizer) {
          type == typeid(LBFGS);
 }
 
-/// While it lives, the optimizer's groups have each parameter once. LibTorch's `load` gives a parameter that stands twice a null state.
-class EachOnce {
- public:
-  explicit EachOnce(Optimizer& optimizer) : optimizer_(optimizer) {
-    std::set<const void*> seen;
-    for (auto& group : optimizer.param_groups()) {
-      all_.push_back(group.params());
-      std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
-    }
-  }
-  ~EachOnce() {
-    for (std::size_t i = 0; i < all_.size(); ++i) optimizer_.param_groups()[i].params() = std::move(all_[i]);
-  }
-  EachOnce(const EachOnce&) = delete;
-  EachOnce& operator=(const EachOnce&) = delete;
-
- private:
-  Optimizer& optimizer_;
-  std::vector<std::vector<at::Tensor>> all_;
-};
+using Places = RepeatedParameters::Places;
 
 std::string state_key(std::size_t group, std::size_t place) { return formatted("state/{}/{}", group, place); }
 std::string opaque_key(std::size_t group, std::size_t place) { return formatted("opaque/{}/{}", group, place); }
@@ -67,7 +47,7 @@ std::string group_key(std::size_t group) { return formatted("group/{}", group); 
 
 /// Calls `visit(key, group, place)` for every parameter, once.
 void for_each_parameter(Optimizer& optimizer, const std::function<void(void*, std::size_t, std::size_t)>& visit) {
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       visit(optimizer.param_groups()[g].params()[p].unsafeGetTensorImpl(), g, p);
@@ -130,58 +110,11 @@ UnsavedParts write_parts(Optimizer& optimizer, OutputArchive& archive) {
   return unsaved;
 }
 
-InputArchive as_input(OutputArchive& archive) {
-  std::stringstream text;
-  archive.save_to(text);
-  InputArchive input;
-  input.load_from(text, at::Device(at::kCPU));
-  return input;
-}
-
 bool writes_something(Optimizer& optimizer) {
   OutputArchive archive;
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   optimizer.save(archive);
   return !as_input(archive).keys().empty();
-}
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  if (a.layout() != at::kStrided || b.layout() != at::kStrided) return a.layout() == b.layout() && torch::equal(a.to_dense(), b.to_dense());
-  const at::Tensor left = a.detach().cpu().contiguous(), right = b.detach().cpu().contiguous();
-  return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
-}
-
-bool same_value(const c10::IValue& a, const c10::IValue& b) {
-  std::vector<at::Tensor> left, right;
-  if (torch::jit::pickle(a, &left) != torch::jit::pickle(b, &right) || left.size() != right.size()) return false;
-  return std::equal(left.begin(), left.end(), right.begin(), same_bits);
-}
-
-/// Whether both hold the same keys with the same bits.
-bool same_archive(InputArchive& a, InputArchive& b) {
-  auto names = a.keys(), others = b.keys();
-  std::sort(names.begin(), names.end());
-  std::sort(others.begin(), others.end());
-  if (names != others) return false;
-  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    InputArchive left, right;
-    const bool nested = a.try_read(name, left);
-    if (nested != b.try_read(name, right)) return false;
-    if (nested) return same_archive(left, right);
-    c10::IValue one, other;
-    a.read(name, one);
-    b.read(name, other);
-    return same_value(one, other);
-  });
-}
-
-/// Whether `key` is in neither, or holds the same in both.
-bool same_at(const std::string& key, InputArchive& a, InputArchive& b) {
-  InputArchive left, right;
-  const bool here = a.try_read(key, left), there = b.try_read(key, right);
-  return here == there && (!here || same_archive(left, right));
 }
 
 InputArchive parts_of(Optimizer& optimizer) {
@@ -232,7 +165,7 @@ Optimizer& holder_of(Optimizer& optimizer) {
 Statements outline_of(Optimizer& optimizer) {
   Statements outline{{"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
                      {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
-  const EachOnce each_once(optimizer);
+  const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       outline.emplace_back(formatted("parameter {} of group {}", p, g), describe(optimizer.param_groups()[g].params()[p]));
@@ -248,7 +181,7 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
   Optimizer& holder = holder_of(optimizer);
   drop_scratch(holder);
   {
-    const EachOnce each_once(holder);
+    const RepeatedParameters each_once(holder, Places::LeftOut);
     holder.save(own);
   }
   if (is_of_libtorch(holder)) return {};
@@ -273,7 +206,7 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   if (sharded) {
     optimizer_.load(own);
   } else if (by_itself) {
-    const EachOnce each_once(holder_);
+    const RepeatedParameters each_once(holder_, Places::LeftOut);
     holder_.load(own);
   }
   if (parts != nullptr && !sharded) load_parts(*parts, with_options, by_itself);

@@ -7,31 +7,24 @@
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
-#include "torch_bindings/collectives.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/join.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
 
-namespace {
-
-/// As many rounds between two steps are told apart.
-constexpr std::size_t kMostRoundsTold = 8;
-
-}  // namespace
-
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
                                  Taking taking, const std::string& part)
     : options_(std::move(options)),
       taking_(taking),
-      kind_(kind),
+      owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
     Slot& slot = slots_.emplace_back(std::move(named));
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
-    reduced_on_.add(slot.named.parameter);
+    owner_.add(slot.named.parameter);
   }
   make_compressor();
   deal(options_);
@@ -103,7 +96,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     announcing_ = announced_;
   }
   Shape& tells_the_round = submission.tensors.front().shape;
-  tells_the_round.insert(tells_the_round.begin(), std::min(rounds_, kMostRoundsTold), 1);
+  tells_the_round.insert(tells_the_round.begin(), kind_of_round(), 1);
   if (auto event = detail::ready_event(slots_[bucket.slots.front()].wire)) {
     for (auto& argument : submission.tensors) argument.ready_event = event.get();
     kept.push_back(std::move(event));
@@ -165,6 +158,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   reduce_until_none_is_late();
   if (fate != Fate::Changed || alone) return {.reduced = true};
   synchronized_ = false;
+  refused_ = changed->named.name;
   return {.reduced = true, .changed = changed};
 }
 
@@ -206,38 +200,41 @@ void GradientReducer::submit_all(Round round) {
 
 /// One round. Throws what the first failed bucket threw, when all are over.
 void GradientReducer::reduce(Round round) {
-  const auto running = engine();
   if (!std::exchange(round_begun_, true)) follow_parameters();
   submit_all(round);
   std::exception_ptr first;
-  try {
-    if (compressor_ && round == Round::Kept) {
-      for (auto& slot : slots_)
-        if (slot.compressed) share_out(slot);
-      compressor_->reduce(buckets_.empty() ? announced_ : Shape{});
-      if (buckets_.empty()) announced_.clear();
-    }
-  } catch (...) {
-    first = std::current_exception();
-  }
-  for (auto& bucket : buckets_) {
+  const auto attempt = [&first](const auto& call) {
     try {
-      wait_for(bucket, round);
-      detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
-      if (round != Round::ThrownAway) give_back(bucket);
+      call();
     } catch (...) {
       if (!first) first = std::current_exception();
     }
-  }
-  try {
-    if (!first) reduce_sparse(round);
-  } catch (...) {
-    first = std::current_exception();
-  }
+  };
+  // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
+  if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
+  if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
+  for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
+  if (!first) attempt([&] { reduce_sparse(round); });
   if (!first) return;
   for (auto& slot : slots_) slot.reduced = false;
   forget();
+  rounds_ = 0;
+  unstepped_ = false;
+  refused_.clear();
   std::rethrow_exception(first);
+}
+
+void GradientReducer::reduce_compressed() {
+  for (auto& slot : slots_)
+    if (slot.compressed) share_out(slot);
+  compressor_->reduce(buckets_.empty() ? announced_ : Shape{});
+  if (buckets_.empty()) announced_.clear();
+}
+
+void GradientReducer::complete(Bucket& bucket, Round round) {
+  wait_for(bucket, round);
+  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
+  if (round != Round::ThrownAway) give_back(bucket);
 }
 
 /// After a round that went well: what it gave is not to be summed again.
@@ -253,32 +250,6 @@ void GradientReducer::finish(Round round) {
     });
   }
   forget();
-}
-
-void GradientReducer::wait_for(Bucket& bucket, Round round) {
-  const auto running = engine();
-  try {
-    running->wait(*bucket.pending);
-  } catch (const Mismatch& error) {
-    // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
-    if (options_.sparse_as_dense || !learn_sparse(bucket)) {
-      if (rounds_ == 0) throw;
-      throw Mismatch(
-          formatted("{} (a dimension of 1 in front stands for each time that a rank has reduced gradients since its last step() "
-                    "or zero_grad(): the ranks must agree in that)",
-                    error.what()));
-    }
-    submit(bucket, round, true);
-    running->wait(*bucket.pending);
-  }
-  if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
-  for (std::size_t i = 0; i < bucket.slots.size(); ++i)
-    if (bucket.pending->present_anywhere[i]) slots_[bucket.slots[i]].zeros_at = -1;
-}
-
-void GradientReducer::announce(Shape layout) {
-  const std::lock_guard lock(mutex_);
-  announced_ = std::move(layout);
 }
 
 void GradientReducer::forget() {
@@ -303,7 +274,11 @@ void GradientReducer::settle() {
   const at::NoGradGuard no_gradient;
   // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
   const bool gathered = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready && !slot.compressed; });
-  if (gathered || interrupted_) reduce(Round::KeptButCompressed);
+  if (gathered || interrupted_) {
+    reduce(Round::KeptButCompressed);
+    ++rounds_;
+  }
+  unstepped_ = unstepped_ || rounds_ > 0;
   forget();
   for (auto& slot : slots_) slot.reduced = false;
   synchronized_ = false;
@@ -315,6 +290,8 @@ void GradientReducer::begin_step() {
   forget();
   synchronized_ = false;
   rounds_ = 0;
+  unstepped_ = false;
+  refused_.clear();
 }
 
 void GradientReducer::begin_evaluation() {
@@ -328,9 +305,9 @@ void GradientReducer::set_passes(int passes) {
   passes_per_step_ = passes;
 }
 
-at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss) const {
-  const at::Tensor all =
-      allreduce(loss.detach(), {.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set});
+at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss, const std::string& refusal) const {
+  const AllreduceOptions options{.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
+  const at::Tensor all = detail::allreduce_unless_refused(loss.detach(), options, refusal);
   return join_factor_ == 1 ? all : all * join_factor_;
 }
 

@@ -8,7 +8,8 @@
 ///
 /// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
-/// Between two steps, each round's submissions say which it is: ranks that count rounds otherwise get a Mismatch, and not each other's.
+/// Between two steps, each round's submissions say which it is, and whether there was a step after the round before: ranks that differ in
+/// that get a Mismatch, which says what is unusual on which rank, and not each other's gradients.
 /// A gradient that is on its way is marked (torch_bindings/gradient_mark.h): if all of them have been thrown away when the next one
 /// comes, or at `synchronize()`, the round is finished for the other ranks and forgotten; if some have been changed, `synchronize()`
 /// throws InvalidArgument. Parameters that have got another type, device or shape get other memory before the next round.
@@ -27,8 +28,8 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/gradient_mark.h"
+#include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/optimizer.h"
-#include "torch_bindings/reduced_on.h"
 
 namespace hvd {
 
@@ -52,13 +53,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind = "optimizer",
                   Taking taking = Taking::ByDevice, const std::string& part = "");
 
-  ~GradientReducer() { give_up_claims(); }
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
-
-  /// Throws InvalidArgument, naming the parameter, if another kind of wrapper has gradients of one of these reduced at present: one
-  /// backward pass would reduce them twice. Local.
-  static void refuse_twice(const std::vector<Named>& parameters, const std::string& kind);
 
   /// Puts the hooks on the parameters, which keep this alive only as long as somebody else does; `unhook` takes them off. A user's own
   /// hook on a parameter goes on being called.
@@ -87,8 +83,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// After a step: what comes next is new.
   void begin_step();
   void set_passes(int passes);
-  /// Collective. The loss of all ranks together, as their gradients are.
-  [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss) const;
+  /// Collective. The loss of all ranks together, as their gradients are. With a `refusal` on any rank all throw Mismatch, with its words.
+  [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss, const std::string& refusal = {}) const;
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
   [[nodiscard]] std::uint64_t bytes_sent() const;
   /// Whether gradients travel by a compression that needs a memory.
@@ -100,6 +96,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
   /// all ranks are between two rounds.
   void announce(Shape layout);
+  /// Collective. Compares it at once, in a round of its own that leaves all gradients as they are. A rank that calls it alone gets the
+  /// Mismatch together with the others, when these make their next round. Call it after a round that is complete.
+  void compare(Shape layout);
 
  private:
   /// What memory for a parameter's gradient is made for.
@@ -147,11 +146,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
 
-  /// Who has whose gradients reduced, in this process.
-  struct Claims;
-  static std::shared_ptr<Claims> claims();
-  void give_up_claims() noexcept;
-
   void make_compressor();
   struct Outcome;
   Outcome synchronize_gradients();
@@ -190,6 +184,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
   void wait_for(Bucket& bucket, Round round);
+  void complete(Bucket& bucket, Round round);
+  void reduce_compressed();
+  [[nodiscard]] std::size_t kind_of_round() const;
+  [[nodiscard]] std::string peculiarities() const;
+  [[nodiscard]] Mismatch explained(const Mismatch& error, const Bucket& bucket) const;
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
   void forget();
@@ -199,10 +198,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
   const Taking taking_;
-  const std::string kind_;
-  detail::ReducedOn reduced_on_{options_.process_set, kind_};
-  const std::string name_;                           ///< "optimizer.0"
-  const std::shared_ptr<Claims> claims_ = claims();  ///< they outlive every reducer
+  detail::GradientOwner owner_;
+  const std::string name_;  ///< "optimizer.0"
   bool hooked_ = false;
   int passes_per_step_;
   std::vector<Slot> slots_;
@@ -219,6 +216,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool round_begun_ = false;  ///< something may have been given since the last round
   bool interrupted_ = false;  ///< a backward pass was refused since the last round
   std::size_t rounds_ = 0;    ///< since the last step or zero_grad()
+  bool unstepped_ = false;    ///< there were rounds before the last zero_grad(), and no step after them
+  std::string refused_;       ///< the parameter whose gradient `synchronize()` has found changed since the last step
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
 

@@ -2,8 +2,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
-#include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -18,38 +16,8 @@ bool is_zero(const at::Tensor& gradient) { return gradient.layout() == at::kStri
 
 }  // namespace
 
-/// By parameter, how many wrappers of each kind. A wrapper holds its parameters, so their addresses are not given to others.
-struct GradientReducer::Claims {
-  std::mutex mutex;
-  std::unordered_map<const void*, std::map<std::string, int>> kinds;
-};
-
-std::shared_ptr<GradientReducer::Claims> GradientReducer::claims() {
-  static const auto all = std::make_shared<Claims>();
-  return all;
-}
-
-void GradientReducer::refuse_twice(const std::vector<Named>& parameters, const std::string& kind) {
-  const auto title = [](const std::string& of) { return of == "ddp" ? "DistributedDataParallel" : "DistributedOptimizer"; };
-  const auto all = claims();
-  const std::lock_guard lock(all->mutex);
-  for (const auto& [name, parameter] : parameters) {
-    const auto claimed = all->kinds.find(parameter.unsafeGetTensorImpl());
-    if (claimed == all->kinds.end()) continue;
-    for (const auto& [other, count] : claimed->second)
-      if (other != kind)
-        throw InvalidArgument(
-            formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and would be reduced twice; end that "
-                      "one first, or use the optimizer alone, which can shard and compress, too",
-                      title(kind), name, title(other)));
-  }
-}
-
 void GradientReducer::hook() {
-  if (!std::exchange(hooked_, true)) {
-    const std::lock_guard lock(claims_->mutex);
-    for (const auto& slot : slots_) ++claims_->kinds[slot.named.parameter.unsafeGetTensorImpl()][kind_];
-  }
+  hooked_ = true;
   for (std::size_t i = 0; i < slots_.size(); ++i) put_hook(i);
 }
 
@@ -59,18 +27,9 @@ void GradientReducer::put_hook(std::size_t slot) {
   });
 }
 
-void GradientReducer::give_up_claims() noexcept {
-  if (!std::exchange(hooked_, false)) return;
-  const std::lock_guard lock(claims_->mutex);
-  for (const auto& slot : slots_) {
-    const auto claimed = claims_->kinds.find(slot.named.parameter.unsafeGetTensorImpl());
-    if (--claimed->second[kind_] == 0) claimed->second.erase(kind_);
-    if (claimed->second.empty()) claims_->kinds.erase(claimed);
-  }
-}
-
 void GradientReducer::unhook() {
-  give_up_claims();
+  hooked_ = false;
+  owner_.end();
   for (auto& slot : slots_) {
     detail::remove_gradient_hook(slot.named.parameter, this);
     if (slot.before_hook) slot.named.parameter.remove_hook(*std::exchange(slot.before_hook, {}));

@@ -97,6 +97,12 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
   return at::from_blob(data, like.sizes(), strides, keep, options, like.device());
 }
 
-at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
+at::Tensor in_memory_order(const at::Tensor& dense) { return dense.detach().as_strided({dense.numel()}, {1}); }
+
+at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like) {
+  if (tensor.is_sparse()) return in_memory_order_of(tensor.to_dense(), like);
+  if (tensor.strides() == like.strides()) return in_memory_order(tensor);
+  return in_memory_order(at::empty_strided(like.sizes(), like.strides(), tensor.options().requires_grad(false)).copy_(tensor));
+}
 
 }  // namespace hvd::detail

@@ -30,6 +30,8 @@ at::Tensor empty_shared_like(const at::Tensor& like);
 at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type);
 /// The elements in the order of their memory; `dense` has no gaps.
 at::Tensor in_memory_order(const at::Tensor& dense);
+/// The elements of `tensor`, dense or sparse, in the order of the memory of `like`, which is dense and of the same sizes.
+at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like);
 
 /// `tensor` as an argument of a submission: it must be dense, and stays the caller's. `output` may be undefined (allgather).
 TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::string_view what);

@@ -205,6 +205,9 @@ TEST_CASE("DistributedDataParallel: buffers are the first rank's before each for
       loss(ddp, hvd::rank(), step).backward();
       CHECK(net->at_start[0].item<double>() == 5 + step * (broadcast ? 1 : hvd::rank() + 1));
     }
+    net->seen.fill_(100 * hvd::rank() + 50);  // also what a user has made of them
+    loss(ddp, hvd::rank(), 3).backward();
+    CHECK(net->at_start[0].item<double>() == (broadcast ? 50 : 100 * hvd::rank() + 50));
     ddp.eval();
     CHECK_FALSE(net->is_training());
     if (hvd::rank() == 0) ddp.forward(input(0, 0));  // nothing is sent

@@ -213,4 +213,64 @@ TEST_CASE("broadcast_optimizer_state: LBFGS, and one that cannot be saved") {
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(other, root); }), "no place for it"));
 }
 
+// ------------------------------------------------------------------------------------------------------------------- objects
+
+struct Plain {
+  int a;
+  double b;
+  bool operator==(const Plain&) const = default;
+};
+
+/// Both collectives carry `make(rank)`.
+template <class Make>
+void check_object(Make make) {
+  const int root = hvd::size() - 1;
+  CHECK(hvd::broadcast_object(make(hvd::rank()), root) == make(root));
+  const auto all = hvd::allgather_object(make(hvd::rank()));
+  REQUIRE(all.size() == static_cast<std::size_t>(hvd::size()));
+  for (int r = 0; r < hvd::size(); ++r) CHECK(all[static_cast<std::size_t>(r)] == make(r));
+}
+
+TEST_CASE("objects") {
+  using Map = std::map<std::string, std::vector<int>>;
+  check_object([](int r) { return r * 7; });
+  check_object([](int r) { return 0.1 * r; });
+  check_object([](int r) { return Plain{r, r / 3.0}; });
+  check_object([](int r) { return std::string(static_cast<std::size_t>(r * 1000), 'a') + '\0' + std::to_string(r); });
+  check_object([](int r) { return std::string(static_cast<std::size_t>(r), 'x'); });  // empty on rank 0
+  check_object([](int r) { return std::vector<std::string>(static_cast<std::size_t>(r), "rank " + std::to_string(r)); });
+  check_object([](int r) { return std::vector<bool>{r % 2 == 0, true, false}; });
+  check_object([](int r) { return Map{{"rank", {r, r + 1}}, {std::to_string(r), {}}}; });
+  check_object([](int r) { return std::pair<int, std::string>{r, "x"}; });
+  check_object([](int r) { return r == 0 ? std::nullopt : std::optional<std::string>(std::to_string(r)); });
+  check_object([](int r) { return std::tuple<int, std::string, std::vector<double>>{r, "x", {0.5 * r}}; });
+  check_object([](int r) { return std::set<std::string>{std::to_string(r), "x"}; });
+  check_object([](int r) { return std::unordered_map<std::string, int>{{std::to_string(r), r}, {"x", 2}}; });
+  check_object([](int r) { return std::array<std::string, 2>{std::to_string(r), "x"}; });
+
+  for (const auto type : kTypes) {
+    const at::Tensor mine = data({hvd::rank() + 1, 2}, type, hvd::rank());
+    CHECK(same(hvd::broadcast_object(mine, hvd::size() - 1), data({hvd::size(), 2}, type, hvd::size() - 1)));
+    CHECK(same(mine, data({hvd::rank() + 1, 2}, type, hvd::rank())));
+    const Tensors all = hvd::allgather_object(mine);
+    for (int r = 0; r < hvd::size(); ++r) CHECK(same(all[static_cast<std::size_t>(r)], data({r + 1, 2}, type, r)));
+  }
+  CHECK(same(hvd::broadcast_object(torch::tensor(2.5 + hvd::rank()), 0), torch::tensor(2.5)));
+  const Tensors list = hvd::broadcast_object(Tensors(static_cast<std::size_t>(hvd::rank() + 2), rank_tensor(1)), 0);
+  REQUIRE(list.size() == 2);
+  CHECK(same(list[1], torch::ones({3})));
+
+  torch::nn::Linear linear(3, 2);
+  torch::nn::init::constant_(linear->weight, hvd::rank());
+  const auto modules = hvd::allgather_object(linear);
+  for (int r = 0; r < hvd::size(); ++r)
+    CHECK(same(modules[static_cast<std::size_t>(r)]->weight.detach(), torch::full({2, 3}, static_cast<float>(r))));
+  CHECK(same(linear->weight.detach(), torch::full({2, 3}, static_cast<float>(hvd::rank()))));
+  const torch::nn::Linear received = hvd::broadcast_object(linear, hvd::size() - 1);
+  CHECK(same(received->weight.detach(), torch::full({2, 3}, static_cast<float>(hvd::size() - 1))));
+  const auto pair = hvd::broadcast_object(std::pair(rank_tensor(0), hvd::rank()), 0);  // tensors inside share nothing with the given ones
+  CHECK(same(pair.first, torch::zeros({3})));
+  CHECK_THROWS_AS(hvd::broadcast_object(1, hvd::size()), hvd::InvalidArgument);
+}
+
 }  // namespace

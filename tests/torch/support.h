@@ -63,6 +63,9 @@ inline std::vector<at::Tensor> all_data(at::IntArrayRef sizes, at::ScalarType ty
 }
 inline std::vector<int> everyone() { return global_process_set().ranks(); }
 
+/// `value` plus this rank's number, everywhere.
+inline at::Tensor rank_tensor(double value, at::IntArrayRef sizes = {3}) { return torch::full(sizes, value + rank(), at::kFloat); }
+
 /// What a sum is made in.
 inline at::ScalarType arithmetic_type(at::ScalarType type) {
   if (type == at::kHalf || type == at::kBFloat16) return at::kFloat;
@@ -93,6 +96,13 @@ inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
     sum = sum.is_complex() ? torch::view_as_complex(parts) : parts;
   }
   return sum.to(type);
+}
+
+/// The reduction of `rank_tensor(0)`.
+inline at::Tensor reduced_ranks(ReduceOp op) {
+  std::vector<at::Tensor> all;
+  for (int r = 0; r < size(); ++r) all.push_back(torch::full({3}, r, at::kFloat));
+  return reduced(all, op);
 }
 
 /// Equal in type, shape and every bit that matters.
@@ -133,6 +143,8 @@ inline std::string grouping(const std::string& common, const std::string& last) 
   return group + common + "; rank " + std::to_string(before) + ": " + last;
 }
 inline bool last() { return rank() == size() - 1; }
+/// "rank 3", the last one.
+inline std::string last_rank() { return "rank " + std::to_string(size() - 1); }
 
 /// The library with another configuration until the end of the scope.
 class Restarted {

@@ -77,7 +77,7 @@ TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and ab
     }
   };
   const auto net = std::make_shared<Net>();
-  SGD plain({net->table->weight, net->idle, net->empty, net->tied}, SGDOptions(0.1));
+  SGD plain({net->table->weight, net->idle, net->empty, net->tied, net->tied}, SGDOptions(0.1));
   DistributedOptimizer optimizer(plain, net->named_parameters());
   CHECK(hvd::clip_grad_norm_(optimizer, 1) == 0);  // no gradient anywhere
   // Every rank gives 3 to row 1 (twice), and 4 to `tied`.
@@ -142,6 +142,91 @@ TEST_CASE("what happens if I clip between backward() and step() as in one proces
     optimizer.step();
     CHECK(same_on_all_ranks(flat(net)));
   }
+}
+
+TEST_CASE("what happens if one rank alone clips before step(): an error there, Mismatch on all in what comes next, and then all go on") {
+  if (hvd::size() == 1) return;
+  std::vector<DistributedOptimizerOptions> all;
+  all.push_back({});
+  all.push_back({.compression = hvd::Compression::bf16()});
+  all.push_back({.shard_optimizer_state = true});
+  all.push_back({.gradients_are_views = false});
+  for (const auto& options : all) {
+    Sequential net = small_model();
+    SGD plain(net->parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(plain, net->named_parameters(), options);
+    const auto give = [&](int step) {
+      optimizer.zero_grad();
+      small_loss(net, hvd::rank(), step).backward();
+    };
+    give(0);
+    optimizer.step();
+    give(1);
+    if (last()) torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01);
+    std::string text;
+    if (last()) {
+      CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.step(); }), "before clipping"));
+    } else {
+      text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+      CHECK(contains(text, options.shard_optimizer_state ? last_rank() + " has made no step: gradient of '" : "(no error)"));
+    }
+    give(2);
+    const auto step = [&] { optimizer.step(); };
+    if (options.shard_optimizer_state) {
+      step();  // they have heard of it, and none has made a step
+    } else {
+      text = error_of<hvd::Mismatch>(step);
+      INFO(text);
+      CHECK(contains(text, last_rank() + " has not made its last step, as the gradient of '"));
+      hvd::broadcast_parameters(*net, 0);
+      give(3);
+      step();
+    }
+    CHECK(same_on_all_ranks(flat(net)));
+  }
+}
+
+TEST_CASE("what happens if one rank alone clips under LBFGS or GradScaler: an error there, Mismatch on the others, and then all go on") {
+  if (hvd::size() == 1) return;
+  Sequential net = small_model();
+  torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
+  DistributedOptimizer by_closure(lbfgs, net->named_parameters());
+  bool clips = last();
+  const auto step = [&] {
+    by_closure.step([&] {
+      by_closure.zero_grad();
+      const at::Tensor loss = small_loss(net, hvd::rank(), 0);
+      loss.backward();
+      if (clips) net->parameters()[0].mutable_grad().mul_(0.5);
+      return loss;
+    });
+  };
+  if (last()) {
+    CHECK(contains(error_of<hvd::InvalidArgument>(step), "before clipping"));
+  } else {
+    CHECK(contains(error_of<hvd::Mismatch>(step), last_rank() + ": gradient of '"));
+  }
+  clips = false;
+  step();
+  CHECK(same_on_all_ranks(flat(net)));
+
+  SGD plain(net->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(plain, net->named_parameters());
+  hvd::GradScaler scaler({.init_scale = 4});
+  for (int number = 0; number < 3; ++number) {
+    optimizer.zero_grad();
+    scaler.scale(small_loss(net, hvd::rank(), number)).backward();
+    if (number == 1 && last()) net->parameters()[0].mutable_grad().mul_(0.5);
+    const auto unscale = [&] { scaler.unscale_(optimizer); };
+    if (number == 1) {
+      const std::string text = last() ? error_of<hvd::InvalidArgument>(unscale) : error_of<hvd::Mismatch>(unscale);
+      CHECK(contains(text, last() ? "before clipping" : last_rank() + ": gradient of '"));
+      continue;
+    }
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  CHECK(same_on_all_ranks(flat(net)));
 }
 
 TEST_CASE("what happens if I clip before step() where gradients are taken bucket by bucket, as on a GPU: the same error") {

@@ -17,6 +17,8 @@ struct InPlace {
 /// Every form that changes its argument.
 std::vector<InPlace> forms() {
   return {{"allreduce_", [](const at::Tensor& x) { hvd::allreduce_(x); }},
+          {"allreduce_ by name", [](const at::Tensor& x) { hvd::allreduce_(x, {.name = "in place"}); }},
+          {"broadcast_ by name", [](const at::Tensor& x) { hvd::broadcast_(x, {.name = "in place"}); }},
           {"allreduce_ fp16", [](const at::Tensor& x) { hvd::allreduce_(x, {.compression = hvd::Compression::fp16()}); }},
           {"allreduce_async_", [](const at::Tensor& x) { hvd::allreduce_async_(x).wait(); }},
           {"grouped_allreduce_",
@@ -56,6 +58,19 @@ TEST_CASE("what happens if I change a tensor in place that backward still needs:
         }
       }
     }
+  }
+}
+
+TEST_CASE("what happens if I call backward before I wait for what it needs: it says so") {
+  for (const bool reduce : {true, false}) {
+    const at::Tensor x = leaf({4, 5});
+    const at::Tensor y = x.exp(), loss = y.sum();
+    const auto handle = [&] {
+      const torch::NoGradGuard no_gradient;
+      return reduce ? hvd::allreduce_async_(y) : hvd::broadcast_async_(y);
+    }();
+    CHECK(contains(error_of<c10::Error>([&] { loss.backward(); }), "modified by an inplace operation"));
+    handle.wait();
   }
 }
 

@@ -70,7 +70,9 @@ TEST_CASE("what happens if I tie weights that lie far apart in a model: they are
   for (int run = 0; run < 20; ++run) {
     ddp.zero_grad();
     const at::Tensor words = torch::tensor({hvd::rank(), 0, 1, hvd::rank(), 5}).remainder(7);
+    const auto before = hvd::stats().tensors_submitted;
     torch::cross_entropy_loss(ddp.forward(words), words.flip(0)).backward();
+    CHECK(hvd::stats().tensors_submitted - before == 5);
     if (run == 0) once = net->embedding->weight.grad().clone();
     CHECK(torch::equal(net->embedding->weight.grad(), once));
   }
@@ -341,6 +343,34 @@ TEST_CASE("what happens with activation checkpointing, whose backward passes lie
         CHECK(gradients_differ(*net, *alone) < 1e-11);
       }
     }
+  }
+}
+
+TEST_CASE("what happens if I unfreeze parameters on one rank alone: Mismatch on all in the next pass, and it goes on when all have") {
+  if (hvd::size() == 1) return;
+  Sequential net(Linear(6, 8), Linear(8, 3));
+  fill(*net);
+  const auto freeze = [&](bool frozen) {
+    for (auto& parameter : net[0]->parameters()) parameter.set_requires_grad(!frozen);
+  };
+  const auto step = [&](auto& ddp, int number) {
+    net->zero_grad();
+    torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number)).backward();
+  };
+  freeze(true);
+  DistributedDataParallel ddp(net);
+  step(ddp, 0);
+  const std::string text = error_of<hvd::Mismatch>([&] {
+    if (last()) freeze(false);
+    step(ddp, 1);
+    step(ddp, 2);
+  });
+  INFO(text);
+  CHECK(contains(text, last_rank() + " has changed the parameters or groups of ddp."));
+  freeze(false);
+  for (int number = 3; number < 6; ++number) {
+    step(ddp, number);
+    for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter.grad()));
   }
 }
 

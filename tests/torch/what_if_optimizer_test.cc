@@ -134,22 +134,75 @@ TEST_CASE("what happens if I add parameters and compress, or take a group out ag
   }
 }
 
-TEST_CASE("what happens if I add parameters on one rank alone: Mismatch on all, and no parameter has changed") {
+TEST_CASE("what happens if I add parameters on one rank alone, and when: Mismatch on all, and it goes on when all have added them") {
   if (hvd::size() == 1) return;
-  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::int8(), hvd::Compression::topk(1)}) {
+  enum class When { BeforeZeroGrad, BeforeTheFirstStep, BeforeStep, BetweenSynchronizeAndStep };
+  using hvd::Compression;
+  for (const auto& compression : {Compression::none(), Compression::int8(), Compression::topk(1), Compression::powersgd(1)}) {
+    for (const auto when : {When::BeforeZeroGrad, When::BeforeTheFirstStep, When::BeforeStep, When::BetweenSynchronizeAndStep}) {
+      CAPTURE(static_cast<int>(when));
+      Grown net, alone;
+      SGD wrapped(net.first->parameters(), SGDOptions(0.1)), plain(alone.parameters(), SGDOptions(0.1));
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression});
+      const auto add = [&](bool here) {
+        if (here) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
+      };
+      if (when != When::BeforeTheFirstStep) step_together(net, optimizer, 0);
+      const at::Tensor before = net.first->weight.detach().clone();
+      const std::string text = error_of<hvd::Mismatch>([&] {
+        if (when == When::BeforeZeroGrad || when == When::BeforeTheFirstStep) add(last());
+        if (when != When::BeforeTheFirstStep) optimizer.zero_grad();
+        net.loss(hvd::rank(), 1).backward();
+        if (when == When::BetweenSynchronizeAndStep) optimizer.synchronize();
+        if (when == When::BeforeStep || when == When::BetweenSynchronizeAndStep) add(last());
+        optimizer.step();
+        if (!last()) step_together(net, optimizer, 2);
+      });
+      INFO(text);
+      CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
+      CHECK((contains(text, "do so on all ranks") == last()));
+      if (compression == Compression::none()) CHECK(contains(text, last_rank() + " has changed the parameters or groups of optimizer."));
+      if (last() || when == When::BeforeZeroGrad) CHECK(same(net.first->weight.detach(), before));
+      add(!last());
+      hvd::broadcast_parameters(net, 0);
+      {
+        const torch::NoGradGuard no_gradient;
+        for (std::size_t i = 0; i < net.parameters().size(); ++i) alone.parameters()[i].copy_(net.parameters()[i]);
+      }
+      for (int step = 3; step < 6; ++step) {
+        step_together(net, optimizer, step);
+        step_alone(alone, plain, step);
+        CHECK(equal_on_all_ranks(net));
+        if (compression == Compression::none()) CHECK(furthest(net, alone) <= kEqual);
+      }
+    }
+  }
+}
+
+TEST_CASE("what happens if one rank throws its gradients away and does not step: Mismatch on all at the next reduction, that says so") {
+  if (hvd::size() == 1) return;
+  for (const bool in_flight : {true, false}) {
     Grown net;
-    SGD wrapped(net.first->parameters(), SGDOptions(0.1));
-    DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression});
+    SGD wrapped(net.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(wrapped, net.named_parameters());
     step_together(net, optimizer, 0);
-    const at::Tensor before = net.first->weight.detach().clone();
-    if (last()) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
     optimizer.zero_grad();
     net.loss(hvd::rank(), 1).backward();
-    const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+    if (!in_flight) optimizer.synchronize();
+    last() ? optimizer.zero_grad() : static_cast<void>(optimizer.step());
+    const std::string text = error_of<hvd::Mismatch>([&] { step_together(net, optimizer, 2); });
     INFO(text);
-    CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1)));
-    CHECK((contains(text, "do so on all ranks") == last()));
-    CHECK(same(net.first->weight.detach(), before));
+    CHECK(contains(text, last_rank() + " has thrown its last gradients away without a step()"));
+    hvd::broadcast_parameters(net, 0);
+    step_together(net, optimizer, 3);
+    CHECK(equal_on_all_ranks(net));
+    // All alike: nothing to say.
+    for (int step = 4; step < 7; ++step) {
+      net.loss(hvd::rank(), step).backward();
+      optimizer.zero_grad();
+      step_together(net, optimizer, step);
+    }
+    CHECK(equal_on_all_ranks(net));
   }
 }
 

@@ -177,13 +177,13 @@ TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined
   CHECK(contains(text, hvd::size() == 1 ? "(no error)" : "added"));
 }
 
-TEST_CASE("what happens if one rank has changed a gradient under way in join() and catches the error: the others train on") {
+TEST_CASE("what happens if one rank has changed a gradient under way in join() and catches the error: those that train hear of it") {
   const int culprit = hvd::size() - 1;
   for (const int at_step : {0, 1, batches(culprit, false) - 1}) {
     Sequential net = model(false);
     torch::optim::SGD sgd(net->parameters(), 0.01);
     hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
-    int refused = 0;
+    int refused = 0, heard = 0;
     {
       const auto guard = optimizer.join({.divide_by_initial_world_size = false});
       for (int step = 0; step < batches(hvd::rank(), false); ++step) {
@@ -194,10 +194,16 @@ TEST_CASE("what happens if one rank has changed a gradient under way in join() a
           optimizer.step();
         } catch (const hvd::InvalidArgument&) {
           ++refused;
+        } catch (const hvd::Mismatch&) {
+          ++heard;
         }
       }
     }
+    const auto trains_after = [&](int rank) { return batches(rank, false) > at_step + 1; };
+    bool others = false;
+    for (const int rank : everyone()) others = others || (rank != culprit && trains_after(rank));
     CHECK(refused == (hvd::rank() == culprit && hvd::size() > 1 ? 1 : 0));
+    CHECK(heard == (others && trains_after(culprit) && trains_after(hvd::rank()) ? 1 : 0));
     CHECK(is_same_on_all_ranks(*net));
   }
 }

@@ -1,0 +1,13 @@
+#pragma once
+/// Declares what is thrown, on all ranks, where a checkpoint or another file cannot be written or read.
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what is wrong.
+struct CheckpointError : Error {
+  using Error::Error;
+};
+
+}  // namespace hvd

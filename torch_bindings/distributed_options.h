@@ -1,0 +1,42 @@
+#pragma once
+/// Holds what a DistributedOptimizer may be told (torch_bindings/optimizer.h), which checks it.
+
+#include <ATen/core/Tensor.h>
+
+#include <variant>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+/// DistributedOptimizerOptions are those of a DistributedOptimizer; equal on all ranks.
+struct DistributedOptimizerOptions {
+  /// How gradients travel. int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while
+  /// backward runs.
+  Compression compression;
+  /// How gradients are combined: Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped
+  /// optimizer steps on this rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h);
+  /// there is nothing to synchronize then, and each rank's state is its own.
+  ReduceOp op = ReduceOp::Average;
+  /// The number of backward passes whose gradients are added up on each rank before one reduction. The sum is not divided by it.
+  int backward_passes_per_step = 1;
+  /// Divides gradients before the sum, with Average only; size / it divides them after.
+  double gradient_predivide_factor = 1;
+  /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
+  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
+  ProcessSet process_set;  ///< the ranks that train together
+  /// Whether sparse gradients are made dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
+  bool sparse_as_dense = false;
+  /// Whether the optimizer's state is shared out, ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the
+  /// parameters, has the state of that share alone, and gets the rest from the others; the parameters are those of the plain optimizer, bit
+  /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its
+  /// state cannot be saved.
+  bool shard_optimizer_state = false;
+  /// Whether `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g =
+  /// p.grad()`) is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor
+  /// of its own, as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.
+  bool gradients_are_views = true;
+};
+
+}  // namespace hvd

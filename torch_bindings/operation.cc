@@ -1,0 +1,120 @@
+#include "torch_bindings/operation.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/device.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd::detail {
+
+namespace {
+using Tensors = std::vector<at::Tensor>;
+}
+
+void Operation::add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what) {
+  TensorArgument made = argument(to_send, to_receive, what);
+  if (auto event = ready_event(to_send)) {
+    made.ready_event = event.get();
+    events.push_back(std::move(event));
+  }
+  submission.tensors.push_back(std::move(made));
+  sent.push_back(to_send);
+  received.push_back(to_receive);
+}
+
+std::string title(std::string_view what, const std::string& name, const Tensors& group, std::size_t index) {
+  std::string text = name.empty() ? std::string(what) : formatted("{} '{}'", what, name);
+  if (group.size() > 1) text += formatted(", tensor {} of the group (0 to {})", index, group.size() - 1);
+  return text;
+}
+
+void check_group(const Tensors& tensors, std::string_view what, const std::string& name, Form form) {
+  if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", title(what, name, tensors, 0)));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const auto refuse = [&](const std::string& why) { throw InvalidArgument(title(what, name, tensors, i) + ": " + why); };
+    if (!tensor.defined()) refuse("an undefined tensor; a rank that has nothing to give gives zeros, or no rows where rows are gathered");
+    if (tensor.layout() != at::kStrided) refuse(formatted("a tensor of layout {}; make it dense first", c10::str(tensor.layout())));
+    if (!is_carried(tensor.scalar_type())) refuse(formatted("tensors of type {} are not supported", at::toString(tensor.scalar_type())));
+    if (!tensor.is_cpu() && !tensor.is_cuda()) refuse(formatted("tensors on {} are not supported", tensor.device().str()));
+    if (form == Form::InPlace && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      refuse("in place on a tensor whose elements share memory (as after expand()); clone it first");
+    if (tensor.device() != tensors.front().device())
+      refuse(formatted("the tensors of a group must be on one device, not on {} and {}", tensors.front().device().str(),
+                       tensor.device().str()));
+  }
+}
+
+at::Tensor dense_of(const at::Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg().contiguous(); }
+
+bool needs_gradient(const Tensors& tensors) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.requires_grad(); });
+}
+
+namespace {
+
+/// What `wait()` returns.
+Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& pending) {
+  *operation->rows = pending.rows;
+  for (std::size_t i = 0; i < operation->results.size(); ++i) {
+    if (!operation->received[i].defined()) continue;
+    wait_on_current_stream(operation->received[i], pending.completions);
+    if (!operation->results[i].is_same(operation->received[i])) {
+      const c10::InferenceMode as_it_was_made(operation->results[i].is_inference());
+      const at::NoGradGuard no_gradient;
+      operation->results[i].copy_(operation->received[i]);
+      operation->received[i] = operation->results[i];
+    }
+  }
+  if (operation->in_place) {
+    for (const auto& tensor : operation->given) note_change(tensor);  // backward may have been shown it meanwhile
+    return operation->given;
+  }
+  return operation->backward ? tied(operation->given, operation->results, operation->backward) : operation->results;
+}
+
+}  // namespace
+
+Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) {
+  auto running = engine();
+  operation->submission.keep_alive = operation;
+  Submission submission = std::move(operation->submission);
+  submission.on_stream = submission.device.kind == DeviceKind::Cuda;
+  auto pending = running->submit(std::move(submission), after);
+  if (operation->in_place)
+    for (const auto& tensor : operation->given) note_change(tensor);  // from now on
+  // A handle may be waited for more than once; what the first wait gave is given again.
+  struct Once {
+    std::once_flag flag;
+    Tensors results;
+  };
+  auto result = [operation, pending, once = std::make_shared<Once>()] {
+    std::call_once(once->flag, [&] { once->results = finish(operation, *pending); });
+    return once->results;
+  };
+  return {std::move(running), std::move(pending), std::move(result)};
+}
+
+Handle<at::Tensor> first(const Handle<Tensors>& handle) {
+  return handle.map<at::Tensor>([](const Tensors& tensors) { return tensors.front(); });
+}
+
+void allocate_rows(const std::shared_ptr<Operation>& operation) {
+  operation->results.resize(operation->given.size());
+  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation)](std::size_t index, std::int64_t rows) -> void* {
+    const auto made = held.lock();
+    auto sizes = made->sent[index].sizes().vec();
+    sizes.front() = rows;
+    made->results[index] = made->received[index] = at::empty(sizes, made->sent[index].options());
+    return made->results[index].mutable_data_ptr();
+  };
+}
+
+}  // namespace hvd::detail

@@ -1,0 +1,130 @@
+// The pieces of OptimizerShards: how parameters are cut and dealt, and where the pieces stand.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/optimizer_shards.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd {
+
+namespace {
+
+/// Elements; cuts are at multiples of it, so that pieces stay aligned to cache lines.
+constexpr std::int64_t kGrain = 64;
+
+std::size_t bytes_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()) * tensor.element_size(); }
+
+/// Nobody but the parameter refers to its memory, and it has all of it.
+bool may_move(const at::Tensor& parameter) {
+  return parameter.is_cpu() && parameter.numel() > 0 && parameter.is_non_overlapping_and_dense() && parameter.storage().use_count() == 1 &&
+         parameter.storage().nbytes() == bytes_of(parameter);
+}
+
+}  // namespace
+
+void OptimizerShards::move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
+  std::size_t bytes = 0;
+  for (const auto& [name, parameter] : parameters)
+    if (may_move(parameter)) bytes += aligned_to_member(bytes_of(parameter));
+  if (bytes == 0 || ranks_.size() == 1) return;
+  const auto memory = allocate_shared(bytes);
+  if (!memory) return;
+  std::size_t offset = 0;
+  for (const auto& [name, parameter] : parameters) {
+    if (!may_move(parameter)) continue;
+    const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
+    offset += aligned_to_member(bytes_of(parameter));
+    moved.copy_(parameter);
+    at::Tensor(parameter).set_data(moved);
+  }
+}
+
+/// Whole parameters, the largest first, each to who has least.
+void OptimizerShards::deal(std::vector<Piece>& whole) const {
+  std::vector<std::size_t> order(whole.size()), loads(ranks_.size(), 0);
+  for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.parameter);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return bytes_of(whole[a].parameter) > bytes_of(whole[b].parameter); });
+  for (const auto index : order) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    whole[index].owner = static_cast<std::size_t>(least - loads.begin());
+    *least += bytes_of(whole[index].parameter);
+  }
+}
+
+std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
+  const std::size_t ranks = ranks_.size();
+  std::size_t total = 0;
+  std::vector<Piece> whole, pieces;
+  for (const auto& [name, parameter] : parameters) {
+    total += bytes_of(parameter);
+    whole.push_back({name, parameter, 0, parameter.numel(), 0, {}, {}, {}});
+  }
+  if (!is_known_) {
+    deal(whole);
+    return whole;
+  }
+  std::vector<std::size_t> loads(ranks, 0);  // of what was cut before: who has least comes first
+  for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.travels);
+  const auto first = static_cast<std::size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
+  const auto end_of = [&](std::size_t turn) { return total / ranks * (turn + 1) + total % ranks * (turn + 1) / ranks; };
+  std::size_t turn = 0, dealt = 0;
+  for (auto piece : whole) {
+    const auto size = static_cast<std::int64_t>(piece.parameter.element_size());
+    const std::int64_t elements = piece.end;
+    do {
+      while (turn + 1 < ranks && dealt >= end_of(turn)) ++turn;
+      const auto room = static_cast<std::int64_t>(end_of(turn) - std::min(dealt, end_of(turn)));
+      const std::int64_t wanted = (room / size + kGrain - 1) / kGrain * kGrain;
+      const bool all = turn + 1 == ranks || !piece.parameter.is_non_overlapping_and_dense() || wanted + kGrain >= elements - piece.begin;
+      piece.end = all ? elements : piece.begin + std::max(wanted, kGrain);
+      piece.owner = (first + turn) % ranks;
+      pieces.push_back(piece);
+      dealt += static_cast<std::size_t>((piece.end - piece.begin) * size);
+      piece.begin = piece.end;
+    } while (piece.begin < elements);
+  }
+  return pieces;
+}
+
+at::Tensor OptimizerShards::view_of(const Piece& piece) const {
+  if (!piece.parameter.is_non_overlapping_and_dense()) return piece.parameter.detach();
+  return detail::in_memory_order(piece.parameter).slice(0, piece.begin, piece.end);
+}
+
+/// A parameter may have got other memory since, as torch::load gives it.
+void OptimizerShards::follow_memory() {
+  for (auto& piece : pieces_) {
+    const at::Tensor now = view_of(piece);
+    if (now.const_data_ptr() == piece.travels.const_data_ptr()) continue;
+    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) || !piece.parameter.options().type_equal(piece.travels.options()))
+      throw InvalidArgument(
+          formatted("shard_optimizer_state: parameter '{}' has another layout, type or device than when its optimizer was wrapped; change "
+                    "the model first and wrap the optimizer then",
+                    piece.name));
+    piece.travels = now;
+    if (is_known_) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
+  }
+}
+
+/// This rank's pieces stand where their parameters do.
+void OptimizerShards::arrange() {
+  std::unordered_map<const void*, std::vector<at::Tensor>> mine;
+  for (const auto& piece : pieces_)
+    if (is_mine(piece)) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
+  shares_.clear();
+  for (const auto& group : wrapped_.param_groups()) {
+    auto& share = shares_.emplace_back();
+    for (const auto& parameter : group.params()) {
+      const auto found = mine.find(parameter.unsafeGetTensorImpl());
+      if (found != mine.end()) share.insert(share.end(), found->second.begin(), found->second.end());
+    }
+  }
+}
+
+}  // namespace hvd

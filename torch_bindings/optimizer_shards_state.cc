@@ -1,0 +1,118 @@
+// The state of an optimizer that OptimizerShards has shared out: put together, dealt, written and read.
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/optimizer_shards.h"
+#include "torch_bindings/repeated_parameters.h"
+#include "torch_bindings/state_parts.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd {
+
+OptimizerShards::States OptimizerShards::gather_state() {
+  if (!detail::fresh_state(wrapped_))
+    throw InvalidArgument("shard_optimizer_state: LibTorch does not know this optimizer, so its state cannot be put together to be saved");
+  // What there is of each piece: whether it has a state, which tensors that has, and its step.
+  at::Tensor known = at::zeros({static_cast<std::int64_t>(pieces_.size()), 3}, at::kLong);
+  auto word = known.accessor<std::int64_t, 2>();
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
+    if (!is_mine(pieces_[i]) || found == wrapped_.state().end()) continue;
+    const auto row = static_cast<std::int64_t>(i);
+    const detail::StateParts parts = detail::parts_of(*found->second);
+    word[row][0] = 1;
+    for (std::size_t t = 0; t < parts.tensors.size(); ++t)
+      if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
+    if (parts.step != nullptr) word[row][2] = *parts.step;
+  }
+  allreduce_(known, {.name = name_ + "/state", .op = ReduceOp::Sum, .process_set = process_set_});
+  States whole;
+  const std::size_t fields = detail::parts_of(*detail::fresh_state(wrapped_)).tensors.size();
+  for (std::size_t t = 0; t < fields; ++t) {
+    std::vector<at::Tensor> tensors(pieces_.size());
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      const auto row = static_cast<std::int64_t>(i);
+      if (word[row][0] == 0) continue;
+      const at::Tensor& parameter = piece.parameter;
+      auto& state = whole[parameter.unsafeGetTensorImpl()];
+      if (!state) state = detail::fresh_state(wrapped_);
+      const detail::StateParts parts = detail::parts_of(*state);
+      if (parts.step != nullptr) *parts.step = word[row][2];
+      if ((word[row][1] >> t & 1) == 0) continue;
+      at::Tensor& all = *parts.tensors[t];
+      if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false));
+      const bool cut = !piece.is_whole();
+      tensors[i] = cut ? detail::in_memory_order(all).slice(0, piece.begin, piece.end) : all;
+      if (!is_mine(piece)) continue;
+      const at::Tensor& own = *detail::parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
+      tensors[i].copy_(own);
+    }
+    broadcast_pieces(tensors, formatted("state {}", t));
+  }
+  return whole;
+}
+
+/// The wrapped optimizer's state gets this rank's share of `whole`, which is by parameter.
+void OptimizerShards::keep_share(States whole) {
+  auto& states = wrapped_.state();
+  for (const auto& piece : pieces_) {
+    const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
+    if (!is_mine(piece) || found == whole.end()) continue;
+    if (piece.is_whole()) {
+      states[piece.tensor.unsafeGetTensorImpl()] = std::move(found->second);
+      continue;
+    }
+    auto state = detail::fresh_state(wrapped_);
+    const detail::StateParts from = detail::parts_of(*found->second);
+    const detail::StateParts to = detail::parts_of(*state);
+    if (to.step != nullptr) *to.step = *from.step;
+    for (std::size_t t = 0; t < to.tensors.size(); ++t)
+      if (from.tensors[t]->defined())
+        *to.tensors[t] = detail::in_memory_order_of(*from.tensors[t], piece.parameter).slice(0, piece.begin, piece.end).clone();
+    states[piece.tensor.unsafeGetTensorImpl()] = std::move(state);
+  }
+}
+
+void OptimizerShards::give_back() {
+  const at::NoGradGuard no_gradient;
+  if (is_known_) {
+    wrapped_.state() = gather_state();
+  } else {
+    at::Tensor states = at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
+    allreduce_(states, {.name = name_ + "/states", .op = ReduceOp::Max, .process_set = process_set_});
+    if (states.item<std::int64_t>() > 0)
+      throw InvalidArgument("unshard(): LibTorch does not know this optimizer, so its state, which is in shares, cannot be put together");
+  }
+  given_back_ = true;
+}
+
+void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
+  const at::NoGradGuard no_gradient;
+  struct Undone {  // whatever happens, the share comes back
+    OptimizerShards& self;
+    States share;
+    ~Undone() { self.wrapped_.state() = std::move(share); }
+  };
+  States whole = gather_state();
+  const Undone undone{*this, std::exchange(wrapped_.state(), std::move(whole))};
+  wrapped_.save(archive);
+}
+
+void OptimizerShards::load(torch::serialize::InputArchive& archive) {
+  const at::NoGradGuard no_gradient;
+  States before = std::exchange(wrapped_.state(), {});
+  try {
+    detail::load_state(wrapped_, archive);
+  } catch (...) {
+    wrapped_.state() = std::move(before);
+    throw;
+  }
+  stepped_ = true;
+  keep_share(std::exchange(wrapped_.state(), {}));
+}
+
+}  // namespace hvd

@@ -1,0 +1,81 @@
+#pragma once
+/// Small operations that are waited for at once: the engine is asked first, without an Operation (Engine::try_fast_path). Any thread; the
+/// call must not outlive the tensors. Functions say by false, or by an undefined tensor, that the operation must be submitted.
+
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+
+#include "hvd/engine/engine.h"
+#include "torch_bindings/history.h"
+#include "torch_bindings/operation.h"
+#include "torch_bindings/tensors.h"
+
+namespace hvd::detail {
+
+/// Whether the engine can work on the tensor as it is.
+inline bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg();
+}
+
+template <class Options>
+SmallCall small_call(OpKind kind, const at::Tensor& tensor, const Options& options) {
+  SmallCall call;
+  call.kind = kind;
+  call.process_set = options.process_set.id();
+  call.name = options.name;
+  call.dtype = data_type_of(tensor, name_of(kind), options.name);
+  call.shape = {tensor.sizes().data(), tensor.sizes().size()};
+  call.input = tensor.const_data_ptr();
+  if constexpr (requires { options.prescale_factor; }) {
+    call.op = options.op;
+    call.prescale_factor = options.prescale_factor;
+    call.postscale_factor = options.postscale_factor;
+  }
+  if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
+  return call;
+}
+
+inline bool run_small(SmallCall& call, const at::Tensor& output) {
+  call.output = output.mutable_data_ptr();
+  return engine()->try_fast_path(call);
+}
+
+inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
+  if (!run_small(call, tensor)) return false;
+  note_change(tensor);
+  return true;
+}
+
+inline bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kSmallCallBytes; }
+
+inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
+}
+
+/// Results whose number of rows the engine knows.
+struct SmallRows {
+  const at::Tensor& input;
+  at::Tensor result;
+  static void* allocate(void* context, std::int64_t rows) {
+    auto& self = *static_cast<SmallRows*>(context);
+    auto sizes = self.input.sizes().vec();
+    sizes.front() = rows;
+    self.result = at::empty(sizes, self.input.options().requires_grad(false));
+    return self.result.mutable_data_ptr();
+  }
+};
+
+/// An undefined tensor if the operation must be submitted.
+template <class Options>
+at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options) {
+  if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
+  SmallCall call = small_call(kind, tensor, options);
+  SmallRows rows{tensor, {}};
+  call.allocate = &SmallRows::allocate;
+  call.context = &rows;
+  return engine()->try_fast_path(call) ? rows.result : at::Tensor();
+}
+
+}  // namespace hvd::detail
