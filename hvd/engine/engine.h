@@ -165,8 +165,12 @@ class Engine {
   void act_on_agreement(const Outcomes::Agreed& agreed);
   void note_rows(Entry& entry, const Unit& unit);
   void enqueue(CutBatch batch);
-  void fail_what_waits_for(int left_rank);
-  bool fail_if_left(std::uint32_t id, int left_rank);
+  /// What this rank still takes part in when it leaves. Needs the board's lock, and the log to be read.
+  [[nodiscard]] std::vector<Pledge> pledges() const;
+  /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank has left, is refused.
+  void doubt(std::uint32_t id);
+  void doubt_all();
+  void refuse_by_root(const UnitKey& key, int left_rank);
   [[nodiscard]] bool evictable(std::uint32_t id) const;
 
   // ---- driving
@@ -220,7 +224,8 @@ class Engine {
   Status over_;                                              // why submissions are refused
   bool stopping_ = false;
   int waiters_ = 0;
-  std::vector<LocalEvent> local_events_;  // what the relay has still to pass on
+  bool somebody_left_ = false;           // and what waits for them is still to be looked at
+  std::deque<LocalEvent> local_events_;  // what the relay has still to pass on
 
   std::atomic<bool> turn_taken_{false};
   std::deque<Running> running_;              // the driver's own
@@ -231,8 +236,9 @@ class Engine {
     std::uint64_t sequence;
     bool here;  ///< this domain takes part, so it will see the end
   };
-  std::vector<WorldCut> open_world_cuts_;  // the root's driver's own
-  bool told_of_no_room_ = false;           // the driver's own
+  std::vector<WorldCut> open_world_cuts_;               // the root's driver's own
+  bool told_of_no_room_ = false;                        // the driver's own
+  std::chrono::steady_clock::time_point last_traffic_;  // of the leader tree; the driver's own
 
   std::atomic<bool> stop_thread_{false};
   std::atomic<bool> stopped_cleanly_{false};

@@ -74,14 +74,16 @@ bool Engine::announce(Entry& entry) {
 void Engine::after_arriving(Entry& entry, std::uint32_t arrived) {
   const int set = entry.key.process_set;
   const auto id = entry.unit;
-  if (arrived == negotiator_.local_members(set)) return agree(id);
+  if (arrived == negotiator_.local_members(set)) {
+    agree(id);
+    if (negotiator_.any_left()) doubt(id);
+    return;
+  }
   // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
   // sees its record: arrivals and the log's tail are sequentially consistent.
   read_log();
   if (!negotiator_.joined(set).empty() && is_complete(id)) return agree(id);
-  if (!negotiator_.any_left()) return;
-  for (int other = 0; other < parts_.topology.size; ++other)
-    if (negotiator_.left()[static_cast<std::size_t>(other)] && fail_if_left(id, other)) return;
+  if (negotiator_.any_left()) doubt(id);
 }
 
 bool Engine::introduce(Entry& entry) {

@@ -180,8 +180,6 @@ void Engine::report_stalls() {
   const Config& config = parts_.config;
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  for (int other = 0; negotiator_.any_left() && other < parts_.topology.size; ++other)
-    if (negotiator_.left()[static_cast<std::size_t>(other)]) fail_what_waits_for(other);
   ledger_.for_each([&](Entry& entry) {
     if (entry.state != EntryState::Waiting || !entry.announced || board_.failed()) return;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - entry.since);
@@ -210,7 +208,8 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
     if (std::exchange(stopping_, true)) return stopped_cleanly_.load();
     if (!board_.failed()) {
       try {
-        with_log(64, [this] { commit(Negotiator::leaving(parts_.topology.rank)); });
+        with_log(64 + sizeof(Pledge) * (ledger_.size() + later_.size()),
+                 [this] { commit(Negotiator::leaving(parts_.topology.rank, pledges())); });
       } catch (...) {
         board_.set_failure(status_of_current_exception());
       }

@@ -96,7 +96,7 @@ void Engine::ring_after(const Outcomes& outcomes) {
 void Engine::act(Outcomes& outcomes) {
   for (const auto& agreed : outcomes.agreed) act_on_agreement(agreed);
   for (auto& batch : outcomes.batches) enqueue(std::move(batch));
-  for (const int rank : outcomes.left) fail_what_waits_for(rank);
+  somebody_left_ = somebody_left_ || !outcomes.left.empty();
   for (const auto& voided : outcomes.voided)
     for (const auto id : voided.ids)
       if (Entry* entry = ledger_.find(id); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
@@ -118,7 +118,11 @@ void Engine::note_news(const Outcomes& outcomes) {
   for (const auto& [set, rank] : outcomes.joined)
     if (is_here(rank)) local_events_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
   for (const int rank : outcomes.left)
-    if (is_here(rank)) local_events_.push_back({LocalEvent::Kind::Left, {}, rank});
+    if (is_here(rank)) {
+      local_events_.push_back({LocalEvent::Kind::Left, {}, rank});
+      local_events_.back().pledges = outcomes.pledges;
+    }
+  for (const auto id : outcomes.doubted) local_events_.push_back({LocalEvent::Kind::Doubted, negotiator_.unit(id).key});
   for (const auto& agreed : outcomes.agreed)
     if (const auto& key = negotiator_.unit(agreed.id).key;
         key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
@@ -189,27 +193,73 @@ void Engine::enqueue(CutBatch cut) {
   to_launch_.push_back(std::move(batch));
 }
 
-bool Engine::fail_if_left(std::uint32_t id, int left_rank) {
-  Entry* const found = ledger_.find(id);
-  if (found == nullptr) return false;
-  Entry& entry = *found;
-  if (entry.state != EntryState::Waiting || !entry.announced || left_rank == parts_.topology.rank) return false;
-  const auto& ranks = negotiator_.process_set(entry.key.process_set).ranks;
-  if (!std::binary_search(ranks.begin(), ranks.end(), left_rank)) return false;
-  const auto& domain = parts_.topology.domain_ranks;
-  const auto here = std::lower_bound(domain.begin(), domain.end(), left_rank);
-  const bool is_here = here != domain.end() && *here == left_rank;
-  if (is_here && board_.has_arrived_too(entry.unit, static_cast<int>(here - domain.begin()))) return false;
-  // One elsewhere may have been ready before it left, and the root's decision be on its way: `report_stalls` gives it time.
-  if (!is_here && Clock::now() - entry.since < kGraceForDecisions) return false;
-  finish_entry(entry, {Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
-                                                         name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
-  return true;
+std::vector<Pledge> Engine::pledges() const {
+  std::map<std::uint32_t, std::uint32_t> rounds;
+  for (const auto& [key, waiting] : later_)
+    if (const Unit* unit = negotiator_.find(key)) rounds[unit->id] += static_cast<std::uint32_t>(waiting.size());
+  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board.
+  ledger_.for_each([&](const Entry& entry) {
+    const bool waits = entry.state == EntryState::Waiting && entry.announced && entry.op == nullptr;
+    if (waits && board_.has_arrived(entry.unit, board_.self())) ++rounds[entry.unit];
+  });
+  std::vector<Pledge> pledges;
+  for (const auto& [id, count] : rounds) pledges.push_back({id, count});
+  return pledges;
 }
 
-void Engine::fail_what_waits_for(int left_rank) {
-  for (Entry* entry : ledger_.all())
-    if (entry->announced) fail_if_left(entry->unit, left_rank);
+void Engine::doubt(std::uint32_t id) {
+  for (bool unread = true; unread;) {
+    with_log(64, [&] {
+      unread = false;
+      const Entry* const entry = ledger_.find(id);
+      if (entry == nullptr || entry->state != EntryState::Waiting || !entry->announced || !negotiator_.knows(id)) return;
+      const Unit& unit = negotiator_.unit(id);
+      const auto leavers = negotiator_.leavers_of(unit);
+      if (leavers.empty()) return;
+      if (unit.scope == Scope::World) return commit(Negotiator::doubt(id));
+      const auto& domain = parts_.topology.domain_ranks;
+      const auto never_comes = [&](int rank) {
+        const auto index = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
+        return !board_.has_arrived(id, static_cast<int>(index)) && !negotiator_.has_pledged(rank, unit.key);
+      };
+      const auto blocks = std::find_if(leavers.begin(), leavers.end(), never_comes);
+      if (blocks == leavers.end()) return;
+      unread = unit.cut_at > board_.slowest_reader();  // who has not read the last cut still needs the slots' words
+      if (unread) return;
+      board_.void_slot(id, unit.slots);
+      commit(Negotiator::refusal(id, *blocks));
+    });
+    if (unread && board_.failed()) return;
+    if (unread) nudge_readers();
+  }
+}
+
+void Engine::doubt_all() {
+  std::vector<std::uint32_t> waiting;
+  ledger_.for_each([&](const Entry& entry) {
+    if (entry.announced && entry.state == EntryState::Waiting) waiting.push_back(entry.unit);
+  });
+  for (const auto id : waiting) doubt(id);
+}
+
+void Engine::refuse_by_root(const UnitKey& key, int left_rank) {
+  for (bool unread = true; unread;) {
+    with_log(64, [&] {
+      unread = false;
+      const Unit* unit = negotiator_.find(key);
+      if (unit != nullptr && unit->queued) return;  // nobody here waits for it any more
+      unread = unit != nullptr && unit->cut_at > board_.slowest_reader();
+      if (unread) return;
+      if (unit != nullptr) {
+        board_.void_slot(unit->id, unit->slots);
+        commit(Negotiator::refusal(unit->id, left_rank));
+      }
+      // What this domain was ready for, and has not said yet, is void too.
+      std::erase_if(local_events_, [&](const LocalEvent& event) { return event.kind == LocalEvent::Kind::Ready && event.key == key; });
+    });
+    if (unread && board_.failed()) return;
+    if (unread) nudge_readers();
+  }
 }
 
 }  // namespace hvd
