@@ -237,7 +237,7 @@ void Controller::agree_by_root(const UnitKey& key, const Agreement& what, const 
   throw BackendError(formatted("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
 }
 
-// --------------------------------------------------------------------------------------------------- ranks that join and leave
+// ------------------------------------------------------------------------------------------------------------- ranks that join
 
 void Controller::join(int process_set) {
   const int rank = parts_.topology.rank;
@@ -252,11 +252,6 @@ void Controller::join(int process_set) {
     if (table().knows(id)) agree(id);
   Transaction log(log_, kSmallRecordBytes);
   log.append(Negotiator::joined_up(process_set, rank));
-}
-
-void Controller::leave(int rank) {
-  Transaction log(log_, kSmallRecordBytes);
-  log.append(Negotiator::leaving(rank));
 }
 
 void Controller::end() {

@@ -37,8 +37,6 @@ class Controller {
   bool agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived) HVD_REQUIRES(engine_mutex);
   /// Whether all ranks of this domain that have not joined have arrived.
   [[nodiscard]] bool is_complete(std::uint32_t id) const HVD_REQUIRES(engine_mutex);
-  /// This rank calls shutdown().
-  void leave(int rank) HVD_REQUIRES(engine_mutex);
 
   // ---- what other domains say, and the root decides; by the leader
   /// A rank elsewhere says what it sends. Without room it is told again when this domain needs it.

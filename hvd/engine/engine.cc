@@ -14,8 +14,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGraceForDecisions = 2s;
-
 bool may_go_on(const HandleState& pending) {
   return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
 }
@@ -73,9 +71,10 @@ Engine::Engine(EngineParts parts)
       factory_(parts_, log_.table()),
       cutter_(parts_, log_, mutex_),
       controller_(parts_, log_, cutter_, mutex_),
+      leavers_(parts_, log_, ledger_, queue_),
       fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, *this),
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
-      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_) : nullptr),
+      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_) : nullptr),
       health_(parts_, log_, controller_, ledger_, queue_, leader_.get(), mutex_),
       loop_(parts_, mutex_, *this) {
   loop_.start();
@@ -235,12 +234,8 @@ bool Engine::announce(Entry& entry) {
 
 void Engine::arrived(Entry& entry, std::uint32_t arrived) {
   const UnitRef unit = entry.unit;
-  if (controller_.agree_if_complete(entry.key, unit.id, arrived) || !log_.table().any_left()) return;
-  for (int other = 0; other < parts_.topology.size; ++other) {
-    Entry* const waiting = ledger_.find(unit);
-    if (waiting == nullptr) return;
-    if (log_.table().left()[static_cast<std::size_t>(other)] && fail_if_left(*waiting, other)) return;
-  }
+  controller_.agree_if_complete(entry.key, unit.id, arrived);
+  if (log_.table().any_left()) leavers_.doubt(unit);
 }
 
 bool Engine::announce_waiting() {
@@ -292,7 +287,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
                             !std::binary_search(batch.plan.absent.begin(), batch.plan.absent.end(), parts_.topology.rank);
     if (takes_part) runner_.enqueue(std::move(batch), ledger_);
   }
-  for (const int rank : outcomes.left) fail_what_waits_for(rank);
+  somebody_left_ = somebody_left_ || !outcomes.left.empty();
   for (const auto& voided : outcomes.voided)
     for (const auto& unit : voided.units)
       if (Entry* entry = ledger_.find(unit); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
@@ -354,34 +349,7 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
       finish(*other, {Status::Code::InvalidArgument, removed_text(other->key)});
 }
 
-bool Engine::fail_if_left(Entry& entry, int left_rank) {
-  if (entry.state != EntryState::Waiting || !entry.announced || left_rank == parts_.topology.rank) return false;
-  const auto& ranks = log_.table().process_set(entry.key.process_set).ranks;
-  if (!std::binary_search(ranks.begin(), ranks.end(), left_rank)) return false;
-  const auto& domain = parts_.topology.domain_ranks;
-  const auto here = std::lower_bound(domain.begin(), domain.end(), left_rank);
-  const bool is_here = here != domain.end() && *here == left_rank;
-  if (is_here && board_.has_arrived_too(entry.unit.id, static_cast<int>(here - domain.begin()))) return false;
-  // One elsewhere may have been ready before it left, and the root's decision be on its way: it is given time.
-  if (!is_here && Clock::now() - entry.since < kGraceForDecisions) return false;
-  finish(entry, {Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
-                                                   name_of(entry.key.kind), display_name(entry.key.name), left_rank)});
-  return true;
-}
-
-void Engine::fail_what_waits_for(int left_rank) {
-  for (Entry* entry : ledger_.all())
-    if (entry->announced) fail_if_left(*entry, left_rank);
-}
-
 // --------------------------------------------------------------------------------------------------------------------- driving
-
-void Engine::look_for_trouble(const Turn& turn) noexcept {
-  if (!health_.look(turn)) return;
-  const EngineLock lock(mutex_);
-  for (int other = 0; log_.table().any_left() && other < parts_.topology.size; ++other)
-    if (log_.table().left()[static_cast<std::size_t>(other)]) fail_what_waits_for(other);
-}
 
 bool Engine::progress(const Turn& turn) noexcept {
   try {
@@ -396,6 +364,7 @@ bool Engine::progress(const Turn& turn) noexcept {
       log_.read();
       fast_path_.take_results();
       if (!queue_.empty()) progressed = announce_waiting();
+      if (std::exchange(somebody_left_, false)) leavers_.doubt_all();
       if (log_.table().all_left())
         for (Entry* entry : ledger_.all())
           if (entry->state == EntryState::Waiting && entry->announced)
@@ -492,7 +461,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
     if (std::exchange(stopping_, true)) return stopped_cleanly_.load();
     if (!board_.failed()) {
       try {
-        controller_.leave(parts_.topology.rank);
+        leavers_.leave();
       } catch (...) {
         board_.set_failure(status_of_current_exception());
       }

@@ -5,8 +5,9 @@
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState
 ///
 /// Parts, each with a file pair and the owner of its state: EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Controller, Cutter,
-/// FastPath, BatchRunner, LeaderTask, Health, ProgressLoop. Calls lead down in this order; back up leads only `EngineEvents`, which the
-/// engine implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
+/// Leavers, FastPath, BatchRunner, LeaderTask, Health, ProgressLoop. Calls lead down in this order; back up leads only `EngineEvents`,
+/// which the engine implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only one to finish
+/// entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -31,6 +32,7 @@
 #include "hvd/engine/fast_path.h"
 #include "hvd/engine/health.h"
 #include "hvd/engine/leader_task.h"
+#include "hvd/engine/leavers.h"
 #include "hvd/engine/parts.h"
 #include "hvd/engine/progress_loop.h"
 #include "hvd/engine/submission_queue.h"
@@ -88,7 +90,7 @@ class Engine : private EngineEvents {
   void finish(Entry& entry, Status status) override HVD_REQUIRES(engine_mutex);
   void arrived(Entry& entry, std::uint32_t arrived) override HVD_REQUIRES(engine_mutex);
   bool progress(const Turn& turn) noexcept override;
-  void look_for_trouble(const Turn& turn) noexcept override;
+  void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
 
@@ -106,8 +108,6 @@ class Engine : private EngineEvents {
   // ---- outcomes
   void act_on_agreement(const Outcomes::Agreed& agreed) HVD_REQUIRES(engine_mutex);
   void wake_for(const Outcomes& outcomes) HVD_REQUIRES(engine_mutex);
-  bool fail_if_left(Entry& entry, int left_rank) HVD_REQUIRES(engine_mutex);
-  void fail_what_waits_for(int left_rank) HVD_REQUIRES(engine_mutex);
 
   // ---- ends
   void fail_waiting(const Status& status) HVD_REQUIRES(engine_mutex);
@@ -122,6 +122,7 @@ class Engine : private EngineEvents {
   EntryFactory factory_;
   Cutter cutter_;
   Controller controller_;
+  Leavers leavers_;
   FastPath fast_path_;
   BatchRunner runner_;
   std::unique_ptr<LeaderTask> leader_;  // of a rank that leads its domain in a world of several
@@ -130,7 +131,8 @@ class Engine : private EngineEvents {
 
   Status over_ HVD_GUARDED_BY(engine_mutex);  ///< why submissions are refused
   bool stopping_ HVD_GUARDED_BY(engine_mutex) = false;
-  bool failure_handled_ = false;  // of the thread that has the turn
+  bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
+  bool failure_handled_ = false;                             // of the thread that has the turn
   std::atomic<bool> stopped_cleanly_{false};
 };
 

@@ -19,17 +19,17 @@ constexpr auto kGraceForCulprits = 2s;  // whoever can name them has the first w
 
 }  // namespace
 
-bool Health::look(const Turn& /*turn*/) noexcept {
+void Health::look(const Turn& /*turn*/) noexcept {
   const auto now = Clock::now();
-  if (now - last_look_ < kLookInterval) return false;
+  if (now - last_look_ < kLookInterval) return;
   last_look_ = now;
   Board& board = *parts_.board;
   try {
-    if (board.failed()) return true;
+    if (board.failed()) return;
     if (const auto dead = board.find_dead()) {
       const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
       board.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
-      return true;
+      return;
     }
     const EngineLock lock(mutex_);
     look_for_conflicts();
@@ -37,7 +37,6 @@ bool Health::look(const Turn& /*turn*/) noexcept {
   } catch (...) {
     board.set_failure(status_of_current_exception());
   }
-  return true;
 }
 
 void Health::look_for_conflicts() {

@@ -18,8 +18,8 @@ class Health {
          EngineMutex& mutex)
       : parts_(parts), log_(log), controller_(controller), ledger_(ledger), queue_(queue), leader_(leader), mutex_(mutex) {}
 
-  /// Looks, if it is time. Returns whether it was.
-  bool look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
+  /// Looks, if it is time.
+  void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }

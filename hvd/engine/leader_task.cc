@@ -7,8 +7,16 @@
 
 namespace hvd {
 
-LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter)
-    : parts_(parts), log_(log), controller_(controller), cutter_(cutter), tree_(*parts.transport, actions()) {}
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kTrafficMemory = 1s;  // as long after a message the next may come at any time
+
+}  // namespace
+
+LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers)
+    : parts_(parts), log_(log), controller_(controller), cutter_(cutter), leavers_(leavers), tree_(*parts.transport, actions()) {}
 
 // The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
 // std::functions.
@@ -23,7 +31,11 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.credit = [this](int set, int domain, std::uint64_t over) HVD_NO_THREAD_SAFETY_ANALYSIS {
     cutter_.take_credit({set, domain, over});
   };
-  actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.leave(rank); };
+  actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { leavers_.leave_elsewhere(rank); };
+  actions.refuse = [this](const UnitKey& key, int rank) HVD_NO_THREAD_SAFETY_ANALYSIS {
+    if (!leavers_.refuse_by_root(key, rank)) return;
+    std::erase_if(noted_, [&](const LocalEvent& event) { return event.kind == LocalEvent::Kind::Ready && event.key == key; });
+  };
   actions.fail = [this](const Status& status) { parts_.board->set_failure(status); };
   actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
   actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
@@ -46,7 +58,11 @@ void LeaderTask::note(const Outcomes& outcomes) {
   for (const auto& [set, rank] : outcomes.joined)
     if (parts_.is_here(rank)) noted_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
   for (const int rank : outcomes.left)
-    if (parts_.is_here(rank)) noted_.push_back({LocalEvent::Kind::Left, {}, rank});
+    if (parts_.is_here(rank)) {
+      noted_.push_back({LocalEvent::Kind::Left, {}, rank});
+      noted_.back().pledges = outcomes.pledges;
+    }
+  for (const auto id : outcomes.doubted) noted_.push_back({LocalEvent::Kind::Doubted, table().unit(id).key});
   for (const auto& agreed : outcomes.agreed)
     if (const auto& key = table().unit(agreed.id).key; key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
       noted_.push_back({LocalEvent::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
@@ -61,7 +77,11 @@ bool LeaderTask::decide_cuts() {
 }
 
 bool LeaderTask::drive(const Turn& /*turn*/) {
-  for (auto& event : std::exchange(noted_, {})) tree_.tell(std::move(event));
+  while (!noted_.empty()) {  // one by one: what follows from one may make void what comes after it
+    LocalEvent event = std::move(noted_.front());
+    noted_.pop_front();
+    tree_.tell(std::move(event));
+  }
   bool progressed = tree_.advance();
   if (tree_.is_root()) {
     progressed = decide_cuts() || progressed;
@@ -72,7 +92,9 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     tree_.announce_end();
     controller_.end();
   }
-  return tree_.advance() || progressed;
+  progressed = tree_.advance() || progressed;
+  if (progressed) last_traffic_ = Clock::now();
+  return progressed;
 }
 
 void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
@@ -84,6 +106,8 @@ void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
   }
 }
 
-bool LeaderTask::is_busy() const { return tree_.is_waiting() || (tree_.is_root() && table().has_agreed(Scope::World)); }
+bool LeaderTask::is_busy() const {
+  return tree_.is_waiting() || (tree_.is_root() && table().has_agreed(Scope::World)) || Clock::now() - last_traffic_ < kTrafficMemory;
+}
 
 }  // namespace hvd

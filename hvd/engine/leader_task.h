@@ -3,12 +3,15 @@
 /// into the log what they say and what the root decides. Owns the leader tree. Of a rank that leads its domain; the thread that has the
 /// turn drives it, under the engine's mutex.
 
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "hvd/engine/controller.h"
 #include "hvd/engine/cutter.h"
+#include "hvd/engine/leavers.h"
 #include "hvd/engine/parts.h"
 #include "hvd/engine/turn.h"
 #include "hvd/negotiation/leader_tree.h"
@@ -17,7 +20,7 @@ namespace hvd {
 
 class LeaderTask {
  public:
-  LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter);
+  LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers);
 
   /// Takes note of what the other domains are to know.
   void note(const Outcomes& outcomes) HVD_REQUIRES(engine_mutex);
@@ -33,7 +36,7 @@ class LeaderTask {
 
   /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader knows.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex) { return tree_.awaited(key); }
-  /// Whether messages are to be expected soon.
+  /// Returns whether messages are to be expected soon: what is being decided, or traffic in the last second.
   [[nodiscard]] bool is_busy() const HVD_REQUIRES(engine_mutex);
 
  private:
@@ -45,8 +48,10 @@ class LeaderTask {
   NegotiationLog& log_;
   Controller& controller_;
   Cutter& cutter_;
+  Leavers& leavers_;
+  Clock::time_point last_traffic_ HVD_GUARDED_BY(engine_mutex);
   LeaderTree tree_ HVD_GUARDED_BY(engine_mutex);
-  std::vector<LocalEvent> noted_ HVD_GUARDED_BY(engine_mutex);
+  std::deque<LocalEvent> noted_ HVD_GUARDED_BY(engine_mutex);
 };
 
 }  // namespace hvd

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hvd/backend.h"
@@ -86,6 +87,10 @@ class Ledger {
   template <class Look>
   void for_each(Look look) HVD_REQUIRES(engine_mutex) {
     for (auto& [key, entry] : entries_) look(*entry);
+  }
+  template <class Look>
+  void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
+    for (const auto& [key, entry] : entries_) look(std::as_const(*entry));
   }
   /// The entries, in no particular order.
   [[nodiscard]] std::vector<Entry*> all();

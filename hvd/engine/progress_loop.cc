@@ -72,7 +72,7 @@ std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
   for (int round = 0; round < 64 && engine_.progress(turn); ++round) {
   }
   engine_.look_for_trouble(turn);
-  const auto pause = !engine_.has_more(turn) ? kSleep : engine_.polls(turn) ? 1ms : 10ms;
+  const auto pause = !engine_.has_more(turn) ? idle_sleep() : engine_.polls(turn) ? 1ms : 10ms;
   turn.loop_ = nullptr;  // not handed over: this thread comes back by itself
   release();
   return pause;
@@ -83,7 +83,7 @@ void ProgressLoop::coordinate() {
   board_.begin_life();
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
-    auto pause = kSleep;
+    auto pause = idle_sleep();
     if (Turn turn = try_take()) pause = coordinate_once(std::move(turn));
     board_.sleep_working(doorbell, pause);
   }

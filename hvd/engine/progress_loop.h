@@ -75,10 +75,13 @@ class ProgressLoop {
  private:
   friend class Turn;
   static constexpr std::chrono::milliseconds kSleep{100};
+  /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to do.
+  static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};
 
   void hand_over(const Turn& turn) noexcept;
   void release() noexcept;
   void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
+  [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport ? kIdleLeaderSleep : kSleep; }
   void coordinate();
   /// Drives a while as the coordination thread. Returns how long it may sleep then.
   std::chrono::milliseconds coordinate_once(Turn turn);

@@ -44,6 +44,11 @@ class SubmissionQueue {
   [[nodiscard]] bool empty() const HVD_REQUIRES(engine_mutex) { return waiting_.empty(); }
   [[nodiscard]] bool contains(const UnitKey& key) const HVD_REQUIRES(engine_mutex) { return waiting_.contains(key); }
   [[nodiscard]] bool contains_set(int process_set) const HVD_REQUIRES(engine_mutex);
+  template <class Look>
+  void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
+    for (const auto& [key, entries] : waiting_)
+      for (const auto& entry : entries) look(std::as_const(*entry));
+  }
   /// Takes all that wait out.
   std::deque<std::unique_ptr<Entry>> take_all() HVD_REQUIRES(engine_mutex);
   /// Calls `look` for each that waits.

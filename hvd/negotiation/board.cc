@@ -243,11 +243,12 @@ bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
 }
 
 void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
-  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
+  // The generation first: who arrives in between finds it over, and is not taken to have arrived in the next round.
   auto& word = head(slot).generation_and_arrivals;
   std::uint64_t now = word.load(std::memory_order_acquire);
   while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) {
   }
+  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Board::give_results(std::uint32_t slot, std::span<const int> indices) {

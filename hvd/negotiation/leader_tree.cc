@@ -7,7 +7,23 @@ namespace hvd {
 
 namespace {
 
-enum class Item : std::uint8_t { IntroduceUp, IntroduceDown, Ready, Joined, Agree, Cut, Leave, End, Fail, Stuck, Conflict, Credit };
+enum class Item : std::uint8_t {
+  IntroduceUp,
+  IntroduceDown,
+  Ready,
+  Joined,
+  Agree,
+  Cut,
+  LeaveUp,
+  Leave,
+  Doubt,
+  Refuse,
+  End,
+  Fail,
+  Stuck,
+  Conflict,
+  Credit,
+};
 
 void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
 
@@ -165,6 +181,7 @@ void LeaderTree::learn(const Introduction& introduction) {
   const SharedSignature& signature = introduction.signature;
   const auto& ranks = introduction.ranks;
   if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
+  next_id_ = std::max(next_id_, id + 1);
   const auto [place, fresh] = known_.try_emplace(id);
   Known& known = place->second;
   if (fresh) known.key = key;
@@ -196,6 +213,7 @@ void LeaderTree::removed(int process_set) {
   std::erase_if(held_, [&](const LocalEvent& news) { return news.kind != LocalEvent::Kind::Left && news.key.process_set == process_set; });
   joined_.erase(process_set);
   join_order_.erase(process_set);
+  pledged_.forget_set(process_set);
 }
 
 /// A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or left means that
@@ -218,8 +236,10 @@ void LeaderTree::say_held() {
       count_ready(id, transport_.domain(), news.what);
     } else if (news.kind == LocalEvent::Kind::Joined) {
       learn_joined(news.key.process_set, news.rank);
+    } else if (news.kind == LocalEvent::Kind::Doubted) {
+      doubted(news.key);
     } else {
-      left(news.rank);
+      left(news.rank, news.pledges, transport_.domain());
     }
   }
 }
@@ -229,6 +249,7 @@ void LeaderTree::count_ready(std::uint32_t id, int subtree, const Agreement& wha
   if (!count.subtrees.insert(subtree).second) throw WireError("readiness twice in one round");
   merge(count.what, what);
   pass_on_if_complete(id);
+  if (!left_.empty() && counts_.contains(id)) refuse_if_hopeless(UnitKey(known_.at(id).key));
 }
 
 void LeaderTree::pass_on_if_complete(std::uint32_t id) {
@@ -293,6 +314,7 @@ void LeaderTree::decided(std::uint32_t id) {
   if (known == known_.end()) return;
   counts_.erase(id);
   const UnitKey& key = known->second.key;
+  pledged_.consume(key);
   if (key.kind == OpKind::Join) {
     joined_.erase(key.process_set);
     join_order_.erase(key.process_set);
@@ -405,22 +427,115 @@ void LeaderTree::receive_credit(Reader& reader, const Bytes& item) {
 
 void LeaderTree::announce_end() { send_down(Writer().put(Item::End).bytes()); }
 
-void LeaderTree::left(int rank) {
-  const Bytes item = Writer().put(Item::Leave).put(rank).take();
-  if (is_root()) {
-    ++left_;
-  } else {
-    send(parent_, item);
-    if (!held_back_.empty()) return hold_back_leaving(item, transport_.domain());
+namespace {
+void put_pledges(Writer& writer, const Pledges& pledges) {
+  writer.put(static_cast<std::uint32_t>(pledges.size()));
+  for (const auto& [key, rounds] : pledges) {
+    put_key(writer, key);
+    writer.put(rounds);
   }
-  send_down(item);
+}
+Pledges get_pledges(Reader& reader) {
+  Pledges pledges;
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
+    UnitKey key = get_key(reader);
+    pledges[std::move(key)] = reader.get<std::uint32_t>();
+  }
+  return pledges;
+}
+}  // namespace
+
+/// A rank of `subtree` has left. Only the root can say what can never be complete without it, so it must know what the rank still takes
+/// part in: what it had arrived at, of which its domain tells, and what its part of the tree was said to be ready for, on the way up: each
+/// leader adds what waits with it for its other subtrees.
+void LeaderTree::left(int rank, Pledges pledges, int subtree) {
+  for (const auto& [id, count] : counts_) {
+    const UnitKey& key = known_.at(id).key;
+    const auto& ranks = actions_.ranks_of(key.process_set);
+    const auto& absent = count.what.absent;
+    if (count.subtrees.contains(subtree) && std::binary_search(ranks.begin(), ranks.end(), rank) &&
+        !std::binary_search(absent.begin(), absent.end(), rank))
+      ++pledges[key];
+  }
+  if (!is_root()) {
+    Writer item;
+    item.put(Item::LeaveUp).put(rank);
+    put_pledges(item, pledges);
+    send(parent_, item.bytes());
+    return held_back_.empty() ? spread_leaving(rank, subtree) : hold_back_leaving(rank, subtree);
+  }
+  left_.insert(rank);
+  for (const auto& [key, rounds] : pledges) pledged_.add(key, rank, rounds);
+  spread_leaving(rank, subtree);
+  std::vector<UnitKey> waiting;
+  for (const auto& [id, count] : counts_) waiting.push_back(known_.at(id).key);
+  for (const auto& key : waiting) refuse_if_hopeless(key);
+}
+
+void LeaderTree::receive_leaving(Reader& reader, int from) {
+  const int rank = reader.get<int>();
+  expect_rank(0, rank);
+  Pledges pledges = get_pledges(reader);
+  for (const auto& [key, rounds] : pledges) expect_rank(key.process_set, rank);
+  left(rank, std::move(pledges), subtree_of(from));
+}
+
+/// `from`: the neighbour that has said so, or this domain.
+void LeaderTree::spread_leaving(int rank, int from) {
+  const Bytes item = Writer().put(Item::Leave).put(rank).take();
+  for (const auto& child : children_)
+    if (child.domain != from) send(child.domain, item);
+  if (from != transport_.domain()) actions_.leave(rank);  // this domain's log says so already
 }
 
 /// The parent knows already.
-void LeaderTree::hold_back_leaving(const Bytes& item, int from) {
+void LeaderTree::hold_back_leaving(int rank, int from) {
   Writer message;
-  message.put_bytes(item);
+  message.put_bytes(Writer().put(Item::Leave).put(rank).bytes());
   held_back_.push_back({{from, message.take()}, 0, true, true});
+}
+
+/// A rank of this subtree waits for what a rank that has left takes part in.
+void LeaderTree::doubted(const UnitKey& key) {
+  if (is_root()) return refuse_if_hopeless(key);
+  Writer item;
+  item.put(Item::Doubt);
+  put_key(item, key);
+  send(parent_, item.bytes());
+}
+
+/// Root: says that the tensor can never be complete, if that is so.
+void LeaderTree::refuse_if_hopeless(const UnitKey& key) {
+  const auto joined = joined_.find(key.process_set);
+  for (const int rank : actions_.ranks_of(key.process_set)) {
+    if (!left_.contains(rank) || pledged_.contains(key, rank)) continue;
+    if (key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank)) continue;
+    return refuse(key, rank);
+  }
+}
+
+/// Whoever waits for the tensor waits for it no more; who submits it again introduces it anew. Its number is given up, so that what is said
+/// of the round that is over finds nothing to count for.
+void LeaderTree::refuse(const UnitKey& key, int rank) {
+  Writer item;
+  item.put(Item::Refuse);
+  put_key(item, key);
+  item.put(rank);
+  send_down(item.bytes());
+  ++decisions_[{key.process_set, key.name}];
+  stuck_.erase({key.process_set, key.name});
+  pledged_.forget(key);
+  std::erase_if(held_, [&](const LocalEvent& news) { return news.kind == LocalEvent::Kind::Ready && news.key == key; });
+  forget(key);
+  actions_.refuse(key, rank);
+}
+
+void LeaderTree::forget(const UnitKey& key) {
+  const auto known = ids_.find(key);
+  if (known == ids_.end()) return;
+  counts_.erase(known->second);
+  known_.erase(known->second);
+  ids_.erase(known);
 }
 
 void LeaderTree::failed(const Status& status) {
@@ -521,8 +636,10 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
     case Item::Ready: {
       downwards(false);
       const auto id = reader.get<std::uint32_t>();
-      if (!known_.contains(id)) throw WireError("readiness of an unknown tensor");
-      count_ready(id, subtree_of(message.from), decode_agreement(reader));
+      if (id >= next_id_) throw WireError("readiness of an unknown tensor");
+      // Said before the number's end was heard of: of a round that is over, or said again under another number.
+      const Agreement what = decode_agreement(reader);
+      if (known_.contains(id)) count_ready(id, subtree_of(message.from), what);
       break;
     }
     case Item::Joined: {
@@ -548,18 +665,30 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
       if (!actions_.cut(reader.get<int>())) return false;
       if (!passed_on) send_down(bytes);
       break;
+    case Item::LeaveUp:
+      downwards(false);
+      receive_leaving(reader, message.from);
+      break;
     case Item::Leave: {
+      if (!passed_on) downwards(true);
       const int rank = reader.get<int>();
       expect_rank(0, rank);
-      if (!from_parent && !is_root() && !passed_on) send(parent_, bytes);
-      if (!from_parent && !passed_on && !held_back_.empty()) {
-        hold_back_leaving(bytes, message.from);
-        break;
-      }
-      if (is_root()) ++left_;
-      for (const auto& child : children_)
-        if (child.domain != message.from) send(child.domain, bytes);
-      if (message.from != transport_.domain()) actions_.leave(rank);  // this domain's log says so already
+      spread_leaving(rank, message.from);
+      break;
+    }
+    case Item::Doubt: {
+      downwards(false);
+      const UnitKey key = get_key(reader);
+      static_cast<void>(actions_.ranks_of(key.process_set));  // throws if there is no such set
+      doubted(key);
+      break;
+    }
+    case Item::Refuse: {
+      downwards(true);
+      const UnitKey key = get_key(reader);
+      const int rank = reader.get<int>();
+      expect_rank(key.process_set, rank);
+      refuse(key, rank);
       break;
     }
     case Item::Credit:

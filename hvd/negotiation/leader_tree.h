@@ -1,12 +1,12 @@
 #pragma once
 /// How the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
 /// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
-/// introductions of all ranks and the root's decisions: what is agreed, and where a batch is cut. A step costs each leader a message
-/// per neighbour and per group of tensors that became ready together, in O(log domains) hops; nothing is gathered at the root but
-/// one number per tensor and child. Introductions that a leader passes on together and that say the same travel as one, with the list of
-/// their ranks. Ranks that have joined are waited for no more; the leaders learn of them on the way up, after what
-/// their domains were ready for without them. When all ranks have left and the root has decided what came before, it says so: the end.
-/// Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
+/// introductions of all ranks and the root's decisions: what is agreed, what can never be because a rank has left, and where a batch is
+/// cut. A step costs each leader a message per neighbour and per group of tensors that became ready together, in O(log domains) hops;
+/// nothing is gathered at the root but one number per tensor and child. Introductions that a leader passes on together and that say the
+/// same travel as one, with the list of their ranks. Ranks that have joined are waited for no more; the leaders learn of them on the way
+/// up, after what their domains were ready for without them. When all ranks have left and the root has decided what came before, it says
+/// so: the end. Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
 #include <cstdint>
 #include <deque>
@@ -32,6 +32,8 @@ struct LeaderTreeActions {
   std::function<bool(int process_set)> cut;
   /// Root: so many cuts of the set are over in the domain.
   std::function<void(int process_set, int domain, std::uint64_t over)> credit;
+  /// A tensor can never be complete, because the rank has left: whoever waits for it is told.
+  std::function<void(const UnitKey&, int rank)> refuse;
   std::function<void(int rank)> leave;
   std::function<void()> end;
   /// All ranks of the set wait under the name, for different operations.
@@ -44,12 +46,13 @@ struct LeaderTreeActions {
 
 /// What a domain's log says that the other domains are to know, in the log's order.
 struct LocalEvent {
-  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Removed };
+  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Doubted, Removed };
   Kind kind = Kind::Introduced;
-  UnitKey key = {};                ///< Introduced, Ready; of Joined and Removed the process set alone
+  UnitKey key = {};                ///< Introduced, Ready, Doubted; of Joined and Removed the process set alone
   int rank = -1;                   ///< Introduced, Joined, Left
   SharedSignature signature = {};  ///< Introduced
   Agreement what = {};             ///< Ready
+  Pledges pledges = {};            ///< Left
 };
 
 class LeaderTree {
@@ -68,7 +71,7 @@ class LeaderTree {
   /// Others: tells the root that so many cuts of the set are over in this domain.
   void tell_credit(int process_set, int domain, std::uint64_t over);
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
-  [[nodiscard]] bool all_left() const { return left_ == actions_.ranks_of(0).size(); }
+  [[nodiscard]] bool all_left() const { return left_.size() == actions_.ranks_of(0).size(); }
   /// Root: tells all other domains so, once what is decided is cut.
   void announce_end();
 
@@ -112,10 +115,16 @@ class LeaderTree {
   void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
   void say_held();
   void removed(int process_set);
-  void left(int rank);
+  void left(int rank, Pledges pledges, int subtree);
+  void receive_leaving(Reader& reader, int from);
+  void spread_leaving(int rank, int from);
+  void doubted(const UnitKey& key);
+  void refuse_if_hopeless(const UnitKey& key);
+  void refuse(const UnitKey& key, int rank);
+  void forget(const UnitKey& key);
   void receive(const Message& message);
   void hold_back(Message message);
-  void hold_back_leaving(const Bytes& item, int from);
+  void hold_back_leaving(int rank, int from);
   bool take_held_back();
   void act_on(std::size_t& at, const Message& message, bool passed_on);
   bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
@@ -159,8 +168,9 @@ class LeaderTree {
   std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
   std::map<int, std::vector<int>> join_order_;   ///< by process set: ranks that are known to have joined, as that became known
   std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
-  std::size_t left_ = 0;                         ///< root: ranks that have left
-  std::uint32_t next_id_ = 0;                    ///< root
+  std::set<int> left_;                           ///< root: ranks that have left
+  PledgeTable pledged_;                          ///< root: from the round on that is not decided yet
+  std::uint32_t next_id_ = 0;                    ///< above all numbers that were ever given, as far as is known here
   std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
   std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what

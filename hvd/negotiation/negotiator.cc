@@ -13,7 +13,7 @@ namespace hvd {
 
 namespace {
 
-enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave, End, Joining, JoinedUp, Conflict };
+enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave, End, Joining, JoinedUp, Conflict, Refuse, Doubt };
 
 void put_bits(Writer& writer, const std::vector<bool>& bits) {
   std::vector<std::uint8_t> packed((bits.size() + 7) / 8);
@@ -204,7 +204,11 @@ Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::E
 Bytes Negotiator::cut_record(int process_set, std::span<const std::uint64_t> sequences) {
   return Writer().put(RecordType::Cut).put(process_set).put_list(sequences).take();
 }
-Bytes Negotiator::leaving(int rank) { return Writer().put(RecordType::Leave).put(rank).take(); }
+Bytes Negotiator::leaving(int rank, std::span<const Pledge> pledges) {
+  return Writer().put(RecordType::Leave).put(rank).put_list(pledges).take();
+}
+Bytes Negotiator::refusal(std::uint32_t id, int rank) { return Writer().put(RecordType::Refuse).put(id).put(rank).take(); }
+Bytes Negotiator::doubt(std::uint32_t id) { return Writer().put(RecordType::Doubt).put(id).take(); }
 Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
 Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
   Writer writer;
@@ -244,11 +248,14 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       return apply_cut(reader, position, outcomes);
     case RecordType::Evict:
       return forget(reader.get<std::uint32_t>());
-    case RecordType::Leave: {
-      const int rank = reader.get<int>();
-      if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
-      left_[static_cast<std::size_t>(rank)] = any_left_ = true;
-      outcomes.left.push_back(rank);
+    case RecordType::Leave:
+      return apply_leaving(reader, outcomes);
+    case RecordType::Refuse:
+      return apply_refusal(reader, outcomes);
+    case RecordType::Doubt: {
+      const auto id = reader.get<std::uint32_t>();
+      known_unit(id);
+      outcomes.doubted.push_back(id);
       return;
     }
     case RecordType::End:
@@ -379,6 +386,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
   Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, what.absent);
   unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
+  pledged_.consume(unit.key);
   if (status.ok()) {
     // Of the first rank that takes part; those of ranks that have joined may be of another time.
     const auto& ranks = process_set(unit.key.process_set).ranks;
@@ -430,8 +438,39 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
     const UnitRef unit = units_.at(id).ref();
     if (std::find(voided.units.begin(), voided.units.end(), unit) == voided.units.end()) voided.units.push_back(unit);
   }
-  for (const auto& unit : voided.units) forget(unit.id);
+  for (const auto& unit : voided.units) {
+    pledged_.consume(units_.at(unit.id).key);
+    forget(unit.id);
+  }
   outcomes.voided.push_back(std::move(voided));
+}
+
+void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
+  const int rank = reader.get<int>();
+  if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
+  for (const auto& [id, rounds] : reader.get_list<Pledge>()) {
+    const Unit& unit = known_unit(id);
+    set_rank(process_set(unit.key.process_set), rank);
+    if (rounds == 0) throw WireError("a pledge of nothing");
+    outcomes.pledges[unit.key] += rounds;
+    if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
+  }
+  left_[static_cast<std::size_t>(rank)] = any_left_ = true;
+  outcomes.left.push_back(rank);
+}
+
+void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
+  const auto id = reader.get<std::uint32_t>();
+  const int rank = reader.get<int>();
+  const Unit& unit = known_unit(id);
+  set_rank(process_set(unit.key.process_set), rank);
+  if (unit.queued) throw WireError("a refusal of what is agreed");
+  const Status status(Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
+                                                        name_of(unit.key.kind), display_name(unit.key.name), rank));
+  const UnitRef ref = unit.ref();
+  pledged_.consume(unit.key);
+  forget(id);
+  outcomes.voided.push_back({{ref}, status});
 }
 
 void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes) {
@@ -447,6 +486,7 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
     for (const Unit* other : units_of(signature.root))
       if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
     for (const auto& dropped : outcomes.dropped) forget(dropped.id);
+    pledged_.forget_set(signature.root);
     return;
   }
   ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
@@ -515,6 +555,16 @@ void Negotiator::forget(std::uint32_t id) {
 bool Negotiator::all_left() const {
   // Across domains only the root knows when nothing more can come.
   return topology_.domains > 1 ? ended_ : every_rank_left();
+}
+std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
+  std::vector<int> leavers;
+  if (!any_left_) return leavers;
+  const Set& of = set(unit.key.process_set);
+  for (const int rank : of.info.ranks) {
+    const bool excused = unit.key.kind != OpKind::Join && std::binary_search(of.joined.begin(), of.joined.end(), rank);
+    if (left_[static_cast<std::size_t>(rank)] && !excused) leavers.push_back(rank);
+  }
+  return leavers;
 }
 bool Negotiator::every_rank_left() const { return std::find(left_.begin(), left_.end(), false) == left_.end(); }
 

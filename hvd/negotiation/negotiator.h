@@ -19,18 +19,11 @@
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/planner.h"
+#include "hvd/negotiation/pledges.h"
 #include "hvd/negotiation/signature.h"
 #include "hvd/topology.h"
 
 namespace hvd {
-
-/// What a submission is found by: the same name may be in flight for different operations and process sets.
-struct UnitKey {
-  int process_set = 0;
-  OpKind kind = OpKind::Allreduce;
-  std::string name;
-  auto operator<=>(const UnitKey&) const = default;
-};
 
 /// A name that the library makes up for a submission without one; the newline keeps it apart from users' names.
 /// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
@@ -127,14 +120,16 @@ struct Outcomes {
   struct Dropped {
     std::uint32_t id, slots;
   };
-  std::vector<Dropped> dropped;  ///< forgotten with their process set; whoever has arrived at their slots has failed
-  std::vector<Voided> voided;    ///< the ranks have submitted different operations under one name
-  std::vector<JoinedUp> joined;  ///< what the domain was ready for without these ranks has been said
-  std::vector<int> left;         ///< ranks that called shutdown()
+  std::vector<Dropped> dropped;        ///< forgotten with their process set; whoever has arrived at their slots has failed
+  std::vector<Voided> voided;          ///< the ranks have submitted different operations under one name
+  std::vector<JoinedUp> joined;        ///< what the domain was ready for without these ranks has been said
+  std::vector<int> left;               ///< ranks that called shutdown()
+  Pledges pledges;                     ///< of the rank that left
+  std::vector<std::uint32_t> doubted;  ///< the root is asked whether they can still be complete
 
   [[nodiscard]] bool empty() const {
     return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() && joined.empty() && left.empty() &&
-           voided.empty();
+           voided.empty() && doubted.empty();
   }
 };
 
@@ -173,7 +168,12 @@ class Negotiator {
   /// Cuts what is agreed on the set. `sequences`: the numbers of the batches that this makes, as many as `batches_of_next_cut` says; none
   /// where no rank of this domain takes part.
   static Bytes cut_record(int process_set, std::span<const std::uint64_t> sequences);
-  static Bytes leaving(int rank);
+  /// `rank` submits nothing more. `pledges`: what it still takes part in.
+  static Bytes leaving(int rank, std::span<const Pledge> pledges = {});
+  /// The unit can never be complete, because `rank` has left. Its slots are void already.
+  static Bytes refusal(std::uint32_t id, int rank);
+  /// A rank of this domain waits for the unit, and a rank that takes part in it has left: the root is to say whether it can be complete.
+  static Bytes doubt(std::uint32_t id);
   /// The root has said its last word: all ranks of all domains have left.
   static Bytes end();
   /// `rank` takes part in nothing of the set until all its ranks have joined.
@@ -204,6 +204,10 @@ class Negotiator {
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
   [[nodiscard]] bool every_rank_left() const;
+  /// Ranks of the unit's set that have left, and have not joined before; ascending.
+  [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
+  /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
+  [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
 
   /// Ranks of the set that have joined, ascending.
   [[nodiscard]] const std::vector<int>& joined(int process_set) const;
@@ -224,6 +228,8 @@ class Negotiator {
   void apply_agreement(Reader& reader, Outcomes& outcomes);
   void apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes);
   void apply_conflict(Reader& reader, Outcomes& outcomes);
+  void apply_leaving(Reader& reader, Outcomes& outcomes);
+  void apply_refusal(Reader& reader, Outcomes& outcomes);
   void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
   void add_process_set(ProcessSetInfo set);
   void forget(std::uint32_t id);
@@ -258,6 +264,7 @@ class Negotiator {
   std::map<int, std::uint64_t> orders_;                ///< by process set: batches cut so far
   std::vector<bool> left_;
   bool any_left_ = false;
+  PledgeTable pledged_;  // of units of one domain
   bool ended_ = false;
 };
 

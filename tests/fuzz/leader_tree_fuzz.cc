@@ -40,6 +40,7 @@ struct Leader {
     actions.cut = [this](int) { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
     actions.credit = [](int, int, std::uint64_t) {};
     actions.conflict = [](int, const std::string&, const std::vector<StuckRank>&) {};
+    actions.refuse = [](const UnitKey&, int) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
     actions.ranks_of = [this](int set) -> const std::vector<int>& {
@@ -60,7 +61,8 @@ void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& ke
   relay.tell({LocalEvent::Kind::Introduced, key, domain, said});
   if (key.kind == OpKind::Join || random.one_in(4)) relay.tell({LocalEvent::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
   if (!random.one_in(4)) relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, agreement(random)});
-  if (random.one_in(4)) relay.tell({LocalEvent::Kind::Left, {}, domain});
+  if (random.one_in(4)) relay.tell({LocalEvent::Kind::Left, {}, domain, nullptr, {}, random.one_in(2) ? Pledges{{key, 1}} : Pledges{}});
+  if (random.one_in(4)) relay.tell({LocalEvent::Kind::Doubted, key});
   if (random.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
 }
 

@@ -59,6 +59,9 @@ Bytes example(test::Random& random) {
       if (random.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
       if (random.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0]));
+      if (random.one_in(8)) commit(Negotiator::leaving(ranks[0], std::vector<Pledge>{{unit->id, 2}}));
+      if (random.one_in(8)) commit(Negotiator::doubt(unit->id));
+      if (random.one_in(8)) commit(Negotiator::refusal(unit->id, ranks[0]));
     }
   } catch (const WireError&) {  // as good an example as any
   }

@@ -496,6 +496,7 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) { leader.conflicts.push_back(name); };
       actions.credit = [](int, int, std::uint64_t) {};
       actions.cut = [&leader](int) { return ++leader.cuts > 0; };
+      actions.refuse = [](const UnitKey&, int) {};
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
       actions.ranks_of = [&all](int) -> const std::vector<int>& { return all; };

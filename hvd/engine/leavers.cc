@@ -1,0 +1,101 @@
+#include "hvd/engine/leavers.h"
+
+#include <algorithm>
+#include <map>
+
+namespace hvd {
+
+namespace {
+
+constexpr std::size_t kRecordBytes = 64;
+
+}  // namespace
+
+void Leavers::leave() {
+  std::size_t entries = ledger_.size();
+  queue_.for_each([&](const Entry&) { ++entries; });
+  Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
+  log.append(Negotiator::leaving(parts_.topology.rank, pledges()));
+}
+
+void Leavers::leave_elsewhere(int rank) {
+  Transaction log(log_, kRecordBytes);
+  log.append(Negotiator::leaving(rank));
+}
+
+std::vector<Pledge> Leavers::pledges() const {
+  std::map<std::uint32_t, std::uint32_t> rounds;
+  queue_.for_each([&](const Entry& entry) {
+    if (const Unit* unit = table().find(entry.key)) ++rounds[unit->id];
+  });
+  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board.
+  ledger_.for_each([&](const Entry& entry) {
+    const bool waits = entry.state == EntryState::Waiting && entry.announced && entry.op == nullptr;
+    if (waits && board_.has_arrived(entry.unit.id, board_.self())) ++rounds[entry.unit.id];
+  });
+  std::vector<Pledge> pledges;
+  for (const auto& [id, count] : rounds) pledges.push_back({id, count});
+  return pledges;
+}
+
+/// Returns false if other ranks must read more of the log first.
+bool Leavers::try_to_doubt(UnitRef ref) {
+  Transaction log(log_, kRecordBytes);
+  const Entry* const entry = ledger_.find(ref);
+  if (entry == nullptr || entry->state != EntryState::Waiting || !entry->announced || !table().knows(ref.id)) return true;
+  const Unit& unit = table().unit(ref.id);
+  const auto leavers = table().leavers_of(unit);
+  if (leavers.empty()) return true;
+  if (unit.scope == Scope::World) {
+    log.append(Negotiator::doubt(ref.id));
+    return true;
+  }
+  const auto& domain = parts_.topology.domain_ranks;
+  const auto never_comes = [&](int rank) {
+    const auto index = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
+    return !board_.has_arrived(ref.id, static_cast<int>(index)) && !table().has_pledged(rank, unit.key);
+  };
+  const auto blocks = std::find_if(leavers.begin(), leavers.end(), never_comes);
+  if (blocks == leavers.end()) return true;
+  if (unit.cut_at > board_.slowest_reader()) return false;  // who has not read the last cut still needs the slots' words
+  board_.void_slot(ref.id, unit.slots);
+  log.append(Negotiator::refusal(ref.id, *blocks));
+  return true;
+}
+
+void Leavers::doubt(UnitRef unit) {
+  while (!try_to_doubt(unit)) {
+    if (board_.failed()) return;
+    log_.nudge_readers();
+  }
+}
+
+void Leavers::doubt_all() {
+  std::vector<UnitRef> waiting;
+  ledger_.for_each([&](const Entry& entry) {
+    if (entry.announced && entry.state == EntryState::Waiting) waiting.push_back(entry.unit);
+  });
+  for (const auto& unit : waiting) doubt(unit);
+}
+
+bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, bool& is_void) {
+  Transaction log(log_, kRecordBytes);
+  const Unit* unit = table().find(key);
+  is_void = unit == nullptr || !unit->queued;
+  if (unit == nullptr || unit->queued) return true;  // if it is queued, nobody here waits for it any more
+  if (unit->cut_at > board_.slowest_reader()) return false;
+  board_.void_slot(unit->id, unit->slots);
+  log.append(Negotiator::refusal(unit->id, left_rank));
+  return true;
+}
+
+bool Leavers::refuse_by_root(const UnitKey& key, int left_rank) {
+  bool is_void = false;
+  while (!try_to_refuse(key, left_rank, is_void)) {
+    if (board_.failed()) return false;
+    log_.nudge_readers();
+  }
+  return is_void;
+}
+
+}  // namespace hvd

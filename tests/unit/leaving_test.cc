@@ -1,0 +1,200 @@
+// A rank that calls shutdown() while others wait for it: they are told, all alike, and what does not need it goes on.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+namespace {
+
+struct Size {
+  int ranks, domains;
+};
+constexpr Size kSizes[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3}, {4, 2}, {6, 1}, {6, 2}, {6, 3}};
+
+Submission sum_of(std::vector<float>& values, const std::string& name, int set = 0) {
+  Submission submission = allreduce_of(values, name, DataType::Float32);
+  submission.process_set = set;
+  return submission;
+}
+
+std::string words_of(Engine& engine, const std::string& name, int set = 0) {
+  std::vector<float> values(3, 1.0F);
+  try {
+    engine.wait(*engine.submit(sum_of(values, name, set), After::Wait));
+  } catch (const Shutdown& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string told_about(int rank, const std::string& name) {
+  return fmt::format("allreduce '{}': rank {} has called hvd::shutdown() without submitting it", name, rank);
+}
+
+}  // namespace
+
+TEST_CASE("leaving: who waits for a rank that has left is told, again and again, and the others go on") {
+  for (const auto& [ranks, domains] : kSizes) {
+    for (const int leaver : {0, ranks - 1}) {
+      CAPTURE(ranks);
+      CAPTURE(domains);
+      CAPTURE(leaver);
+      WorldOptions options{.size = ranks, .domains = domains, .config = {}};
+      std::vector<int> others;
+      for (int rank = 0; rank < ranks; ++rank)
+        if (rank != leaver) others.push_back(rank);
+      options.config.process_sets = {others};
+      ThreadWorld world(options);
+      world.run([&](int rank, Engine& engine) {
+        std::vector<float> values(3, 1.0F);
+        engine.wait(*engine.submit(sum_of(values, "before"), After::Wait));
+        if (rank == leaver) return;  // straight to shutdown()
+        for (int round = 0; round < 5; ++round) {
+          CHECK(words_of(engine, "x") == told_about(leaver, "x"));
+          CHECK(words_of(engine, "before") == told_about(leaver, "before"));
+          for (int i = 0; i < 10; ++i) {
+            std::vector<float> own(5, static_cast<float>(rank + i));
+            engine.wait(*engine.submit(sum_of(own, fmt::format("of the others {}", i % 3), 1), After::Wait));
+            float sum = 0;
+            for (const int other : others) sum += static_cast<float>(other + i);
+            CHECK(own == std::vector<float>(5, sum));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("leaving: one of a host waits, another of it does not, and the one that left is elsewhere") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 6, .domains = domains, .config = {}});
+    std::atomic<int> told{0};
+    world.run([&](int rank, Engine& engine) {
+      if (rank == 5) return;
+      // Ranks 1 and 3 submit nothing until the others have been told.
+      while (rank % 2 == 1 && told < 3) std::this_thread::yield();
+      // By then others have left too: of them the first is named.
+      const std::string words = words_of(engine, "half");
+      if (rank % 2 == 0) CHECK(words == told_about(5, "half"));
+      if (rank % 2 == 1) CHECK(words.ends_with("has called hvd::shutdown() without submitting it"));
+      ++told;
+      while (told < 3) std::this_thread::yield();
+    });
+  }
+}
+
+TEST_CASE("leaving: what a rank has submitted before it leaves takes place, also what waits for its name") {
+  constexpr int kUnnamed = 600;  // more than there are names for at once
+  for (const auto& [ranks, domains] : kSizes) {
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    ThreadWorld world({.size = ranks, .domains = domains, .config = {}});
+    std::vector<std::vector<std::vector<float>>> all(static_cast<std::size_t>(ranks));
+    std::vector<std::vector<std::shared_ptr<HandleState>>> pending(static_cast<std::size_t>(ranks));
+    std::atomic<int> left{0};
+    world.run(
+        [&](int rank, Engine& engine) {
+          auto& mine = all[static_cast<std::size_t>(rank)];
+          mine.assign(kUnnamed, std::vector<float>(2, static_cast<float>(rank + 1)));
+          // The last rank comes when all others are about to leave, or have left.
+          while (rank == ranks - 1 && left < ranks - 1) std::this_thread::yield();
+          for (auto& values : mine) pending[static_cast<std::size_t>(rank)].push_back(engine.submit(sum_of(values, "")));
+          ++left;
+          if (rank == ranks - 1)
+            for (const auto& each : pending.back()) engine.wait(*each);
+          engine.shutdown();
+        },
+        false);
+    const auto sum = static_cast<float>(ranks * (ranks + 1) / 2);
+    for (const auto& of_rank : pending)
+      for (const auto& each : of_rank) CHECK(each->status.text() == "");
+    for (const auto& of_rank : all)
+      for (const auto& values : of_rank) CHECK(values == std::vector<float>(2, sum));
+  }
+}
+
+TEST_CASE("leaving: a name that all have submitted is reduced, any other fails on all that have, whoever leaves when") {
+  constexpr int kNames = 12;
+  std::mt19937 random(7);
+  for (int program = 0; program < 60; ++program) {
+    const auto [ranks, domains] = kSizes[static_cast<std::size_t>(program) % std::size(kSizes)];
+    CAPTURE(program);
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    WorldOptions options{.size = ranks, .domains = domains, .config = {}};
+    if (ranks > 2) options.config.process_sets = {{0, ranks - 1}, {1, ranks - 1}};
+    std::vector<int> set_of(kNames);
+    for (auto& set : set_of) set = ranks > 2 ? static_cast<int>(random() % 3) : 0;
+    std::vector<std::vector<bool>> submits(static_cast<std::size_t>(ranks), std::vector<bool>(kNames));
+    std::vector<std::vector<int>> pauses(static_cast<std::size_t>(ranks), std::vector<int>(kNames));
+    for (auto& of_rank : submits)
+      for (int name = 0; name < kNames; ++name) of_rank[static_cast<std::size_t>(name)] = random() % 10 < 8;
+    for (auto& of_rank : pauses)
+      for (auto& pause : of_rank) pause = static_cast<int>(random() % 20);
+    const auto has_rank = [&](int name, int rank) {
+      const int set = set_of[static_cast<std::size_t>(name)];
+      return set == 0 || rank == ranks - 1 || rank == set - 1;
+    };
+    ThreadWorld world(options);
+    std::vector<std::vector<std::shared_ptr<HandleState>>> pending(static_cast<std::size_t>(ranks));
+    std::vector<std::vector<std::vector<float>>> all(static_cast<std::size_t>(ranks));
+    world.run([&](int rank, Engine& engine) {
+      const auto r = static_cast<std::size_t>(rank);
+      pending[r].resize(kNames);
+      all[r].assign(kNames, std::vector<float>(2, static_cast<float>(rank + 1)));
+      for (int name = 0; name < kNames; ++name) {
+        const auto n = static_cast<std::size_t>(name);
+        for (int i = 0; i < pauses[r][n]; ++i) std::this_thread::yield();
+        if (submits[r][n] && has_rank(name, rank)) pending[r][n] = engine.submit(sum_of(all[r][n], fmt::format("n{}", name), set_of[n]));
+      }
+    });
+    for (int name = 0; name < kNames; ++name) {
+      CAPTURE(name);
+      const auto n = static_cast<std::size_t>(name);
+      bool everybody = true;
+      float sum = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        everybody = everybody && (!has_rank(name, rank) || submits[static_cast<std::size_t>(rank)][n]);
+        if (has_rank(name, rank)) sum += static_cast<float>(rank + 1);
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto& handle = pending[static_cast<std::size_t>(rank)][n];
+        if (!handle) continue;
+        CAPTURE(rank);
+        CAPTURE(handle->status.text());
+        CHECK(handle->done.load());
+        CHECK(handle->status.code() == (everybody ? Status::Code::Ok : Status::Code::Shutdown));
+        if (everybody) CHECK(all[static_cast<std::size_t>(rank)][n] == std::vector<float>(2, sum));
+      }
+    }
+  }
+}
+
+TEST_CASE("leaving: a rank that has joined is missed by nobody when it leaves, and one that has not by all who join") {
+  for (const auto& [ranks, domains] : kSizes) {
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    ThreadWorld world({.size = ranks, .domains = domains, .config = {}});
+    world.run([&](int rank, Engine& engine) {
+      if (rank == ranks - 1) return;
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        Submission join;
+        join.kind = OpKind::Join;
+        join.name = std::string(kJoin);
+        CHECK_THROWS_AS(engine.wait(*engine.submit(std::move(join), After::Wait)), Shutdown);
+      }
+    });
+  }
+}
+
+}  // namespace hvd::test
