@@ -58,9 +58,9 @@ DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_pt
 DomainMemory private_memory(const Config& config) {
   const std::uint32_t slots = round_slots(config.cache_capacity);
   const std::size_t bytes = Board::bytes_needed(1, slots);
-  auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes).get(), bytes);
+  auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes), bytes);
   std::vector<std::unique_ptr<Mapping>> arenas;
-  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes).get(), config.arena_bytes));
+  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes), config.arena_bytes));
   Board::format(board->bytes(), 1, slots);
   return assemble(std::move(board), std::move(arenas));
 }
@@ -191,8 +191,8 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
   attempt([&] {
     if (topology.local_rank == 0) {
       board_file = make_shared_file("hvd-board", board_bytes);
-      const Mapping board(board_file.get(), board_bytes);
-      Board::format(board.bytes(), topology.local_size, slots);
+      const auto board = map_file(board_file, board_bytes);
+      Board::format(board->bytes(), topology.local_size, slots);
       tickets[0] = ticket_of(board_file, board_bytes);
     }
     arena_file = make_shared_file("hvd-arena", config.arena_bytes);
