@@ -1,5 +1,7 @@
 #include "ops/bootstrap.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -42,9 +44,10 @@ struct Mappings {
   std::vector<std::unique_ptr<Mapping>> all;
 };
 
-DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas) {
+DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas, std::vector<pid_t> processes) {
   auto owner = std::make_shared<Mappings>();
   DomainMemory memory;
+  memory.processes = std::move(processes);
   memory.board = board->bytes();
   owner->all.push_back(std::move(board));
   for (auto& arena : arenas) {
@@ -62,7 +65,7 @@ DomainMemory private_memory(const Config& config) {
   std::vector<std::unique_ptr<Mapping>> arenas;
   arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes), config.arena_bytes));
   Board::format(board->bytes(), 1, slots);
-  return assemble(std::move(board), std::move(arenas));
+  return assemble(std::move(board), std::move(arenas), {::getpid()});
 }
 
 }  // namespace
@@ -203,8 +206,12 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
   attempt([&] {
     auto board = map_ticket(all[0]);
     std::vector<std::unique_ptr<Mapping>> arenas;
-    for (std::size_t r = 0; r < ranks; ++r) arenas.push_back(map_ticket(all[2 * r + 1]));
-    memory = assemble(std::move(board), std::move(arenas));
+    std::vector<pid_t> processes;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      arenas.push_back(map_ticket(all[2 * r + 1]));
+      processes.push_back(all[2 * r + 1].process);
+    }
+    memory = assemble(std::move(board), std::move(arenas), std::move(processes));
   });
   host.check(MPI_Barrier(host.get()), "MPI_Barrier");  // the files stay open until all have mapped them
   return problem;

@@ -135,8 +135,10 @@ void init(const Config& config) {
   world.description = describe(topology, ranks, why_not_shared, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   if (topology.domain_ranks.size() > 1 || topology.size == 1) {
-    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) {
-      return std::shared_ptr<void>(arena->allocate(bytes), [arena, owner](void* block) { arena->free(block); });
+    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
+      std::byte* const block = arena->try_allocate(bytes);
+      if (block == nullptr) return nullptr;
+      return {block, [arena, owner](void* taken) { arena->free(taken); }};
     };
   }
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {

@@ -1,4 +1,4 @@
-// Blocks of shared memory: sealed, and private in a child that is forked.
+// Blocks of shared memory: sealed, private in a child that is forked, and beyond the arena where that is full.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,10 +7,15 @@
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "hvd/base/process.h"
+#include "ops/shm/overflow.h"
 #include "ops/shm/shared_memory.h"
+#include "ops/shm/staging.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/thread_world.h"
 
 namespace hvd::test {
 namespace {
@@ -85,6 +90,76 @@ TEST_CASE("a process that is forked from a rank knows it") {
   cease_to_be_rank();
   CHECK(in_child(refused) == 2);
   CHECK(!is_forked_from_rank());
+}
+
+TEST_CASE("overflow: blocks that other ranks find, used again when they are free") {
+  Overflow owner({}, 0);
+  Overflow reader({}, 1);
+  std::vector<std::uint64_t> words;
+  for (std::size_t i = 0; i < 40; ++i) {
+    const std::size_t bytes = i * i * 100 * 1024 + 1;  // up to 152 MiB
+    words.push_back(owner.allocate(bytes));
+    std::memset(owner.address(0, words.back()), static_cast<int>(i), std::min<std::size_t>(bytes, 4096));
+    owner.address(0, words.back())[bytes - 1] = static_cast<std::byte>(i);
+  }
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    CHECK(reader.address(0, words[i])[0] == static_cast<std::byte>(i));
+    CHECK(reader.address(0, words[i])[i * i * 100 * 1024] == static_cast<std::byte>(i));
+  }
+  const std::uint64_t last = words.back();
+  owner.free(last);
+  CHECK(owner.allocate(39 * 39 * 100 * 1024) == last);
+}
+
+TEST_CASE("staging: in the arena while there is room, beyond it afterwards") {
+  const FileDescriptor file = make_shared_file("hvd-test", kMiB);
+  const auto mapping = map_file(file, kMiB);
+  const auto arena = std::make_shared<Arena>(mapping->bytes());
+  Staging mine({{}, {mapping->bytes(), {}}, nullptr, {}}, arena, 0);
+  Staging other({{}, {mapping->bytes(), {}}, nullptr, {}}, nullptr, 1);
+  std::vector<float> values(200'000);
+  std::iota(values.begin(), values.end(), 1.0F);
+  const std::size_t bytes = values.size() * sizeof(float);
+  const auto within = mine.stage(values.data(), bytes);
+  const auto beyond = mine.stage(values.data(), bytes);
+  CHECK(arena->contains(mine.address(0, within)));
+  CHECK(!arena->contains(mine.address(0, beyond)));
+  for (const auto location : {within, beyond}) {
+    CHECK(Staging::is_staged(location));
+    CHECK(std::memcmp(other.address(0, location), values.data(), bytes) == 0);
+  }
+  CHECK(!mine.keep(bytes));
+  std::vector<float> output(values.size());
+  mine.take_out(beyond, output.data(), bytes);
+  CHECK(output == values);
+  CHECK(mine.stage(nullptr, bytes) == beyond);
+  mine.release(within);
+  CHECK(arena->used_bytes() == 0);
+  CHECK(mine.keep(bytes));
+}
+
+TEST_CASE("a full arena: tensors that it has no room for are reduced all the same") {
+  for (const int domains : {1, 2}) {
+    WorldOptions options{.size = 4, .domains = domains};
+    options.config.arena_bytes = kMiB;
+    ThreadWorld world(options);
+    world.run([](int rank, Engine& engine) {
+      constexpr std::size_t kTensors = 12;
+      for (int round = 0; round < 3; ++round) {
+        std::vector<std::vector<float>> values;
+        std::vector<std::shared_ptr<HandleState>> pending;
+        for (std::size_t i = 0; i < kTensors; ++i) {
+          values.emplace_back(1 + i * 40'000, static_cast<float>((rank + 1) * static_cast<int>(i + 1)));
+          pending.push_back(engine.submit(allreduce_of(values[i], "t" + std::to_string(i), DataType::Float32)));
+        }
+        for (std::size_t i = 0; i < kTensors; ++i) {
+          engine.wait(*pending[i]);
+          const bool right = values[i].front() == 10.0F * static_cast<float>(i + 1) && values[i].back() == values[i].front();
+          CHECK(right);
+        }
+      }
+    });
+  }
 }
 
 }  // namespace hvd::test
