@@ -329,6 +329,7 @@ bool Engine::poll(const HandleState& pending) {
 void Engine::coordinate() {
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
+  if (parts_.may_begin && !parts_.may_begin()) return;
   auto pause = kSleep;
   while (!stop_thread_.load() && !die_.load()) {
     const std::uint32_t bell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);

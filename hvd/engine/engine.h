@@ -12,6 +12,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -45,6 +46,8 @@ struct EngineParts {
   std::unique_ptr<Transport> transport;            ///< of a domain's leader in a world of several domains; otherwise null
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   unsigned cores = std::thread::hardware_concurrency();
+  /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.
+  std::function<bool()> may_begin;
 };
 
 /// Whether the caller goes straight on to `wait()`, and so will drive the engine itself.
