@@ -24,12 +24,20 @@ class Engine;
 
 /// Collective. Starts the library: MPI where a launcher has started this process (an MPI that the program has initialised is adopted,
 /// and then not finalised), a world of one where none has. Does nothing while it runs already. Throws InvalidArgument for a wrong
-/// knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
+/// knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses, RankFailed if a rank dies meanwhile: on
+/// all ranks, if on one; it may then be called again, unless a rank has died.
+/// An MPI that is adopted may have any thread level where all ranks share one host's memory. Across hosts it needs MPI_THREAD_SERIALIZED at
+/// least (BackendError on all ranks otherwise), and the program then calls no MPI of its own between `init()` and `shutdown()`;
+/// MPI_THREAD_MULTIPLE lets it. MPI_Finalize without `shutdown()` does what that does.
+/// A process that is forked from a rank is none: there the functions below throw NotInitialized, and what ranks share is a private copy.
 void init(const Config& config);
 void init();
 /// Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again. Does nothing
-/// where the library does not run.
+/// where the library does not run. A process that ends with status 0 and without it, by return from main() or exit(), does the same and so
+/// waits for the others to end; one that ends in another way, or by an exit() in a signal handler that has interrupted a function of the
+/// library, waits for nobody, and the others get RankFailed.
 void shutdown();
+/// Whether the library runs, and this process was not forked from a rank.
 bool is_initialized();
 
 int rank();

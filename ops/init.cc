@@ -1,6 +1,8 @@
 /// `hvd::init()`: puts a world together. The steps are collective and in the same order on all ranks; each that can fail on one rank
 /// alone is followed by an agreement, so that it fails on all.
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdlib>
 #include <future>
@@ -27,9 +29,6 @@ namespace hvd {
 namespace {
 
 using namespace std::chrono_literals;
-
-/// How long a process that ends without shutdown() waits for the others to end too.
-constexpr auto kPatienceAtExit = 5s;
 
 std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, int size) {
   std::vector<int> everyone(static_cast<std::size_t>(size));
@@ -79,11 +78,24 @@ std::string describe(const Topology& topology, const Bootstrap& bootstrap, const
 /// The last world ended in order on all ranks.
 bool ended_in_order = false;
 
-/// A process that returns from main() without shutdown() says so to the others, and gives them a while to do the same. MPI is
-/// finalized only where all have: it waits for all, and a rank that failed must not look as if it had not.
-void at_exit() {
-  leave_world(kPatienceAtExit);
+/// A process that returns from main() without shutdown() does here what shutdown() does, and so waits until the others end too: rank 0 may
+/// have a checkpoint to write. One that ends with another status than 0 waits for nobody, as one that ends by an exception does not come
+/// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not.
+void at_exit(int status, void* process) {
+  if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return;
+  if (is_inside_library()) return;  // a signal handler has interrupted it: the locks are taken, and the others will see that this rank died
+  if ((status & 0xff) != 0) {
+    desert_world(status & 0xff);
+  } else {
+    leave_world();
+  }
   if (ended_in_order) finalize_mpi();
+}
+
+void watch_exit() {
+  static const pid_t process = ::getpid();
+  static const bool once = ::on_exit(at_exit, const_cast<pid_t*>(&process)) == 0;
+  static_cast<void>(once);
 }
 
 /// Leaves signals to the program's own threads while it lives: a thread that is started meanwhile takes none but those of its own faults.
@@ -181,11 +193,13 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   World world;
   world.description = describe(topology, ranks, why_not_shared, backends.devices);
   world.mpi_threads = ranks.threads_supported();
+  world.has_mpi = ranks.has_mpi();
   if (topology.domain_ranks.size() > 1 || topology.size == 1) {
     world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
       std::byte* const block = arena->try_allocate(bytes);
       if (block == nullptr) return nullptr;
       return {block, [arena, owner, made = MadeHere()](void* taken) {
+                const InsideLibrary inside;
                 if (made.still_here()) arena->free(taken);
               }};
     };
@@ -200,6 +214,9 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
     bootstrap->barrier();
     ended_in_order = true;
   };
+  world.flush = [engine = world.engine, transport] {
+    if (transport != nullptr) transport->drain(1s);
+  };
   return world;
 }
 
@@ -208,6 +225,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
 void init() { init(Config::from_environment()); }
 
 void init(const Config& config) {
+  const LibraryCall call;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (has_world()) return;
@@ -219,6 +237,7 @@ void init(const Config& config) {
   Bootstrap& ranks = **bootstrap;
   set_log(config.log_level, ranks.rank());
   ranks.begin();
+  if (ranks.has_mpi()) become_rank(ranks.rank());
   World world;
   try {
     world = make_world(config, *bootstrap);
@@ -234,12 +253,10 @@ void init(const Config& config) {
   const Topology topology = world.engine->topology();
   const std::string description = world.description;
   install_world(std::move(world));
-  static const bool once = [] {
-    std::atexit(at_exit);
-    return true;
-  }();
-  static_cast<void>(once);
-  ranks.before_finalize([] { leave_world(kPatienceAtExit); });
+  watch_exit();
+  ranks.before_finalize([] {
+    if (!is_inside_library()) leave_world();
+  });
   if (ranks.rank() != 0) return;
   log_plain(formatted("hvd: {}\n", description));
   for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);

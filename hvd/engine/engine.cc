@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hvd/base/affinity.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine_parts.h"
 
@@ -294,6 +295,7 @@ bool may_go_on(const HandleState& pending) {
 }  // namespace
 
 void Engine::wait(HandleState& pending) {
+  const LibraryCall call;
   pending.waited_for.store(true, std::memory_order_relaxed);
   while (!may_go_on(pending)) {
     if (try_take_turn()) {
@@ -318,6 +320,7 @@ void Engine::wait(HandleState& pending) {
 }
 
 bool Engine::poll(const HandleState& pending) {
+  const LibraryCall call;
   if (may_go_on(pending)) return true;
   if (try_take_turn()) {
     progress();
@@ -327,6 +330,7 @@ bool Engine::poll(const HandleState& pending) {
 }
 
 void Engine::coordinate() {
+  const InsideLibrary inside;
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
   if (parts_.may_begin && !parts_.may_begin()) return;

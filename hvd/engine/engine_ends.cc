@@ -11,6 +11,7 @@ namespace {
 
 constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
+constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
 }  // namespace
 
@@ -201,6 +202,23 @@ void Engine::report_stalls() {
     }
     log(LogLevel::Warning, "{}", text);
   });
+}
+
+bool Engine::desert(const Status& why) noexcept {
+  if (!leader_tree_) return false;
+  const auto deadline = Clock::now() + kDesertionPatience;
+  while (!try_take_turn()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(50us);
+  }
+  try {
+    leader_tree_->failed(why);
+    leader_tree_->advance();
+    return true;
+  } catch (...) {
+    log(LogLevel::Warning, "the other hosts could not be told: {}", status_of_current_exception().text());
+    return false;
+  }
 }
 
 bool Engine::shutdown(std::chrono::milliseconds patience) {

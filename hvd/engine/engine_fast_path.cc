@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "hvd/base/process.h"
 #include "hvd/engine/engine_parts.h"
 
 namespace hvd {
@@ -141,6 +142,7 @@ bool Engine::take_persistent(PersistentOp& op, const SmallCall& call, Entry*& ta
 }
 
 bool Engine::try_fast_path(const SmallCall& call) {
+  const LibraryCall inside;
   std::shared_ptr<PersistentOp> op;
   bool for_all = false;
   {

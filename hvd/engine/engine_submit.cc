@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine_parts.h"
 
@@ -145,6 +146,7 @@ void Engine::release(Entry& entry) noexcept {
 }
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
+  const LibraryCall call;
   auto fresh = make_entry(std::move(submission));
   Entry* entry = nullptr;
   bool numbered = false;

@@ -2,7 +2,7 @@
 # MPI that the program has started itself: thread levels, and its end without shutdown(); and ranks on which init() fails, or which die in it:
 # an error on all ranks, after which init() works again where that can be.
 # Usage: process_starts.sh BUILD_FOLDER
-# timeout: 300
+# timeout: 600
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
