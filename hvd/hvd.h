@@ -25,14 +25,21 @@ class Engine;
 
 /// Starts the library with these knobs. Collective. Uses MPI where a launcher has started this process (an MPI that the program has
 /// initialised is adopted, and then not finalised), and makes a world of one where none has. Does nothing while it runs already. Throws
-/// InvalidArgument for a wrong knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses.
+/// InvalidArgument for a wrong knob, Mismatch if the ranks' knobs differ, BackendError if MPI or the operating system refuses, RankFailed
+/// if a rank dies meanwhile: on all ranks, if on one; it may then be called again, unless a rank has died. An MPI that is adopted may have
+/// any thread level where all ranks share one host's memory. Across hosts it needs MPI_THREAD_SERIALIZED at least (BackendError on all
+/// ranks otherwise), and the program then calls no MPI of its own between `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it.
+/// MPI_Finalize without `shutdown()` does what that does. A process that is forked from a rank is none: there the functions below throw
+/// NotInitialized, and what ranks share is a private copy.
 void init(const Config& config);
 /// Starts the library with the knobs of the environment: `init(Config::from_environment())`. Collective.
 void init();
 /// Ends the library. Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again.
-/// Does nothing where the library does not run.
+/// Does nothing where the library does not run. A process that ends with status 0 and without it, by return from main() or exit(), does the
+/// same and so waits for the others to end; one that ends in another way, or by an exit() in a signal handler that has interrupted a
+/// function of the library, waits for nobody, and the others get RankFailed.
 void shutdown();
-/// Returns whether the library runs; throws nothing.
+/// Returns whether the library runs, and this process was not forked from a rank; throws nothing.
 bool is_initialized();
 
 /// Returns this process's number among all ranks, from 0.
@@ -193,7 +200,8 @@ int join(const ProcessSet& process_set = {});
 void barrier(const ProcessSet& process_set = {});
 
 /// Returns memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
-/// copies. Null where ranks do not share memory. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
+/// copies. Null where ranks do not share memory, and where the addresses that `Config::arena_bytes` reserves are used up: tensors in other
+/// memory are copied. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
 std::shared_ptr<void> allocate_shared(std::size_t bytes);
 /// Returns memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a
 /// group lie in it one after the other, each at the next multiple of `kMemberAlignment` bytes, and either end there or are `padded`. It is

@@ -101,9 +101,11 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
   const Topology& topology = parts.topology;
   Backends made{.devices = nccl::gpu_libraries()};
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
-  if (topology.domains > 1)
+  if (topology.domains > 1) {
+    bootstrap->agree();
     made.all.push_back(
         std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm().get()), topology, memory, arena, *parts.board, parts.stats));
+  }
   if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;
 }

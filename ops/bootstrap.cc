@@ -7,62 +7,43 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/negotiation/board.h"
 #include "hvd/negotiation/signature.h"
-#include "ops/shm/shared_memory.h"
 
 namespace hvd {
 
 namespace {
 
 using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 
 bool we_started_mpi = false;
+constexpr int kTagOfLosses = 0;
 constexpr int kTagOfGifts = 1;
+constexpr auto kLookInterval = 100ms;
+constexpr auto kGrace = 1s;
 
 /// Asks again and again without keeping a core busy.
 void wait_quietly(const std::function<bool()>& happened) {
   for (int round = 0; !happened(); ++round)
     if (round > 100) std::this_thread::sleep_for(50us);
 }
-void wait_quietly(MPI_Request& request, const MpiComm& comm, std::string_view call) {
-  wait_quietly([&] {
-    int done = 0;
-    comm.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
-    return done != 0;
-  });
+
+bool is_mpi_finalized() {
+  int finalized = 0;
+  return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
 }
 
-std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
-
-/// One mapping of the board and one of each rank's arena.
-struct Mappings {
-  std::vector<std::unique_ptr<Mapping>> all;
-};
-
-DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas) {
-  auto owner = std::make_shared<Mappings>();
-  DomainMemory memory;
-  memory.board = board->bytes();
-  owner->all.push_back(std::move(board));
-  for (auto& arena : arenas) {
-    memory.arenas.push_back(arena->bytes());
-    owner->all.push_back(std::move(arena));
-  }
-  memory.owner = std::move(owner);
-  return memory;
+/// What is to be done before MPI ends.
+std::function<void()>& before_mpi_ends() {
+  static auto* const work = new std::function<void()>;
+  return *work;
 }
-
-DomainMemory private_memory(const Config& config) {
-  const std::uint32_t slots = round_slots(config.cache_capacity);
-  const std::size_t bytes = Board::bytes_needed(1, slots);
-  auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes).get(), bytes);
-  std::vector<std::unique_ptr<Mapping>> arenas;
-  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes).get(), config.arena_bytes));
-  Board::format(board->bytes(), 1, slots);
-  return assemble(std::move(board), std::move(arenas));
+extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, void* /*extra*/) {
+  if (before_mpi_ends()) before_mpi_ends()();
+  return MPI_SUCCESS;
 }
 
 }  // namespace
@@ -72,43 +53,149 @@ Bootstrap::Bootstrap() {
   MPI_Initialized(&initialized);
   const LauncherHints hints = launcher_hints();
   if (initialized == 0 && !hints.rank) return;  // nobody launched this process: a world of one needs no MPI
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (finalized != 0) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
-  int level = MPI_THREAD_SINGLE;
+  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   if (initialized == 0) {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", hints.rank.value_or(0));
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level_), "MPI_Init_thread", hints.rank.value_or(0));
     we_started_mpi = true;
   } else {
-    MPI_Query_thread(&level);
+    MPI_Query_thread(&level_);
   }
-  threads_supported_ = level == MPI_THREAD_MULTIPLE;
   comm_ = MpiComm::duplicate(MPI_COMM_WORLD);
   if (hints.size && *hints.size != size())
     throw BackendError(
         formatted("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
                   "launcher; start it with the mpirun that belongs to the MPI it was built with",
                   *hints.size, size()));
+  peers_.watch(allgather(Peers::introduce()), rank());
+}
+
+void Bootstrap::before_finalize(std::function<void()> work) const {
+  const bool is_first = !std::exchange(before_mpi_ends(), std::move(work));
+  if (!has_mpi() || !is_first) return;
+  // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
+  int key = MPI_KEYVAL_INVALID;
+  comm_.check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
+  comm_.check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
+void Bootstrap::begin() {
+  knows_failure_ = false;
+  if (!has_mpi()) return;
+  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
+}
+
+/// What the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
+struct Bootstrap::Exchange {
+  Bytes mine, all;
+  std::vector<int> lengths, starts;
+  int length = 0;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+void Bootstrap::finish(MPI_Request& request, std::string_view call) const {
+  auto next_look = Clock::now() + kLookInterval;
+  std::optional<Clock::time_point> give_up;
+  std::string lost;
+  wait_quietly([&] {
+    int done = 0;
+    comm_.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    if (done != 0 || Clock::now() < next_look) return done != 0;
+    next_look = Clock::now() + kLookInterval;
+    // Who has ended may have done its part before, and what it sent be on its way.
+    if (!give_up) {
+      lost = find_loss();
+      if (!lost.empty()) give_up = Clock::now() + kGrace;
+    } else if (Clock::now() > *give_up) {
+      broken_ = lost;
+      tell_loss();
+      throw RankFailed(lost);
+    }
+    return false;
+  });
+}
+
+std::string Bootstrap::find_loss() const {
+  if (const auto dead = peers_.find_dead())
+    return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", *dead);
+  int there = 0;
+  MPI_Status status;
+  comm_.check(MPI_Iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
+  if (there == 0) return {};
+  int length = 0;
+  comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+  std::string text(static_cast<std::size_t>(length), ' ');
+  comm_.check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE), "MPI_Recv");
+  return text;
+}
+
+void Bootstrap::tell_loss() const {
+  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from here.
+  static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
+  const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank()) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_BYTE, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
+      MPI_Request_free(&request);
+  }
+}
+
+std::vector<Bytes> Bootstrap::exchange(const Bytes& mine, std::vector<bool>& failed, bool is_failure) const {
+  const auto ranks = static_cast<std::size_t>(size());
+  auto held = std::make_unique<Exchange>();
+  Exchange& of = *held;
+  of.mine = mine;
+  of.lengths.resize(ranks);
+  const int length = static_cast<int>(mine.size());
+  of.length = is_failure ? -1 - length : length;
+  try {
+    comm_.check(MPI_Iallgather(&of.length, 1, MPI_INT, of.lengths.data(), 1, MPI_INT, comm_.get(), &of.request), "MPI_Iallgather");
+    finish(of.request, "MPI_Iallgather");
+    int total = 0;
+    for (int& of_rank : of.lengths) {
+      failed.push_back(of_rank < 0);
+      if (of_rank < 0) of_rank = -1 - of_rank;
+      of.starts.push_back(total);
+      total += of_rank;
+    }
+    of.all.resize(static_cast<std::size_t>(total));
+    comm_.check(MPI_Iallgatherv(of.mine.data(), length, MPI_BYTE, of.all.data(), of.lengths.data(), of.starts.data(), MPI_BYTE, comm_.get(),
+                                &of.request),
+                "MPI_Iallgatherv");
+    finish(of.request, "MPI_Iallgatherv");
+  } catch (...) {
+    static_cast<void>(held.release());
+    if (broken_.empty()) broken_ = status_of_current_exception().text();
+    throw;
+  }
+  std::vector<Bytes> result;
+  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(of.all.begin() + of.starts[i], of.all.begin() + of.starts[i] + of.lengths[i]);
+  return result;
 }
 
 std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
   if (!has_mpi()) return {mine};
-  const auto ranks = static_cast<std::size_t>(size());
-  const int length = static_cast<int>(mine.size());
-  std::vector<int> lengths(ranks);
-  comm_.check(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_.get()), "MPI_Allgather");
-  std::vector<int> starts(ranks);
-  int total = 0;
-  for (std::size_t i = 0; i < ranks; ++i) {
-    starts[i] = total;
-    total += lengths[i];
+  std::vector<bool> failed;
+  auto all = exchange(mine, failed, false);
+  const auto first = std::find(failed.begin(), failed.end(), true);
+  if (first == failed.end()) return all;
+  knows_failure_ = true;
+  const auto rank = first - failed.begin();
+  Reader said(all[static_cast<std::size_t>(rank)]);
+  const auto code = said.get<Status::Code>();
+  Status(code, formatted("hvd::init() failed on rank {}: {}", rank, said.get_string())).raise();
+  return {};
+}
+
+void Bootstrap::fail(const Status& status) const noexcept {
+  if (!has_mpi() || knows_failure_ || !broken_.empty()) return;
+  try {
+    std::vector<bool> failed;
+    static_cast<void>(exchange(Writer().put(status.code()).put_string(status.text()).take(), failed, true));
+  } catch (...) {
+    log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}", status_of_current_exception().text());
   }
-  Bytes all(static_cast<std::size_t>(total));
-  comm_.check(MPI_Allgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), starts.data(), MPI_BYTE, comm_.get()),
-              "MPI_Allgatherv");
-  std::vector<Bytes> result;
-  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(all.begin() + starts[i], all.begin() + starts[i] + lengths[i]);
-  return result;
 }
 
 void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const {
@@ -128,11 +215,18 @@ void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::stri
   if (!differences.empty()) throw Mismatch(formatted("hvd::init(): the configuration must be equal on all ranks: {}", differences));
 }
 
-void Bootstrap::agree_on_success(const std::string& problem, const std::string& what) const {
-  const auto all = allgather(Writer().put_string(problem).take());
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (const std::string said = Reader(all[rank]).get_string(); !said.empty())
-      throw BackendError(formatted("hvd::init(): {} failed on rank {}: {}", what, rank, said));
+void Bootstrap::require_threads() const {
+  if (level_ >= MPI_THREAD_SERIALIZED) return;
+  const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
+  const char* const why =
+      "hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off, need MPI with MPI_THREAD_SERIALIZED at least, "
+      "because "
+      "hvd calls it in threads of its own";
+  if (we_started_mpi) throw BackendError(formatted("{}; this MPI offers {} only", why, level));
+  throw BackendError(
+      formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
+                "MPI_Init, or leave it to hvd::init() to start MPI",
+                why, level));
 }
 
 Topology Bootstrap::find_hosts() const {
@@ -170,88 +264,6 @@ Topology Bootstrap::find_hosts() const {
   topology.local_size = static_cast<int>(topology.domain_ranks.size());
   topology.homogeneous = std::all_of(sizes.begin(), sizes.end(), [&](int n) { return n == sizes.front(); });
   return topology;
-}
-
-std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const {
-  // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
-  std::string problem;
-  const auto attempt = [&](const auto& step) {
-    try {
-      if (problem.empty()) step();
-    } catch (const Error& error) {
-      problem = error.what();
-    }
-  };
-  const auto ranks = static_cast<std::size_t>(topology.local_size);
-  const std::uint32_t slots = round_slots(config.cache_capacity);
-  const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
-  FileDescriptor board_file;
-  FileDescriptor arena_file;
-  Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
-  attempt([&] {
-    if (topology.local_rank == 0) {
-      board_file = make_shared_file("hvd-board", board_bytes);
-      const Mapping board(board_file.get(), board_bytes);
-      Board::format(board.bytes(), topology.local_size, slots);
-      tickets[0] = ticket_of(board_file, board_bytes);
-    }
-    arena_file = make_shared_file("hvd-arena", config.arena_bytes);
-    tickets[1] = ticket_of(arena_file, config.arena_bytes);
-  });
-  std::vector<Ticket> all(ranks * 2);
-  host.check(MPI_Allgather(tickets, sizeof tickets, MPI_BYTE, all.data(), sizeof tickets, MPI_BYTE, host.get()), "MPI_Allgather");
-  attempt([&] {
-    auto board = map_ticket(all[0]);
-    std::vector<std::unique_ptr<Mapping>> arenas;
-    for (std::size_t r = 0; r < ranks; ++r) arenas.push_back(map_ticket(all[2 * r + 1]));
-    memory = assemble(std::move(board), std::move(arenas));
-  });
-  host.check(MPI_Barrier(host.get()), "MPI_Barrier");  // the files stay open until all have mapped them
-  return problem;
-}
-
-std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
-  std::string problem;
-  if (config.shared_memory == SharedMemory::Off) {
-    problem = "HVD_SHARED_MEMORY=off";
-  } else if (!has_mpi()) {
-    memory = private_memory(config);
-    return {};
-  } else {
-    MPI_Comm raw = MPI_COMM_NULL;
-    comm_.check(MPI_Comm_split(comm_.get(), topology.cross_rank, rank(), &raw), "MPI_Comm_split");
-    problem = try_to_share(config, topology, MpiComm(raw), memory);
-  }
-  const auto all = allgather(Writer().put_string(problem).take());
-  std::vector<bool> refuses(static_cast<std::size_t>(topology.cross_size), false);
-  std::string why;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    const std::string said = Reader(all[r]).get_string();
-    if (said.empty()) continue;
-    refuses[static_cast<std::size_t>(topology.domain_of_rank[r])] = true;
-    if (why.empty()) why = said;
-  }
-  if (why.empty()) return {};
-
-  // Number the domains anew: a host that shares is one, a rank of another is one by itself. A domain's number follows its first rank.
-  const std::vector<int> hosts = topology.domain_of_rank;
-  const bool alone = refuses[static_cast<std::size_t>(topology.cross_rank)];
-  std::map<int, int> number_of_host;
-  int next = 0;
-  for (int r = 0; r < topology.size; ++r) {
-    const int host = hosts[static_cast<std::size_t>(r)];
-    const bool fresh = refuses[static_cast<std::size_t>(host)] || !number_of_host.contains(host);
-    if (fresh) number_of_host[host] = next++;
-    topology.domain_of_rank[static_cast<std::size_t>(r)] = number_of_host[host];
-  }
-  topology.domains = next;
-  topology.domain = topology.domain_of_rank[static_cast<std::size_t>(topology.rank)];
-  if (alone) {
-    topology.domain_ranks = {topology.rank};
-    topology.domain_index = 0;
-    memory = private_memory(config);
-  }
-  return why;
 }
 
 void Bootstrap::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const {
@@ -300,13 +312,11 @@ void Bootstrap::barrier() const {
   if (!has_mpi()) return;
   MPI_Request request = MPI_REQUEST_NULL;
   comm_.check(MPI_Ibarrier(comm_.get(), &request), "MPI_Ibarrier");
-  wait_quietly(request, comm_, "MPI_Test");
+  finish(request, "MPI_Ibarrier");
 }
 
 void finalize_mpi() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (we_started_mpi && finalized == 0) MPI_Finalize();
+  if (we_started_mpi && !is_mpi_finalized()) MPI_Finalize();
 }
 
 }  // namespace hvd

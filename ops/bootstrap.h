@@ -2,20 +2,26 @@
 /// Bootstrap is how a process finds the others before there is an engine: through MPI, which it starts or adopts, or as a world of its own.
 /// Everything here is collective over all ranks and happens inside `init()`, in the caller's thread; the blocking calls of MPI are for this
 /// time alone.
-/// It owns the communicator, and fails with BackendError, Mismatch or InvalidArgument.
+/// A rank that fails where others do not takes part in their next `allgather` by `fail`, which then throws there: so every call of MPI that
+/// has no such way out stands behind an `allgather`. A rank of this host that dies meanwhile is RankFailed on all; MPI is then of no more
+/// use to hvd.
+/// It owns the communicator, and fails with BackendError, Mismatch, InvalidArgument or RankFailed.
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "hvd/backend.h"
 #include "hvd/base/wire.h"
 #include "hvd/config.h"
+#include "hvd/errors.h"
 #include "hvd/topology.h"
+#include "ops/bootstrap_peers.h"
 #include "ops/mpi/call.h"
 #include "ops/shm/arena.h"
 
@@ -28,18 +34,29 @@ class Bootstrap {
   Bootstrap();
 
   [[nodiscard]] bool has_mpi() const { return comm_.get() != MPI_COMM_NULL; }
-  [[nodiscard]] bool threads_supported() const { return threads_supported_; }
+  [[nodiscard]] bool threads_supported() const { return level_ == MPI_THREAD_MULTIPLE; }
+  /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
+  [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
   [[nodiscard]] const MpiComm& comm() const { return comm_; }
   [[nodiscard]] int rank() const { return comm_.rank(); }
   [[nodiscard]] int size() const { return comm_.size(); }
 
-  /// Returns every rank's bytes, by rank.
+  /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or cannot be used any more.
+  void begin();
+  /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
+  void before_finalize(std::function<void()> work) const;
+
+  /// Returns every rank's bytes, by rank. Throws what a rank has given `fail` instead of taking part.
   [[nodiscard]] std::vector<Bytes> allgather(const Bytes& mine) const;
+  /// Returns when all ranks have come here; throws what a rank has given `fail`.
+  void agree() const { static_cast<void>(allgather({})); }
+  /// This rank leaves `init()` with an error: throws it on the others, in their next `allgather`. Does nothing where they know already.
+  void fail(const Status& status) const noexcept;
   /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names those that differ, with their values
   /// by rank.
   void require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const;
-  /// For a step that may fail on some ranks: throws on every rank if `problem` is not empty on one, with its text.
-  void agree_on_success(const std::string& problem, const std::string& what) const;
+  /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
+  void require_threads() const;
 
   /// Returns who is where. Domains are hosts; `share_memory` turns them into what ranks share memory.
   [[nodiscard]] Topology find_hosts() const;
@@ -51,14 +68,23 @@ class Bootstrap {
   /// `give_up`, which then ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
-  /// Returns when all ranks have called it. Waits without spinning.
+  /// Returns when all ranks have called it. Waits without spinning. Throws RankFailed if one of this host has died before.
   void barrier() const;
 
  private:
+  struct Exchange;
+  [[nodiscard]] std::vector<Bytes> exchange(const Bytes& mine, std::vector<bool>& failed, bool is_failure) const;
+  /// Waits for the end of a collective call. Throws RankFailed if a rank has died.
+  void finish(MPI_Request& request, std::string_view call) const;
+  [[nodiscard]] std::string find_loss() const;
+  void tell_loss() const;
   void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const;
   [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const;
   MpiComm comm_;
-  bool threads_supported_ = false;
+  int level_ = MPI_THREAD_SINGLE;
+  Peers peers_;
+  mutable bool knows_failure_ = false;  ///< of another rank, in this `init()`
+  mutable std::string broken_;          ///< why a collective call has not come to its end
 };
 
 /// Finalizes MPI if this library started it and nobody has.

@@ -1,14 +1,20 @@
 /// `hvd::init()`: puts a world together. The steps are collective and in the same order on all ranks; each that can fail on one rank
 /// alone is followed by an agreement, so that it fails on all.
 
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <set>
+#include <system_error>
 
 #include "hvd/api/world.h"
 #include "hvd/base/affinity.h"
 #include "hvd/base/log.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
@@ -23,9 +29,6 @@ namespace hvd {
 namespace {
 
 using namespace std::chrono_literals;
-
-/// How long a process that ends without shutdown() waits for the others to end too.
-constexpr auto kPatienceAtExit = 5s;
 
 std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, int size) {
   std::vector<int> everyone(static_cast<std::size_t>(size));
@@ -75,30 +78,92 @@ std::string describe(const Topology& topology, const Bootstrap& bootstrap, const
 /// The last world ended in order on all ranks.
 bool ended_in_order = false;
 
-/// A process that returns from main() without shutdown() says so to the others, and gives them a while to do the same. MPI is
-/// finalized only where all have: it waits for all, and a rank that failed must not look as if it had not.
-void at_exit() {
-  leave_world(kPatienceAtExit);
+/// A process that returns from main() without shutdown() does here what shutdown() does, and so waits until the others end too: rank 0 may
+/// have a checkpoint to write. One that ends with another status than 0 waits for nobody, as one that ends by an exception does not come
+/// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not.
+void at_exit(int status, void* process) {
+  if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return;
+  if (is_inside_library()) return;  // a signal handler has interrupted it: the locks are taken, and the others will see that this rank died
+  if ((status & 0xff) != 0) {
+    desert_world(status & 0xff);
+  } else {
+    leave_world();
+  }
   if (ended_in_order) finalize_mpi();
 }
 
-}  // namespace
+void watch_exit() {
+  static const pid_t process = ::getpid();
+  static const bool once = ::on_exit(at_exit, const_cast<pid_t*>(&process)) == 0;
+  static_cast<void>(once);
+}
 
-void init() { init(Config::from_environment()); }
+/// Leaves signals to the program's own threads while it lives: a thread that is started meanwhile takes none but those of its own faults.
+class SignalsKeptOff {
+ public:
+  SignalsKeptOff() {
+    sigset_t all;
+    ::sigfillset(&all);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) ::sigdelset(&all, own);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsKeptOff() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsKeptOff(const SignalsKeptOff&) = delete;
+  SignalsKeptOff& operator=(const SignalsKeptOff&) = delete;
 
-void init(const Config& config) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard lock(one_at_a_time);
-  if (has_world()) return;
-  set_log(config.log_level, launcher_hints().rank.value_or(-1));
+ private:
+  sigset_t before_{};
+};
 
-  // Lives as long as the process: a communicator must not be freed when nobody else does.
-  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
-  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>();
-  const Bootstrap& ranks = **bootstrap;
-  set_log(config.log_level, ranks.rank());
+/// What the coordination thread waits for before it drives anything: that all ranks have theirs.
+struct Beginning {
+  std::promise<void> born;
+  std::promise<bool> may_begin;
+};
+
+/// Collective. The engine runs once all ranks have one; throws on all if one cannot.
+std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
+  const auto beginning = std::make_shared<Beginning>();
+  parts.may_begin = [beginning] {
+    beginning->born.set_value();
+    return beginning->may_begin.get_future().get();
+  };
+  // A child that was forked has none of its threads and connections: there it must not be taken apart.
+  const auto take_apart = [made = MadeHere()](const Engine* engine) {
+    if (made.still_here()) delete engine;
+  };
+  std::shared_ptr<Engine> engine;
+  try {
+    const SignalsKeptOff to_its_thread;
+    engine = {new Engine(std::move(parts)), take_apart};
+  } catch (const std::system_error& error) {
+    throw BackendError(formatted("the coordination thread cannot be started: {}; 'ulimit -u' limits the threads of a user", error.what()));
+  }
+  try {
+    beginning->born.get_future().wait();
+    ranks.agree();
+  } catch (...) {
+    beginning->may_begin.set_value(false);
+    throw;
+  }
+  beginning->may_begin.set_value(true);
+  return engine;
+}
+
+/// Between the leaders of domains; null for other ranks. Collective.
+std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology) {
+  if (topology.domains == 1) return nullptr;
+  ranks.require_threads();
+  ranks.agree();
+  MpiComm comm = MpiComm::duplicate(ranks.comm().get());
+  if (topology.domain_index != 0) return nullptr;
+  return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain);
+}
+
+/// Collective.
+World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap) {
+  const Bootstrap& ranks = *bootstrap;
   ranks.require_equal(shared_part(config));
-
   EngineParts parts;
   parts.config = config;
   parts.topology = ranks.find_hosts();
@@ -119,48 +184,86 @@ void init(const Config& config) {
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
-  MpiTransport* transport = nullptr;
-  if (topology.domains > 1) {
-    MpiComm comm = MpiComm::duplicate(ranks.comm().get());
-    if (topology.domain_index == 0) {
-      auto made = std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain);
-      transport = made.get();
-      parts.transport = std::move(made);
-    }
-  }
-  Backends backends = make_backends(parts, *bootstrap, memory, arena);
+  auto made = make_transport(ranks, topology);
+  MpiTransport* const transport = made.get();
+  parts.transport = std::move(made);
+  Backends backends = make_backends(parts, bootstrap, memory, arena);
   parts.backends = std::move(backends.all);
 
   World world;
   world.description = describe(topology, ranks, why_not_shared, backends.devices);
   world.mpi_threads = ranks.threads_supported();
+  world.has_mpi = ranks.has_mpi();
   if (topology.domain_ranks.size() > 1 || topology.size == 1) {
-    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) {
-      return std::shared_ptr<void>(arena->allocate(bytes), [arena, owner](void* block) { arena->free(block); });
+    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
+      std::byte* const block = arena->try_allocate(bytes);
+      if (block == nullptr) return nullptr;
+      return {block, [arena, owner, made = MadeHere()](void* taken) {
+                const InsideLibrary inside;
+                if (made.still_here()) arena->free(taken);
+              }};
     };
   }
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
     kernels::convert(to, to_type, from, from_type, count);
   };
-  world.engine = std::make_shared<Engine>(std::move(parts));
-  world.close = [held = *bootstrap, engine = world.engine, transport](bool clean) {
+  world.engine = make_engine(std::move(parts), ranks);
+  world.close = [bootstrap, engine = world.engine, transport](bool clean) {
     if (!clean) return;
     if (transport != nullptr) transport->drain(5s);
-    held->barrier();
+    bootstrap->barrier();
     ended_in_order = true;
   };
+  world.flush = [engine = world.engine, transport] {
+    if (transport != nullptr) transport->drain(1s);
+  };
+  return world;
+}
+
+}  // namespace
+
+void init() { init(Config::from_environment()); }
+
+void init(const Config& config) {
+  const LibraryCall call;
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (has_world()) return;
+  set_log(config.log_level, launcher_hints().rank.value_or(-1));
+
+  // Lives as long as the process: a communicator must not be freed when nobody else does.
+  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
+  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>();
+  Bootstrap& ranks = **bootstrap;
+  set_log(config.log_level, ranks.rank());
+  ranks.begin();
+  if (ranks.has_mpi()) become_rank(ranks.rank());
+  World world;
+  try {
+    world = make_world(config, *bootstrap);
+  } catch (const Error&) {
+    ranks.fail(status_of_current_exception());
+    throw;
+  } catch (...) {
+    const Status status = status_of_current_exception();
+    ranks.fail(status);
+    status.raise();
+  }
   ended_in_order = false;
+  const Topology topology = world.engine->topology();
   const std::string description = world.description;
   install_world(std::move(world));
-  if (ranks.rank() == 0) {
-    log_plain(formatted("hvd: {}\n", description));
-    for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
-  }
-  static const bool once = [] {
-    std::atexit(at_exit);
-    return true;
-  }();
-  static_cast<void>(once);
+  watch_exit();
+  ranks.before_finalize([] {
+    if (!is_inside_library()) leave_world();
+  });
+  if (ranks.rank() != 0) return;
+  log_plain(formatted("hvd: {}\n", description));
+  for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
+  if (topology.domains > 1 && ranks.is_serialized())
+    log(LogLevel::Warning,
+        "MPI was started with MPI_THREAD_SERIALIZED: the program must not call MPI itself between hvd::init() and hvd::shutdown(), because "
+        "hvd does so in threads of its own; MPI_THREAD_MULTIPLE lets both");
 }
 
 }  // namespace hvd

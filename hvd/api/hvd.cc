@@ -5,6 +5,7 @@
 
 #include "hvd/api/buffers.h"
 #include "hvd/api/world.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 
@@ -48,13 +49,18 @@ std::string backend_description() { return current_world()->description; }
 Stats stats() { return current_world()->engine->stats(); }
 
 void start_timeline(const std::string& path, const TimelineOptions& options) {
+  const LibraryCall call;
   const auto running = engine();
   const auto exchange = [&running](const Bytes& mine) { return gather_bytes(*running, mine, "hvd.start_timeline"); };
   running->timeline().start(path, options, running->config().timeline_max_bytes, running->topology(), exchange);
 }
-void stop_timeline() { engine()->timeline().stop(); }
+void stop_timeline() {
+  const LibraryCall call;
+  engine()->timeline().stop();
+}
 
 std::shared_ptr<void> allocate_shared(std::size_t bytes) {
+  const LibraryCall call;
   const auto world = current_world();
   return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
 }

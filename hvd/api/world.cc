@@ -1,10 +1,14 @@
 #include "hvd/api/world.h"
 
+#include <pthread.h>
+
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "hvd/base/log.h"
+#include "hvd/base/process.h"
+#include "hvd/base/text.h"
 #include "hvd/hvd.h"
 
 namespace hvd {
@@ -19,13 +23,30 @@ struct Global {
 
 /// Never destroyed: a process that ends without shutdown() ends as it is, and its death tells the others.
 Global& global() {
-  static auto* const instance = new Global;
+  static auto* const instance = [] {
+    // A fork() must not come while another thread of the process, which the child will not have, holds the mutex. This thread may hold it
+    // where a signal handler forks.
+    static constexpr auto lock = [] {
+      if (!is_inside_library()) global().mutex.lock();
+    };
+    static constexpr auto unlock = [] {
+      if (!is_inside_library()) global().mutex.unlock();
+    };
+    ::pthread_atfork(lock, unlock, unlock);
+    return new Global;
+  }();
   return *instance;
+}
+
+std::shared_ptr<World> take_world() {
+  const std::lock_guard lock(global().mutex);
+  return std::exchange(global().world, nullptr);
 }
 
 }  // namespace
 
 std::shared_ptr<World> current_world() {
+  const LibraryCall call;
   const std::lock_guard lock(global().mutex);
   if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
   return global().world;
@@ -36,6 +57,7 @@ void install_world(World world) {
   {
     const std::lock_guard lock(global().mutex);
     if (global().world) throw InvalidArgument("hvd is running already");
+    become_rank(world.engine->topology().rank);
     global().world = std::make_shared<World>(std::move(world));
     hooks = global().hooks;
   }
@@ -43,6 +65,8 @@ void install_world(World world) {
 }
 
 bool has_world() {
+  if (is_forked_from_rank()) return false;
+  const InsideLibrary inside;
   const std::lock_guard lock(global().mutex);
   return global().world != nullptr;
 }
@@ -53,6 +77,8 @@ void on_init(std::function<void()> hook) {
 }
 
 void shutdown() {
+  if (is_forked_from_rank()) return;  // the world is its parent's
+  const InsideLibrary inside;
   std::shared_ptr<World> world;
   {
     const std::lock_guard lock(global().mutex);
@@ -65,18 +91,32 @@ void shutdown() {
     if (global().world == world) global().world.reset();
   }
   if (world->close) world->close(clean);
+  if (!world->has_mpi) cease_to_be_rank();
 }
 
-void leave_world(std::chrono::milliseconds patience) noexcept {
-  std::shared_ptr<World> world;
-  {
-    const std::lock_guard lock(global().mutex);
-    world = std::exchange(global().world, nullptr);
-  }
+void leave_world() noexcept {
+  const auto world = take_world();
   if (!world) return;
   try {
-    const bool clean = world->engine->shutdown(patience);
+    const InsideLibrary inside;
+    const bool clean = world->engine->shutdown();
     if (clean && world->close) world->close(true);
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
+  }
+}
+
+void desert_world(int exit_status) noexcept {
+  const auto world = take_world();
+  if (!world) return;
+  try {
+    const InsideLibrary inside;
+    const bool told =
+        world->engine->desert({Status::Code::RankFailed, formatted("rank {} ended with exit status {} without hvd::shutdown()",
+                                                                   world->engine->topology().rank, exit_status)});
+    if (told && world->flush) world->flush();
+    static auto* const kept = new std::shared_ptr<World>;  // threads of this rank may still use it
+    *kept = world;
   } catch (...) {
     log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
   }

@@ -1,8 +1,8 @@
 #pragma once
 /// A World is the one that a process is in: `ops/` makes it, `hvd/hvd.h` works on it. It is the only global state of the library. Any
 /// thread may ask for it; `init()` and `shutdown()` alone change it.
+/// In a process that was forked from a rank there is none (hvd/base/process.h).
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,22 +15,29 @@ struct World {
   std::shared_ptr<Engine> engine;
   std::string description;
   bool mpi_threads = false;
+  bool has_mpi = false;  ///< a process that is forked later is never a rank, also when this world has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
   /// Host memory: `count` elements at `from` in type `from_type` become the same in `to_type` at `to`, rounded once.
   std::function<void(void* to, DataType to_type, const void* from, DataType from_type, std::size_t count)> convert;
   /// After the engine's shutdown; `clean`: all ranks have left in order.
   std::function<void(bool clean)> close;
+  /// Gives what was said last to other hosts a moment to be sent.
+  std::function<void()> flush;
 };
 
-/// Throws NotInitialized.
+/// Throws NotInitialized, also in a process that was forked from a rank.
 std::shared_ptr<World> current_world();
 /// Makes `world` the current one; there must be none.
 void install_world(World world);
 /// Returns whether there is one.
 bool has_world();
-/// Waits at most `patience` for the other ranks to leave too. Does nothing where there is no world. For the end of the process.
-void leave_world(std::chrono::milliseconds patience) noexcept;
+/// Ends the world in order, as `shutdown()` does: waits until all other ranks leave too, or one has died or the world has failed. Does
+/// nothing where there is no world. For the end of the process, or of MPI.
+void leave_world() noexcept;
+/// Leaves the world as it is, for the end of a process with another status than 0: the ranks of this host see it die; those of other hosts
+/// are told where this rank speaks for its own. Waits for nobody.
+void desert_world(int exit_status) noexcept;
 
 /// Called after every `init()`, in this thread: for front ends that set themselves up then. At static initialisation only.
 void on_init(std::function<void()> hook);

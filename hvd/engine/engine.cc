@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hvd/base/log.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -13,6 +14,8 @@ namespace hvd {
 using namespace std::chrono_literals;
 
 namespace {
+
+constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
 bool may_go_on(const HandleState& pending) {
   return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
@@ -97,6 +100,7 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 // ------------------------------------------------------------------------------------------------------------------ submitting
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
+  const LibraryCall inside;
   auto fresh = factory_.make(std::move(submission));
   fresh->repeats = after == After::Wait;
   const std::shared_ptr<HandleState> pending = fresh->pending;
@@ -254,6 +258,7 @@ bool Engine::announce_waiting() {
 }
 
 bool Engine::try_fast_path(const SmallCall& call) {
+  const LibraryCall inside;
   std::shared_ptr<PersistentOp> op;
   {
     const EngineLock lock(mutex_);
@@ -397,12 +402,14 @@ bool Engine::has_more(const Turn& turn) {
 }
 
 void Engine::wait(HandleState& pending) {
+  const LibraryCall inside;
   pending.waited_for.store(true, std::memory_order_relaxed);
   loop_.wait_until([&] { return may_go_on(pending); });
   if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
 }
 
 bool Engine::poll(const HandleState& pending) {
+  const LibraryCall inside;
   if (may_go_on(pending)) return true;
   loop_.poll();
   return may_go_on(pending);
@@ -452,6 +459,23 @@ void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
   fail_waiting(status);
   if (leader_) leader_->tell_failure(turn, status);
   mutex_.wake_own_threads();
+}
+
+bool Engine::desert(const Status& why) noexcept {
+  if (!leader_) return false;
+  const auto deadline = Clock::now() + kDesertionPatience;
+  Turn turn = loop_.try_take();
+  while (!turn) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(50us);
+    turn = loop_.try_take();
+  }
+  {
+    const EngineLock lock(mutex_);
+    leader_->tell_failure(turn, why);
+  }
+  loop_.keep_forever(std::move(turn));
+  return true;
 }
 
 bool Engine::shutdown(std::chrono::milliseconds patience) {

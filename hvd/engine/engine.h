@@ -71,6 +71,11 @@ class Engine : private EngineEvents {
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.
   bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365));
 
+  /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for its domain it tells the other domains,
+  /// which cannot see it die; its own does, and is told nothing, so that this rank is the first of them to end. Nothing can be driven
+  /// afterwards. False, and nothing has happened, where there is nobody to tell, or another thread of this rank is driving.
+  bool desert(const Status& why) noexcept;
+
   [[nodiscard]] const Topology& topology() const { return parts_.topology; }
   [[nodiscard]] const Config& config() const { return parts_.config; }
   /// Returns what all ranks have said; process sets may be asked for by any thread, all else is the engine's.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -30,6 +31,8 @@ struct EngineParts {
   std::unique_ptr<Transport> transport;            ///< of a domain's leader in a world of several domains; otherwise null
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   unsigned cores = std::thread::hardware_concurrency();
+  /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.
+  std::function<bool()> may_begin;
 
   /// Returns the backend that runs such batches; null if none does. Any thread.
   [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;

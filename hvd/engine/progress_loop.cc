@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hvd/base/affinity.h"
+#include "hvd/base/process.h"
 
 namespace hvd {
 
@@ -79,8 +80,10 @@ std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
 }
 
 void ProgressLoop::coordinate() {
+  const InsideLibrary inside;
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
+  if (parts_.may_begin && !parts_.may_begin()) return;
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();

@@ -8,8 +8,8 @@
 /// one that is left alone in its domain by them still works in its arena, because its tensors were brought there before anybody knew.
 ///
 /// It owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Only the thread that has the
-/// turn calls MPI (MPI_THREAD_SERIALIZED). It throws BackendError: MPI's own words, the arena full, or more process sets than MPI has tags
-/// for.
+/// turn calls MPI (MPI_THREAD_SERIALIZED). It throws BackendError: MPI's own words, no more memory to share, or more process sets than MPI
+/// has tags for.
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"

@@ -4,6 +4,8 @@
 /// first used; freed blocks are kept for the next tensor of that size, as their pages are already there.
 /// It fails with BackendError when the reserved addresses are used up.
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -18,6 +20,7 @@ struct DomainMemory {
   std::span<std::byte> board;
   std::vector<std::span<std::byte>> arenas;  ///< by the rank's index in the domain
   std::shared_ptr<void> owner;               ///< unmaps when released
+  std::vector<pid_t> processes;              ///< by index, of the ranks; empty where all are of this process
 };
 
 class Arena {

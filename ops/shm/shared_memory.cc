@@ -1,12 +1,17 @@
 #include "ops/shm/shared_memory.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
@@ -14,7 +19,53 @@
 namespace hvd {
 
 namespace {
-[[noreturn]] void refuse(const char* what) { throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno))); }
+[[noreturn]] void refuse(const std::string& what) { throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno))); }
+
+/// What is mapped now, for children that are forked.
+class Mapped {
+ public:
+  static Mapped& instance() {
+    static auto* const mapped = [] {
+      ::pthread_atfork([] { instance().hold(true); }, [] { instance().hold(false); }, [] { instance().become_private(); });
+      return new Mapped;
+    }();
+    return *mapped;
+  }
+  void add(std::span<std::byte> bytes, int descriptor) {
+    const std::lock_guard lock(mutex_);
+    places_.push_back({bytes, descriptor});
+  }
+  void remove(std::span<std::byte> bytes) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(places_, [&](const Place& place) { return place.bytes.data() == bytes.data(); });
+  }
+
+ private:
+  struct Place {
+    std::span<std::byte> bytes;
+    int descriptor;
+  };
+  /// A fork() must not come while another thread changes the list. This thread may do so where a signal handler forks.
+  void hold(bool take) {
+    if (is_inside_library()) return;
+    take ? mutex_.lock() : mutex_.unlock();
+  }
+  /// In the child. Where there is no room for a copy, its own use of the memory ends it, and touches nobody else's.
+  void become_private() noexcept {
+    for (const Place& place : places_) {
+      void* const base = place.bytes.data();
+      const std::size_t bytes = place.bytes.size();
+      if (::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, place.descriptor, 0) == MAP_FAILED)
+        ::mmap(base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+      ::madvise(base, bytes, MADV_DONTDUMP);
+    }
+    hold(false);
+  }
+
+  std::mutex mutex_;
+  std::vector<Place> places_;
+};
+
 }  // namespace
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
@@ -29,35 +80,52 @@ FileDescriptor::~FileDescriptor() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-Mapping::Mapping(int descriptor, std::size_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
-  if (base == MAP_FAILED) refuse("mmap");
+Mapping::Mapping(FileDescriptor file, std::size_t bytes) : file_(std::move(file)) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  if (base == MAP_FAILED)
+    refuse(
+        formatted("mmap of {} bytes (the addresses that a process may use are limited by 'ulimit -v'; HVD_ARENA_BYTES sets how many are "
+                  "reserved)",
+                  bytes));
   ::madvise(base, bytes, MADV_DONTDUMP);  // a core file of all ranks' gradients would help nobody
   bytes_ = {static_cast<std::byte*>(base), bytes};
+  Mapped::instance().add(bytes_, file_.get());
 }
 
-Mapping::~Mapping() { ::munmap(bytes_.data(), bytes_.size()); }
+Mapping::~Mapping() {
+  if (!made_.still_here()) return;  // the addresses may be somebody else's by now
+  Mapped::instance().remove(bytes_);
+  ::munmap(bytes_.data(), bytes_.size());
+}
 
 FileDescriptor make_shared_file(const char* name, std::size_t bytes) {
-  FileDescriptor file(::memfd_create(name, MFD_CLOEXEC));
+  FileDescriptor file(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.get() < 0) refuse("memfd_create");
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) refuse("ftruncate");
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) refuse("sealing a block");
   return file;
 }
 
 Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) { return {::getpid(), file.get(), bytes}; }
 
+std::unique_ptr<Mapping> map_file(const FileDescriptor& file, std::size_t bytes) {
+  FileDescriptor copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
+  if (copy.get() < 0) refuse("another descriptor of a block");
+  return std::make_unique<Mapping>(std::move(copy), bytes);
+}
+
 std::unique_ptr<Mapping> map_ticket(const Ticket& ticket) {
   const std::string path = formatted("/proc/{}/fd/{}", ticket.process, ticket.descriptor);
-  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (file.get() < 0) refuse("opening another rank's block");
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) refuse("fstat");
-  if (static_cast<std::size_t>(status.st_size) != ticket.bytes) {
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  if (ticket.bytes != 0 && bytes != ticket.bytes) {
     errno = ESTALE;
     refuse("another rank's block has the wrong size");
   }
-  return std::make_unique<Mapping>(file.get(), ticket.bytes);
+  return std::make_unique<Mapping>(std::move(file), bytes);
 }
 
 }  // namespace hvd

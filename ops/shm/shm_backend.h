@@ -4,7 +4,7 @@
 /// when the batch is done. Reductions and broadcasts are cut into chunks that any rank claims, so that a rank that is not scheduled
 /// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
 /// order, whoever does it and whatever batch it travels in.
-/// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when the arena is full.
+/// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when there is no more memory to share.
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"

@@ -11,11 +11,14 @@ namespace hvd {
 namespace {
 constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // of a location: the block is the backend's, not the user's
 constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // and stays when what it held is released
-constexpr std::uint64_t kOffset = kKept - 1;
+constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
+constexpr std::uint64_t kOffset = kBeyond - 1;
 }  // namespace
 
 Staging::Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self)
-    : memory_(std::move(memory)), arena_(std::move(arena)), self_(self) {}
+    : memory_(std::move(memory)), arena_(std::move(arena)), self_(self), overflow_(std::make_shared<Overflow>(memory_.processes, self)) {
+  owner_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<Overflow>>>(memory_.owner, overflow_);
+}
 
 std::optional<std::uint64_t> Staging::find(const void* address) const {
   if (!arena_ || !arena_->contains(address)) return std::nullopt;
@@ -24,16 +27,19 @@ std::optional<std::uint64_t> Staging::find(const void* address) const {
 
 std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
   if (!arena_) throw BackendError("a rank without shared memory cannot stage a tensor there");
-  std::byte* block = arena_->allocate(bytes);
-  if (input != nullptr && bytes > 0) std::memcpy(block, input, bytes);
-  return arena_->offset(block) | kStaged;
+  std::byte* const block = arena_->try_allocate(bytes);
+  const std::uint64_t location = (block != nullptr ? arena_->offset(block) : overflow_->allocate(bytes) | kBeyond) | kStaged;
+  if (input != nullptr && bytes > 0) std::memcpy(address(self_, location), input, bytes);
+  return location;
 }
 
 bool Staging::is_staged(std::uint64_t location) { return (location & kStaged) != 0; }
 
 std::optional<std::uint64_t> Staging::keep(std::size_t bytes) {
   if (!arena_) return std::nullopt;
-  return stage(nullptr, bytes) | kKept;
+  const std::byte* const block = arena_->try_allocate(bytes);
+  if (block == nullptr) return std::nullopt;
+  return arena_->offset(block) | kStaged | kKept;
 }
 
 void Staging::drop(std::uint64_t location) noexcept {
@@ -54,13 +60,14 @@ bool Staging::is_free(std::uint64_t location, const std::function<bool(std::uint
 bool Staging::is_kept(std::uint64_t location) { return (location & kKept) != 0; }
 
 void Staging::release(std::uint64_t location) noexcept {
-  if (is_staged(location) && !is_kept(location)) arena_->free(arena_->at(location & kOffset));
+  if (!is_staged(location) || is_kept(location)) return;
+  if ((location & kBeyond) != 0) return overflow_->free(location & kOffset);
+  arena_->free(arena_->at(location & kOffset));
 }
 
 void Staging::take_out(std::uint64_t location, void* output, std::size_t bytes) {
   if (!is_staged(location)) return;
-  std::byte* block = arena_->at(location & kOffset);
-  if (bytes > 0) std::memcpy(output, block, bytes);
+  if (bytes > 0) std::memcpy(output, address(self_, location), bytes);
   release(location);
 }
 
@@ -81,7 +88,8 @@ void Staging::release_over(const std::function<bool(std::uint64_t sequence)>& is
   });
 }
 
-std::byte* Staging::address(int index, std::uint64_t location) const {
+std::byte* Staging::address(int index, std::uint64_t location) {
+  if ((location & kBeyond) != 0) return overflow_->address(index, location & kOffset);
   return memory_.arenas[static_cast<std::size_t>(index)].data() + (location & kOffset);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Staging brings a tensor into memory that every rank of the domain sees, and back. A location says where it is: memory of the
-/// user inside this rank's arena, or a block of staging, which is owned here until it is released. Any thread may use
-/// it. It fails with BackendError when the arena is full.
+/// user inside this rank's arena, or a block of staging, which is owned here until it is released: in the arena, or where that is full, in
+/// the overflow. Any thread may use it. It fails with BackendError when the system has no more memory to share.
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/shm/arena.h"
+#include "ops/shm/overflow.h"
 
 namespace hvd {
 
@@ -24,7 +25,8 @@ class Staging {
   /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
   [[nodiscard]] static bool is_staged(std::uint64_t location);
-  /// Returns a block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory.
+  /// Returns a block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory, or the
+  /// arena is full.
   std::optional<std::uint64_t> keep(std::size_t bytes);
   void drop(std::uint64_t location) noexcept;
   /// Whether no batch that is not over reads from the kept block.
@@ -39,15 +41,17 @@ class Staging {
   void release_over(const std::function<bool(std::uint64_t sequence)>& is_over);
 
   /// Where the tensor of the rank with this index in the domain is, in this process.
-  [[nodiscard]] std::byte* address(int index, std::uint64_t location) const;
+  [[nodiscard]] std::byte* address(int index, std::uint64_t location);
   [[nodiscard]] int self() const { return self_; }
-  /// Keeps the mapping alive.
-  [[nodiscard]] const std::shared_ptr<void>& owner() const { return memory_.owner; }
+  /// Keeps the mappings alive.
+  [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
   DomainMemory memory_;
   std::shared_ptr<Arena> arena_;
   const int self_;
+  std::shared_ptr<Overflow> overflow_;
+  std::shared_ptr<void> owner_;
   struct Deferred {
     std::uint64_t sequence, location;
   };

@@ -17,25 +17,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/speak.h"
+
 namespace {
 
 using namespace std::chrono_literals;
-
-/// One write, so that ranks do not tear each other's lines.
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
-}
-
-std::string type_of(const hvd::Error& error) {
-  if (dynamic_cast<const hvd::RankFailed*>(&error) != nullptr) return "RankFailed";
-  if (dynamic_cast<const hvd::StallTimeout*>(&error) != nullptr) return "StallTimeout";
-  if (dynamic_cast<const hvd::Shutdown*>(&error) != nullptr) return "Shutdown";
-  if (dynamic_cast<const hvd::Mismatch*>(&error) != nullptr) return "Mismatch";
-  if (dynamic_cast<const hvd::BackendError*>(&error) != nullptr) return "BackendError";
-  if (dynamic_cast<const hvd::InvalidArgument*>(&error) != nullptr) return "InvalidArgument";
-  return "Error";
-}
+using hvd::test::say;
+using hvd::test::type_of;
 
 hvd::Buffer buffer(float* data, std::size_t count) { return {data, hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}}; }
 

@@ -3,6 +3,7 @@
 /// one machine are dealt to pretended hosts, and those of one share memory. Made and closed by all ranks together.
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -146,6 +147,10 @@ class MpiWorld {
     for (std::size_t index = 0; index < ranks; ++index)
       memory.arenas.push_back(mapping->bytes().subspan(board + index * kArenaBytes, kArenaBytes));
     memory.owner = mapping;
+    std::vector<pid_t> processes(static_cast<std::size_t>(mpi_size()));
+    const pid_t self = ::getpid();
+    MPI_Allgather(&self, sizeof self, MPI_BYTE, processes.data(), sizeof self, MPI_BYTE, MPI_COMM_WORLD);
+    for (const int rank : topology.domain_ranks) memory.processes.push_back(processes[static_cast<std::size_t>(rank)]);
     return memory;
   }
 

@@ -138,17 +138,16 @@ std::vector<ProcessSetInfo> make_sets(const WorldOptions& options, int rank) {
   return sets;
 }
 
-DomainMemory map_memory(int ranks, std::uint32_t slots) {
-  constexpr std::size_t kArenaBytes = std::size_t{256} << 20;
+DomainMemory map_memory(int ranks, std::uint32_t slots, std::size_t arena_bytes) {
   const std::size_t board = Board::bytes_needed(ranks, slots);
-  const std::size_t total = board + static_cast<std::size_t>(ranks) * kArenaBytes;
+  const std::size_t total = board + static_cast<std::size_t>(ranks) * arena_bytes;
   void* base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw std::bad_alloc();
   DomainMemory memory;
   auto* bytes = static_cast<std::byte*>(base);
   memory.board = {bytes, board};
   for (int rank = 0; rank < ranks; ++rank)
-    memory.arenas.push_back({bytes + board + static_cast<std::size_t>(rank) * kArenaBytes, kArenaBytes});
+    memory.arenas.push_back({bytes + board + static_cast<std::size_t>(rank) * arena_bytes, arena_bytes});
   memory.owner = std::shared_ptr<void>(base, [total](void* address) { ::munmap(address, total); });
   return memory;
 }
@@ -203,7 +202,8 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
     std::vector<int> ranks;
     for (int rank = 0; rank < size; ++rank)
       if (domain_of[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
-    DomainMemory memory = map_memory(static_cast<int>(ranks.size()), options_.config.cache_capacity);
+    DomainMemory memory = map_memory(static_cast<int>(ranks.size()), options_.config.cache_capacity,
+                                     std::min<std::size_t>(options_.config.arena_bytes, std::size_t{256} << 20));
     Board::format(memory.board, static_cast<int>(ranks.size()), options_.config.cache_capacity);
     for (std::size_t index = 0; index < ranks.size(); ++index) {
       const int rank = ranks[index];

@@ -1,6 +1,7 @@
 #include "ops/gpu/staged/staged_backend.h"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
 #include <span>
 #include <thread>
@@ -105,7 +106,9 @@ Backend* StagedBackend::host_backend(const BatchTraits& traits) const {
 }
 
 std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
-  return {arena_->allocate(bytes), [arena = arena_](std::byte* block) { arena->free(block); }};
+  if (std::byte* const block = arena_->try_allocate(bytes)) return {block, [arena = arena_](std::byte* taken) { arena->free(taken); }};
+  constexpr std::align_val_t kLine{64};  // the arena is full: the backend for host tensors copies once more
+  return {static_cast<std::byte*>(::operator new(bytes, kLine)), [](std::byte* taken) { ::operator delete(taken, kLine); }};
 }
 
 /// Returns when the stream has done what it was given.

@@ -1,0 +1,137 @@
+// The board and the arenas of the ranks of a host, and who shares memory with whom.
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "hvd/negotiation/board.h"
+#include "ops/bootstrap.h"
+#include "ops/shm/shared_memory.h"
+
+namespace hvd {
+
+namespace {
+
+std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
+
+/// One mapping of the board and one of each rank's arena.
+struct Mappings {
+  std::vector<std::unique_ptr<Mapping>> all;
+};
+
+DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas, std::vector<pid_t> processes) {
+  auto owner = std::make_shared<Mappings>();
+  DomainMemory memory;
+  memory.processes = std::move(processes);
+  memory.board = board->bytes();
+  owner->all.push_back(std::move(board));
+  for (auto& arena : arenas) {
+    memory.arenas.push_back(arena->bytes());
+    owner->all.push_back(std::move(arena));
+  }
+  memory.owner = std::move(owner);
+  return memory;
+}
+
+DomainMemory private_memory(const Config& config) {
+  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::size_t bytes = Board::bytes_needed(1, slots);
+  auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes), bytes);
+  std::vector<std::unique_ptr<Mapping>> arenas;
+  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes), config.arena_bytes));
+  Board::format(board->bytes(), 1, slots);
+  return assemble(std::move(board), std::move(arenas), {::getpid()});
+}
+
+}  // namespace
+
+std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const {
+  // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
+  std::string problem;
+  const auto attempt = [&](const auto& step) {
+    try {
+      if (problem.empty()) step();
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+  };
+  const auto ranks = static_cast<std::size_t>(topology.local_size);
+  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
+  FileDescriptor board_file;
+  FileDescriptor arena_file;
+  Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
+  attempt([&] {
+    if (topology.local_rank == 0) {
+      board_file = make_shared_file("hvd-board", board_bytes);
+      const auto board = map_file(board_file, board_bytes);
+      Board::format(board->bytes(), topology.local_size, slots);
+      tickets[0] = ticket_of(board_file, board_bytes);
+    }
+    arena_file = make_shared_file("hvd-arena", config.arena_bytes);
+    tickets[1] = ticket_of(arena_file, config.arena_bytes);
+  });
+  std::vector<Ticket> all(ranks * 2);
+  host.check(MPI_Allgather(tickets, sizeof tickets, MPI_BYTE, all.data(), sizeof tickets, MPI_BYTE, host.get()), "MPI_Allgather");
+  attempt([&] {
+    auto board = map_ticket(all[0]);
+    std::vector<std::unique_ptr<Mapping>> arenas;
+    std::vector<pid_t> processes;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      arenas.push_back(map_ticket(all[2 * r + 1]));
+      processes.push_back(all[2 * r + 1].process);
+    }
+    memory = assemble(std::move(board), std::move(arenas), std::move(processes));
+  });
+  host.check(MPI_Barrier(host.get()), "MPI_Barrier");  // the files stay open until all have mapped them
+  return problem;
+}
+
+std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
+  std::string problem;
+  if (config.shared_memory == SharedMemory::Off) {
+    problem = "HVD_SHARED_MEMORY=off";
+  } else if (!has_mpi()) {
+    memory = private_memory(config);
+    return {};
+  } else {
+    agree();
+    MPI_Comm raw = MPI_COMM_NULL;
+    comm_.check(MPI_Comm_split(comm_.get(), topology.cross_rank, rank(), &raw), "MPI_Comm_split");
+    problem = try_to_share(config, topology, MpiComm(raw), memory);
+  }
+  const auto all = allgather(Writer().put_string(problem).take());
+  std::vector<bool> refuses(static_cast<std::size_t>(topology.cross_size), false);
+  std::string why;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string said = Reader(all[r]).get_string();
+    if (said.empty()) continue;
+    refuses[static_cast<std::size_t>(topology.domain_of_rank[r])] = true;
+    if (why.empty()) why = said;
+  }
+  if (why.empty()) return {};
+
+  // Number the domains anew: a host that shares is one, a rank of another is one by itself. A domain's number follows its first rank.
+  const std::vector<int> hosts = topology.domain_of_rank;
+  const bool alone = refuses[static_cast<std::size_t>(topology.cross_rank)];
+  std::map<int, int> number_of_host;
+  int next = 0;
+  for (int r = 0; r < topology.size; ++r) {
+    const int host = hosts[static_cast<std::size_t>(r)];
+    const bool fresh = refuses[static_cast<std::size_t>(host)] || !number_of_host.contains(host);
+    if (fresh) number_of_host[host] = next++;
+    topology.domain_of_rank[static_cast<std::size_t>(r)] = number_of_host[host];
+  }
+  topology.domains = next;
+  topology.domain = topology.domain_of_rank[static_cast<std::size_t>(topology.rank)];
+  if (alone) {
+    topology.domain_ranks = {topology.rank};
+    topology.domain_index = 0;
+    memory = private_memory(config);
+  }
+  return why;
+}
+
+}  // namespace hvd

@@ -1,0 +1,49 @@
+#include "ops/bootstrap_peers.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+/// Names the kernel and the pid namespace of this process: where both are the same, so are the meanings of process ids.
+std::string pid_world() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat space {};
+  if (::stat("/proc/self/ns/pid", &space) != 0) return {};
+  return boot.empty() ? boot : boot + ':' + std::to_string(space.st_ino);
+}
+
+}  // namespace
+
+Bytes Peers::introduce() { return Writer().put(static_cast<std::int64_t>(::getpid())).put_string(pid_world()).take(); }
+
+void Peers::watch(const std::vector<Bytes>& all, int self) {
+  peers_.clear();
+  const std::string here = pid_world();
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    Reader reader(all[rank]);
+    const auto process = static_cast<pid_t>(reader.get<std::int64_t>());
+    if (static_cast<int>(rank) == self || here.empty() || reader.get_string() != here) continue;
+    FileDescriptor opened(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+    if (opened.get() >= 0) peers_.push_back({static_cast<int>(rank), std::move(opened)});
+  }
+}
+
+std::optional<int> Peers::find_dead() const {
+  for (const Peer& peer : peers_) {
+    pollfd ended{peer.process.get(), POLLIN, 0};
+    if (::poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0) return peer.rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd
