@@ -150,14 +150,13 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   return engine;
 }
 
-/// Between the leaders of domains; null for other ranks. Collective.
+/// From this rank to the leaders of domains; null in a world of one domain. Collective.
 std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
   ranks.require_threads();
   ranks.agree();
   MpiComm comm = MpiComm::duplicate(ranks.comm().get());
-  if (topology.domain_index != 0) return nullptr;
-  return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain);
+  return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
 /// Collective.
@@ -185,8 +184,8 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
   auto made = make_transport(ranks, topology);
-  MpiTransport* const transport = made.get();
-  parts.transport = std::move(made);
+  MpiTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
+  (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
   Backends backends = make_backends(parts, bootstrap, memory, arena);
   parts.backends = std::move(backends.all);
 

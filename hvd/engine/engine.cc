@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr int kLooks = 10;
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
 bool may_go_on(const HandleState& pending) {
@@ -360,6 +361,7 @@ bool Engine::progress(const Turn& turn) noexcept {
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());
+      drain(turn);
       return false;
     }
     bool progressed = false;
@@ -450,6 +452,7 @@ void Engine::fail_waiting(const Status& status) {
 
 void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
   if (std::exchange(failure_handled_, true)) return;
+  tell_others(turn, status);  // first: what follows may take long, or never end
   runner_.abort(turn);
   const EngineLock lock(mutex_);
   over_ = status;
@@ -457,8 +460,45 @@ void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish(*entry, status);  // the others' submitters find `over_` set
   fail_waiting(status);
-  if (leader_) leader_->tell_failure(turn, status);
   mutex_.wake_own_threads();
+}
+
+void Engine::tell_others(const Turn& turn, const Status& status) noexcept {
+  if (leader_) {
+    const EngineLock lock(mutex_);
+    leader_->tell_failure(turn, status);
+    return;
+  }
+  if (!parts_.alarm) return;
+  // The leader speaks for its domain; where it is dead, the first of those that live.
+  for (int rank = 0; rank < board_.self(); ++rank) {
+    bool dead = board_.is_dead(rank);
+    for (int look = 0; look < kLooks && !dead; ++look) {  // one that another rank looks at just now seems to live
+      std::this_thread::sleep_for(100us);
+      dead = board_.is_dead(rank);
+    }
+    if (!dead) return;
+  }
+  try {
+    const Bytes message = LeaderTree::failure_message(status);
+    for (int domain = 0; domain < parts_.topology.domains; ++domain)
+      if (domain != parts_.topology.domain) parts_.alarm->send(domain, message);
+  } catch (...) {
+    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+  }
+}
+
+void Engine::drain(const Turn& turn) noexcept {
+  if (leader_) {
+    const EngineLock lock(mutex_);
+    leader_->drain(turn);
+  } else if (parts_.alarm) {
+    try {
+      while (parts_.alarm->receive()) continue;  // lets the wire send; nobody writes to a rank that leads nothing
+    } catch (...) {
+      log(LogLevel::Debug, "after the failure: {}", status_of_current_exception().text());
+    }
+  }
 }
 
 bool Engine::desert(const Status& why) noexcept {

@@ -117,6 +117,10 @@ class Engine : private EngineEvents {
   // ---- ends
   void fail_waiting(const Status& status) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& status) noexcept;
+  /// Tells the other domains of the failure, if this rank speaks for its own.
+  void tell_others(const Turn& turn, const Status& status) noexcept;
+  /// After a failure: lets what was told reach the others.
+  void drain(const Turn& turn) noexcept;
 
   EngineParts parts_;
   Board& board_;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
-constexpr auto kGraceForCulprits = 2s;  // whoever can name them has the first word
+constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
+constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
 
 }  // namespace
 
@@ -34,6 +35,7 @@ void Health::look(const Turn& /*turn*/) noexcept {
     const EngineLock lock(mutex_);
     look_for_conflicts();
     report_stalls();
+    if (leader_ != nullptr && !parts_.config.stall_check_disable) report_silence();
   } catch (...) {
     board.set_failure(status_of_current_exception());
   }
@@ -105,6 +107,25 @@ void Health::report_stalls() {
   const auto now = Clock::now();
   ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, false); });
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, true); });
+}
+
+void Health::report_silence() {
+  const Config& config = parts_.config;
+  const auto limit = std::min<std::chrono::seconds>(config.stall_check_time, kSilence);
+  const auto now = Clock::now();
+  for (const auto& [domain, lasted] : leader_->silences(limit)) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < parts_.topology.size; ++rank)
+      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
+    const std::string text = formatted("nothing has come from rank{} {} for {} s: their host may be frozen, without power or cut off",
+                                       ranks.size() == 1 ? "" : "s", rank_list(ranks), lasted.count());
+    if (config.stall_shutdown_time > 0s && lasted >= config.stall_shutdown_time)
+      return parts_.board->set_failure({Status::Code::StallTimeout, text});
+    auto& reported = silence_reported_[domain];
+    if (now - reported < config.stall_check_time) continue;
+    reported = now;
+    log(LogLevel::Warning, "{}", text);
+  }
 }
 
 void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) {

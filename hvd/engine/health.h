@@ -2,6 +2,7 @@
 /// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, and different
 /// operations under one name. The thread that has the turn calls it; what it finds ends the world or is logged. Never throws.
 
+#include <map>
 #include <string>
 
 #include "hvd/engine/controller.h"
@@ -25,6 +26,7 @@ class Health {
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
   void report_stalls() HVD_REQUIRES(engine_mutex);
+  void report_silence() HVD_REQUIRES(engine_mutex);
   void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
   /// Returns who keeps the entry waiting, as far as this rank can know; empty if it cannot.
   [[nodiscard]] std::string describe_missing(const Entry& entry) const HVD_REQUIRES(engine_mutex);
@@ -37,7 +39,8 @@ class Health {
   SubmissionQueue& queue_;
   LeaderTask* const leader_;  // null where this rank leads no domain
   EngineMutex& mutex_;
-  Clock::time_point last_look_ = Clock::now();  // of the thread that has the turn
+  std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain
+  Clock::time_point last_look_ = Clock::now();                                      // of the thread that has the turn
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
 };
 

@@ -16,7 +16,13 @@ constexpr auto kTrafficMemory = 1s;  // as long after a message the next may com
 }  // namespace
 
 LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers)
-    : parts_(parts), log_(log), controller_(controller), cutter_(cutter), leavers_(leavers), tree_(*parts.transport, actions()) {}
+    : parts_(parts),
+      log_(log),
+      controller_(controller),
+      cutter_(cutter),
+      leavers_(leavers),
+      heartbeat_(*parts.transport, LeaderTree::neighbours_of(parts.topology.domain, parts.topology.domains)),
+      tree_(heartbeat_, actions()) {}
 
 // The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
 // std::functions.
@@ -93,6 +99,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     controller_.end();
   }
   progressed = tree_.advance() || progressed;
+  if (!parts_.config.stall_check_disable) heartbeat_.beat();
   if (progressed) last_traffic_ = Clock::now();
   return progressed;
 }
@@ -103,6 +110,14 @@ void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
     tree_.advance();
   } catch (...) {
     log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+  }
+}
+
+void LeaderTask::drain(const Turn& /*turn*/) noexcept {
+  try {
+    tree_.advance();
+  } catch (...) {
+    log(LogLevel::Debug, "after the failure: {}", status_of_current_exception().text());
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "hvd/engine/controller.h"
 #include "hvd/engine/cutter.h"
+#include "hvd/engine/heartbeat.h"
 #include "hvd/engine/leavers.h"
 #include "hvd/engine/parts.h"
 #include "hvd/engine/turn.h"
@@ -27,6 +28,12 @@ class LeaderTask {
   [[nodiscard]] bool has_noted() const HVD_REQUIRES(engine_mutex) { return !noted_.empty(); }
   /// Passes on what is noted, acts on what has arrived; the root also decides. Returns whether there was anything.
   bool drive(const Turn& turn) HVD_REQUIRES(engine_mutex);
+  /// After a failure: passes on what says so, and lets the transport send it. Never throws.
+  void drain(const Turn& turn) noexcept HVD_REQUIRES(engine_mutex);
+  /// Returns the neighbours in the tree from which nothing has come for so long.
+  [[nodiscard]] std::vector<Heartbeat::Silence> silences(std::chrono::seconds limit) const HVD_REQUIRES(engine_mutex) {
+    return heartbeat_.silences(limit);
+  }
   /// Tells the other domains that the world has failed.
   void tell_failure(const Turn& turn, const Status& status) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set in this domain wait long under the name, each for an operation of its own.
@@ -50,6 +57,7 @@ class LeaderTask {
   Cutter& cutter_;
   Leavers& leavers_;
   Clock::time_point last_traffic_ HVD_GUARDED_BY(engine_mutex);
+  Heartbeat heartbeat_ HVD_GUARDED_BY(engine_mutex);
   LeaderTree tree_ HVD_GUARDED_BY(engine_mutex);
   std::deque<LocalEvent> noted_ HVD_GUARDED_BY(engine_mutex);
 };

@@ -28,7 +28,8 @@ struct EngineParts {
   std::unique_ptr<Board> board;
   std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
   std::unique_ptr<Timeline> timeline = std::make_unique<Timeline>();
-  std::unique_ptr<Transport> transport;            ///< of a domain's leader in a world of several domains; otherwise null
+  std::unique_ptr<Transport> transport;  ///< of a domain's leader in a world of several domains; otherwise null
+  std::unique_ptr<Transport> alarm;      ///< of its other ranks: to tell the leaders elsewhere of a failure when their own is dead
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   unsigned cores = std::thread::hardware_concurrency();
   /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.

@@ -59,6 +59,7 @@ struct alignas(64) Board::RankArea {
   std::atomic<std::uint32_t> work_sleepers{0};
   std::atomic<std::uint32_t> born{0};
   std::atomic<std::uint32_t> left{0};
+  std::atomic<std::uint32_t> dead{0};              // somebody has found its mutex without its owner
   alignas(64) std::atomic<std::uint64_t> read{0};  // log bytes this rank has read
   // What this rank says, written before `first_failure` can name it.
   Status::Code failure_code = Status::Code::Ok;
@@ -338,20 +339,20 @@ void Board::end_life() {
 }
 
 std::optional<int> Board::find_dead() {
-  for (int rank = 0; rank < ranks_; ++rank) {
-    RankArea& other = area(rank);
-    if (rank == self_ || other.born.load(std::memory_order_acquire) == 0 || other.left.load(std::memory_order_acquire) != 0) continue;
-    const int result = pthread_mutex_trylock(&other.alive);
-    if (result == EBUSY) continue;
-    if (result == EOWNERDEAD) {
-      // Left inconsistent on purpose: unlocking makes it ENOTRECOVERABLE, which every later look reads as dead too.
-      pthread_mutex_unlock(&other.alive);
-      return rank;
-    }
-    if (result == ENOTRECOVERABLE) return rank;
-    if (result == 0) pthread_mutex_unlock(&other.alive);  // it left between the two looks
-  }
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (rank != self_ && is_dead(rank)) return rank;
   return std::nullopt;
+}
+
+bool Board::is_dead(int rank) {
+  RankArea& other = area(rank);
+  if (other.dead.load(std::memory_order_acquire) != 0) return true;
+  if (other.born.load(std::memory_order_acquire) == 0 || other.left.load(std::memory_order_acquire) != 0) return false;
+  const int result = pthread_mutex_trylock(&other.alive);
+  // Noted, for it shows only once: unlocking makes it ENOTRECOVERABLE, and glibc's trylock, which says so, keeps it locked for good.
+  if (result == EOWNERDEAD || result == ENOTRECOVERABLE) other.dead.store(1, std::memory_order_release);
+  if (result == EOWNERDEAD || result == 0) pthread_mutex_unlock(&other.alive);  // 0: it left between the two looks
+  return result == EOWNERDEAD || result == ENOTRECOVERABLE;
 }
 
 void Board::leave() { area(self_).left.store(1, std::memory_order_release); }

@@ -147,6 +147,8 @@ class Board {
   void end_life();
   /// A rank of the domain (its index) that died without leaving, if there is one.
   std::optional<int> find_dead();
+  /// Returns whether the rank with this index has died without leaving.
+  [[nodiscard]] bool is_dead(int rank);
   /// This rank reads and writes the board no more; the others may go on.
   void leave();
   [[nodiscard]] bool all_left() const;

@@ -58,6 +58,17 @@ LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions) : transp
     children_.push_back({self | bit, std::min((self | bit) + bit, transport_.domains())});
 }
 
+std::vector<int> LeaderTree::neighbours_of(int domain, int domains) {
+  std::vector<int> neighbours;
+  if (domain != 0) neighbours.push_back(domain & (domain - 1));
+  for (int bit = 1; (domain == 0 || bit < (domain & -domain)) && (domain | bit) < domains; bit <<= 1) neighbours.push_back(domain | bit);
+  return neighbours;
+}
+
+Bytes LeaderTree::failure_message(const Status& status) {
+  return Writer().put_bytes(Writer().put(Item::Fail).put(status.code()).put_string(status.text()).bytes()).take();
+}
+
 int LeaderTree::subtree_of(int domain) const {
   const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return domain >= c.domain && domain < c.end; });
   return child != children_.end() ? child->domain : domain == transport_.domain() ? domain : -1;

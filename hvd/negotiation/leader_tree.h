@@ -59,6 +59,11 @@ class LeaderTree {
  public:
   LeaderTree(Transport& transport, LeaderTreeActions actions);
 
+  /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its children.
+  [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains);
+  /// Returns the message that says that the world has failed, as any rank may send it to any leader.
+  [[nodiscard]] static Bytes failure_message(const Status& status);
+
   // ---- what this domain has to say; the next `advance` sends it
   void tell(LocalEvent news);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.

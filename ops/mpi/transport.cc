@@ -28,10 +28,8 @@ void forget(MPI_Request& request, Bytes& bytes, bool cancel) noexcept {
 
 }  // namespace
 
-MpiTransport::MpiTransport(MpiComm comm, std::vector<int> leaders, int domain)
-    : comm_(std::move(comm)), leaders_(std::move(leaders)), domain_of_leader_(static_cast<std::size_t>(comm_.size()), -1), domain_(domain) {
-  for (std::size_t i = 0; i < leaders_.size(); ++i) domain_of_leader_.at(static_cast<std::size_t>(leaders_[i])) = static_cast<int>(i);
-}
+MpiTransport::MpiTransport(MpiComm comm, std::vector<int> leaders, std::vector<int> domain_of_rank, int domain)
+    : comm_(std::move(comm)), leaders_(std::move(leaders)), domain_of_rank_(std::move(domain_of_rank)), domain_(domain) {}
 
 MpiTransport::~MpiTransport() {
   int finalized = 0;
@@ -73,10 +71,9 @@ void MpiTransport::look_for_arrivals() {
     int length = 0;
     comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
     Incoming& in = incoming_.emplace_back();
-    in.message.from = domain_of_leader_.at(static_cast<std::size_t>(status.MPI_SOURCE));
+    in.message.from = domain_of_rank_.at(static_cast<std::size_t>(status.MPI_SOURCE));
     in.message.bytes.resize(static_cast<std::size_t>(length));
     comm_.check(MPI_Imrecv(in.message.bytes.data(), length, MPI_BYTE, &arrived, &in.request), "MPI_Imrecv");
-    if (in.message.from < 0) throw BackendError(formatted("rank {} sent a message but leads no domain", status.MPI_SOURCE));
   }
 }
 

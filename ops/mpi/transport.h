@@ -14,8 +14,9 @@ namespace hvd {
 
 class MpiTransport final : public Transport {
  public:
-  /// `comm`: all ranks of the world, for this transport alone. `leaders[d]`: the rank that speaks for domain d. `domain`: of this one.
-  MpiTransport(MpiComm comm, std::vector<int> leaders, int domain);
+  /// `comm`: all ranks of the world, for these transports alone. `leaders[d]`: the rank that listens for domain d. `domain_of_rank`: for
+  /// which domain each rank speaks. `domain`: this rank's.
+  MpiTransport(MpiComm comm, std::vector<int> leaders, std::vector<int> domain_of_rank, int domain);
   ~MpiTransport() override;
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
@@ -42,7 +43,7 @@ class MpiTransport final : public Transport {
 
   MpiComm comm_;
   std::vector<int> leaders_;
-  std::vector<int> domain_of_leader_;  ///< by rank; -1 for ranks that lead nothing
+  std::vector<int> domain_of_rank_;
   int domain_;
   std::deque<Outgoing> outgoing_;
   std::deque<Incoming> incoming_;

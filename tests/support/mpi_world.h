@@ -84,7 +84,7 @@ class MpiWorld {
     if (options.shm) parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena_, *parts.board, topology, parts.stats));
     parts.backends.push_back(
         std::make_unique<MpiBackend>(MpiComm::duplicate(MPI_COMM_WORLD), topology, memory, arena_, *parts.board, parts.stats));
-    auto transport = std::make_unique<MpiTransport>(MpiComm::duplicate(MPI_COMM_WORLD), leaders, topology.domain);
+    auto transport = std::make_unique<MpiTransport>(MpiComm::duplicate(MPI_COMM_WORLD), leaders, topology.domain_of_rank, topology.domain);
     transport_ = transport.get();
     if (topology.domains > 1 && topology.domain_index == 0) {
       parts.transport = std::move(transport);

@@ -226,7 +226,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       arenas_[static_cast<std::size_t>(rank)] = arena;
       parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
       parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
-      if (domains > 1 && index == 0) parts.transport = std::make_unique<MailTransport>(mail, domain, domains);
+      if (domains > 1) (index == 0 ? parts.transport : parts.alarm) = std::make_unique<MailTransport>(mail, domain, domains, index == 0);
       if (options_.add_backends) options_.add_backends(rank, parts, arena);
       if (options_.customize) options_.customize(rank, parts);
       engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));

@@ -50,15 +50,18 @@ class Mailboxes {
 
 class MailTransport final : public Transport {
  public:
-  MailTransport(std::shared_ptr<Mailboxes> mail, int domain, int domains) : mail_(std::move(mail)), domain_(domain), domains_(domains) {}
+  /// `listens`: of the leader, whose mailbox it is.
+  MailTransport(std::shared_ptr<Mailboxes> mail, int domain, int domains, bool listens = true)
+      : mail_(std::move(mail)), domain_(domain), domains_(domains), listens_(listens) {}
   int domain() const override { return domain_; }
   int domains() const override { return domains_; }
   void send(int to, std::span<const std::byte> bytes) override;
-  std::optional<Message> receive() override { return mail_->take(domain_); }
+  std::optional<Message> receive() override { return listens_ ? mail_->take(domain_) : std::nullopt; }
 
  private:
   std::shared_ptr<Mailboxes> mail_;
   int domain_, domains_;
+  bool listens_;
 };
 
 struct WorldOptions {

@@ -1,0 +1,139 @@
+// A failure reaches the ranks of all domains, whoever dies; what is under way and does not end is reported.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Runs until the world fails; returns the text. Uses no operation that needs a rank that has died.
+template <class Failure>
+std::string text_of_failure(Engine& engine, int rank) {
+  try {
+    auto values = std::vector<float>(10, static_cast<float>(rank));
+    engine.wait(*engine.submit(allreduce_of(values, "after", DataType::Float32), After::Wait));
+  } catch (const Failure& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+/// Launches and never ends.
+class EndlessBackend final : public Backend {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "endless"; }
+  [[nodiscard]] bool supports(const BatchTraits& traits) const override { return traits.dtype == DataType::Int64; }
+  std::unique_ptr<Execution> launch(Batch /*batch*/) override {
+    struct Endless final : Execution {
+      Progress advance() override { return Progress::Idle; }
+    };
+    return std::make_unique<Endless>();
+  }
+};
+
+/// Loses what comes and goes while `cut` says so.
+class CutLine final : public Transport {
+ public:
+  CutLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& cut) : wire_(std::move(wire)), cut_(cut) {}
+  [[nodiscard]] int domain() const override { return wire_->domain(); }
+  [[nodiscard]] int domains() const override { return wire_->domains(); }
+  void send(int to, std::span<const std::byte> bytes) override {
+    if (!cut_.load()) wire_->send(to, bytes);
+  }
+  std::optional<Message> receive() override {
+    auto message = wire_->receive();
+    return cut_.load() ? std::nullopt : message;
+  }
+
+ private:
+  std::unique_ptr<Transport> wire_;
+  const std::atomic<bool>& cut_;
+};
+
+}  // namespace
+
+TEST_CASE("whichever rank dies is named on the ranks of all domains") {
+  for (const auto& [size, domains] : {std::pair{4, 1}, {4, 2}, {6, 3}, {9, 3}}) {
+    for (int victim = 0; victim < size; ++victim) {
+      CAPTURE(size);
+      CAPTURE(domains);
+      CAPTURE(victim);
+      ThreadWorld world({.size = size, .domains = domains, .config = {}});
+      const std::string name = "rank " + std::to_string(victim) + " ";
+      std::atomic<int> named{0};
+      world.run(
+          [&](int rank, Engine& engine) {
+            auto values = std::vector<float>(10, 1.0F);
+            engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
+            if (rank == victim) return engine.die_for_test();
+            named += text_of_failure<RankFailed>(engine, rank).find(name) != std::string::npos ? 1 : 0;
+            engine.shutdown();
+          },
+          false);
+      CHECK(named == size - 1);
+    }
+  }
+}
+
+TEST_CASE("a batch that is under way and does not end is a stall like one that never begins") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    Config config;
+    config.stall_check_time = 1s;
+    config.stall_shutdown_time = 2s;
+    WorldOptions options{.size = 3, .domains = domains, .config = config};
+    options.customize = [](int, EngineParts& parts) { parts.backends.insert(parts.backends.begin(), std::make_unique<EndlessBackend>()); };
+    ThreadWorld world(std::move(options));
+    std::atomic<int> told{0};
+    world.run([&](int, Engine& engine) {
+      std::vector<std::int64_t> values(3);
+      try {
+        engine.wait(*engine.submit(allreduce_of(values, "endless", DataType::Int64), After::Wait));
+      } catch (const StallTimeout& error) {
+        told += std::string(error.what()).find("'endless'") != std::string::npos ? 1 : 0;
+      }
+    });
+    CHECK(told == 3);
+  }
+}
+
+TEST_CASE("a host that is silent is a stall on the others, also while they do without it") {
+  std::atomic<bool> cut{false};
+  Config config;
+  config.process_sets = {{0, 2}};
+  config.stall_check_time = 1s;
+  config.stall_shutdown_time = 3s;
+  WorldOptions options{.size = 3, .domains = 3, .config = config};
+  options.customize = [&](int rank, EngineParts& parts) {
+    if (rank == 1) parts.transport = std::make_unique<CutLine>(std::move(parts.transport), cut);
+  };
+  ThreadWorld world(std::move(options));
+  std::atomic<int> told{0};
+  world.run([&](int rank, Engine& engine) {
+    auto values = std::vector<float>(10, 1.0F);
+    engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
+    if (rank == 1) {
+      cut = true;
+      return;
+    }
+    try {
+      while (true) {
+        Submission submission = allreduce_of(values, "without", DataType::Float32, ReduceOp::Max);
+        submission.process_set = 1;
+        engine.wait(*engine.submit(std::move(submission), After::Wait));
+        std::this_thread::sleep_for(1ms);
+      }
+    } catch (const StallTimeout& error) {
+      told += std::string(error.what()).find("rank 1 ") != std::string::npos ? 1 : 0;
+    }
+  });
+  CHECK(told == 2);
+}
+
+}  // namespace hvd::test
