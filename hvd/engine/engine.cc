@@ -42,9 +42,10 @@ Engine::Engine(EngineParts parts)
     actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
       with_log(0, [&] { commit_conflict(set, name, stuck_ranks); });
     };
-    actions.ranks_of = [this](int set) -> const std::vector<int>& { return negotiator_.process_set(set).ranks; };
+    actions.drop = [this](const UnitKey& key) { return drop_unit(key); };
+    actions.ranks_of = [this](int set) { return negotiator_.ranks_unless_removed(set); };
     actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
-    leader_tree_ = std::make_unique<LeaderTree>(*parts_.transport, std::move(actions));
+    leader_tree_ = std::make_unique<LeaderTree>(*parts_.transport, std::move(actions), board_.slots());
   }
   const auto ranks = static_cast<std::size_t>(board_.ranks());
   in_fast_path_.reserve(kUnnamedNames);
@@ -99,6 +100,7 @@ bool Engine::progress() noexcept {
       take_results();
       if (!later_.empty()) progressed = announce_later();
       if (std::exchange(somebody_left_, false)) doubt_all();
+      if (negotiator_.has_removed_sets()) bury_removed_sets();
       batches.swap(to_launch_);
       if (negotiator_.all_left()) fail_what_was_never_agreed();
     }

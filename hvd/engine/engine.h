@@ -79,6 +79,9 @@ class Engine {
   [[nodiscard]] const Topology& topology() const { return parts_.topology; }
   [[nodiscard]] const Config& config() const { return parts_.config; }
   [[nodiscard]] const Negotiator& negotiator() const { return negotiator_; }
+  /// For tests: what is kept of tensors and process sets, in this rank's tables and its leader tree.
+  [[nodiscard]] std::size_t tensors_kept_for_test() const;
+  [[nodiscard]] std::size_t sets_kept_for_test() const;
   [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
   [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
@@ -132,6 +135,10 @@ class Engine {
   Room make_room(std::uint32_t slots);
   /// Wakes whoever has not read the log for long, and waits a moment.
   void nudge_readers();
+  /// Forgets the unit if nobody here uses it; false if somebody does.
+  bool drop_unit(const UnitKey& key);
+  /// Forgets process sets that were removed and that nothing of this rank belongs to any more. By the driver.
+  void bury_removed_sets();
   void agree(std::uint32_t id);
   void join(int process_set);
   /// Whether all ranks of this domain that have not joined have arrived.

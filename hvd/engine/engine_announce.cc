@@ -182,6 +182,38 @@ Engine::Room Engine::make_room(std::uint32_t slots) {
   return Room::Now;
 }
 
+bool Engine::drop_unit(const UnitKey& key) {
+  bool dropped = true;
+  with_log(64, [&] {
+    const Unit* unit = negotiator_.find(key);
+    if (unit == nullptr) return;
+    const std::uint32_t id = unit->id;
+    dropped = evictable(id) && board_.evict(id);
+    if (dropped) commit(Negotiator::eviction(id));
+  });
+  return dropped;
+}
+
+void Engine::bury_removed_sets() {
+  negotiator_.bury_removed([this](int id) {
+    bool used = has_later(id);
+    ledger_.for_each([&](const Entry& entry) { used = used || entry.key.process_set == id; });
+    for (const auto& batch : to_launch_) used = used || batch.cut.plan.process_set == id;
+    for (const auto& running : running_) used = used || running.batch.cut.plan.process_set == id;
+    return used;
+  });
+}
+
+std::size_t Engine::tensors_kept_for_test() const {
+  const std::lock_guard lock(mutex_);
+  return std::max(negotiator_.units_kept(), leader_tree_ ? leader_tree_->tensors_kept() : 0);
+}
+
+std::size_t Engine::sets_kept_for_test() const {
+  const std::lock_guard lock(mutex_);
+  return negotiator_.sets_kept() + joins_.size() + unnamed_.size() + (leader_tree_ ? leader_tree_->sets_and_names_kept() : 0);
+}
+
 void Engine::nudge_readers() {
   board_.ring_all_workers();
   board_.ring_waiters();

@@ -26,6 +26,7 @@ void Engine::make_persistent(const Entry& entry) noexcept {
     const Unit& unit = negotiator_.unit(entry.unit);
     const auto& set = negotiator_.process_set(entry.key.process_set);
     auto op = std::make_shared<PersistentOp>();
+    op->process_set = entry.key.process_set;
     op->unit = unit.id;
     op->generation = unit.generation;
     op->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
@@ -159,7 +160,7 @@ bool Engine::try_fast_path(const SmallCall& call) {
         name = made_up_name(call.process_set, call.kind, *unnamed, text);
       }
       op = persistent_ops_.find(call.process_set, call.kind, name);
-      if (!op || op->in_use.exchange(true)) return false;
+      if (!op || !negotiator_.has_process_set(call.process_set) || op->in_use.exchange(true)) return false;
       if (!take_persistent(*op, call, entry)) {
         op->in_use.store(false);
         return false;

@@ -153,6 +153,11 @@ void Engine::act_on_agreement(const Outcomes::Agreed& agreed) {
   const bool removed = unit.key.kind == OpKind::Control && !negotiator_.has_process_set(what.last);
   if (entry->unfinished == 0) finish_entry(*entry, {});
   if (!removed) return;
+  joins_.erase(what.last);
+  std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == what.last; });
+  while (const auto* key =
+             persistent_ops_.find_if([&](const PersistentOp& op) { return !op.in_use.load() && op.process_set == what.last; }))
+    drop_persistent(UnitKey(*key));
   for (Entry* other : ledger_.all())
     if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
       finish_entry(*other, {Status::Code::InvalidArgument, removed_text(other->key)});

@@ -44,9 +44,9 @@ void Engine::raise_if_over() const {
 
 void Engine::check(const Submission& submission) const {
   const auto what = [&] { return formatted("{} '{}'", name_of(submission.kind), submission.name); };
-  if (!negotiator_.has_process_set(submission.process_set))
-    throw InvalidArgument(formatted("{}: there is no process set {}", what(), submission.process_set));
-  const auto& set = negotiator_.process_set(submission.process_set);
+  const auto shared_set = negotiator_.share_process_set(submission.process_set);
+  if (!shared_set) throw InvalidArgument(formatted("{}: there is no process set {}", what(), submission.process_set));
+  const auto& set = *shared_set;
   if (set.rank < 0)
     throw InvalidArgument(formatted("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank, submission.process_set,
                                     rank_list(set.ranks)));
@@ -73,9 +73,9 @@ Backend* Engine::backend_for(const BatchTraits& traits) const {
 }
 
 std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, std::size_t bytes) {
-  if (!negotiator_.has_process_set(like.process_set)) return nullptr;
-  const auto& set = negotiator_.process_set(like.process_set);
-  if (set.rank < 0) return nullptr;
+  const auto shared_set = negotiator_.share_process_set(like.process_set);
+  if (!shared_set || shared_set->rank < 0) return nullptr;
+  const auto& set = *shared_set;
   const BatchTraits traits{.kind = like.kind, .dtype = dtype, .op = like.op, .device = like.device, .set = &set};
   Backend* const backend = backend_for(traits);
   return backend != nullptr ? backend->allocate(traits, bytes) : nullptr;
@@ -83,7 +83,10 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 
 std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   check(submission);
+  const auto set = negotiator_.share_process_set(submission.process_set);
   auto entry = std::make_unique<Entry>();
+  entry->key = {submission.process_set, submission.kind, submission.name};
+  if (!set) throw InvalidArgument(removed_text(entry->key));
   Signature& signature = entry->signature;
   signature.kind = submission.kind;
   signature.op = reduces(submission.kind) ? submission.op : ReduceOp::Sum;
@@ -95,7 +98,7 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
   for (const auto& tensor : submission.tensors) {
     signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits});
     if (submission.kind == OpKind::Control) continue;
-    const auto traits = traits_of(signature, tensor.dtype, submission.device, negotiator_.process_set(submission.process_set));
+    const auto traits = traits_of(signature, tensor.dtype, submission.device, *set);
     Backend* const backend = backend_for(traits);
     if (backend == nullptr)
       throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
@@ -103,8 +106,7 @@ std::unique_ptr<Entry> Engine::make_entry(Submission submission) {
                                       name_of(submission.device.kind)));
     entry->backends.push_back(backend);
   }
-  entry->key = {submission.process_set, submission.kind, submission.name};
-  if (!is_plausible(signature, negotiator_.process_set(entry->key.process_set).ranks.size()))
+  if (!is_plausible(signature, set->ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   check_memory(submission);
   if (introduction_bytes(entry->key, signature) > Board::kLogBytes / 4)
@@ -164,6 +166,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
     }
     raise_if_over();
     if (stopping_) throw Shutdown("hvd::shutdown() has been called");
+    if (!negotiator_.has_process_set(fresh->key.process_set)) throw InvalidArgument(removed_text(fresh->key));
     const auto& joined = negotiator_.joined(fresh->key.process_set);
     const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
                           ledger_.find({fresh->key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;

@@ -80,21 +80,50 @@ Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> set
 void Negotiator::add_process_set(ProcessSetInfo set) {
   const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
                                   [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
+  auto fresh = std::make_unique<Set>();
+  fresh->info = std::make_shared<const ProcessSetInfo>(std::move(set));
+  fresh->local_members = static_cast<std::uint32_t>(here);
   const std::lock_guard lock(sets_mutex_);
-  sets_.push_back({std::move(set), static_cast<std::uint32_t>(here), {}, -1, false});
+  next_set_ = std::max(next_set_, fresh->info->id + 1);
+  sets_.push_back(std::move(fresh));
 }
 
-const Negotiator::Set& Negotiator::set(int id) const {
-  if (id < 0 || static_cast<std::size_t>(id) >= sets_.size()) throw WireError("unknown process set");
-  return sets_[static_cast<std::size_t>(id)];
+Negotiator::Set* Negotiator::find_set(int id) const {
+  const auto below = [](const std::unique_ptr<Set>& known, int wanted) { return known->info->id < wanted; };
+  const auto place = std::lower_bound(sets_.begin(), sets_.end(), id, below);
+  return place != sets_.end() && (*place)->info->id == id ? place->get() : nullptr;
+}
+Negotiator::Set& Negotiator::set(int id) const {
+  Set* const found = find_set(id);
+  if (found == nullptr) throw WireError("unknown process set");
+  return *found;
 }
 bool Negotiator::has_process_set(int id) const {
   const std::shared_lock lock(sets_mutex_);
-  return id >= 0 && static_cast<std::size_t>(id) < sets_.size() && !sets_[static_cast<std::size_t>(id)].removed;
+  const Set* const found = find_set(id);
+  return found != nullptr && !found->removed;
 }
 const ProcessSetInfo& Negotiator::process_set(int id) const {
   const std::shared_lock lock(sets_mutex_);
-  return set(id).info;
+  return *set(id).info;
+}
+std::shared_ptr<const ProcessSetInfo> Negotiator::share_process_set(int id) const {
+  const std::shared_lock lock(sets_mutex_);
+  const Set* const found = find_set(id);
+  return found == nullptr || found->removed ? nullptr : found->info;
+}
+const std::vector<int>* Negotiator::ranks_unless_removed(int id) const {
+  if (id < 0 || id >= next_set_) throw WireError("unknown process set");
+  const Set* const found = find_set(id);
+  return found == nullptr || found->removed ? nullptr : &found->info->ranks;
+}
+void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
+  const std::lock_guard lock(sets_mutex_);
+  removed_sets_ -= std::erase_if(sets_, [&](const std::unique_ptr<Set>& set) {
+    const auto unit = ids_.lower_bound(UnitKey{set->info->id, OpKind{}, {}});
+    const bool has_units = unit != ids_.end() && unit->first.process_set == set->info->id;
+    return set->removed && !has_units && !in_use(set->info->id);
+  });
 }
 std::uint32_t Negotiator::local_members(int process_set) const { return set(process_set).local_members; }
 const std::vector<int>& Negotiator::joined(int process_set) const { return set(process_set).joined; }
@@ -239,11 +268,11 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
       known_set(id, rank);
-      auto& joined = sets_[static_cast<std::size_t>(id)].joined;
+      auto& joined = set(id).joined;
       const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
       if (place != joined.end() && *place == rank) return;
       joined.insert(place, rank);
-      sets_[static_cast<std::size_t>(id)].last_joined = rank;
+      set(id).last_joined = rank;
       return;
     }
     case RecordType::Conflict:
@@ -376,7 +405,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
     if (unit.key.kind == OpKind::Join) {
-      auto& set = sets_[static_cast<std::size_t>(unit.key.process_set)];
+      auto& set = this->set(unit.key.process_set);
       // Within a domain the log says who came last; whose arrival completed the agreement may be another.
       if (unit.scope == Scope::Domain) what.last = set.last_joined;
       set.joined.clear();
@@ -453,7 +482,8 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
     if (signature.root <= 0 || !has_process_set(signature.root)) return;
     {
       const std::lock_guard lock(sets_mutex_);
-      sets_[static_cast<std::size_t>(signature.root)].removed = true;
+      set(signature.root).removed = true;
+      ++removed_sets_;
     }
     for (const Unit* other : units_of(signature.root))
       if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
@@ -461,7 +491,7 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
     pledged_.forget_set(signature.root);
     return;
   }
-  ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
+  ProcessSetInfo info{next_set_, {}, -1};
   for (const auto rank : signature.tensors.front().shape) {
     if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
     if (!info.ranks.empty() && rank <= info.ranks.back()) throw WireError("a process set whose ranks are not ascending");
@@ -532,7 +562,7 @@ std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   std::vector<int> leavers;
   if (!any_left_) return leavers;
   const Set& of = set(unit.key.process_set);
-  for (const int rank : of.info.ranks) {
+  for (const int rank : of.info->ranks) {
     const bool excused = unit.key.kind != OpKind::Join && std::binary_search(of.joined.begin(), of.joined.end(), rank);
     if (left_[static_cast<std::size_t>(rank)] && !excused) leavers.push_back(rank);
   }

@@ -129,9 +129,20 @@ class Negotiator {
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
              bool groups_alone = false);
 
-  /// Sets are made and removed by agreement (OpKind::Control). Any thread; a reference stays valid, also when the set is removed.
+  /// Sets are made and removed by agreement (OpKind::Control); an id is never given again. Any thread. Returns the set; a removed one is
+  /// there, and the reference valid, until `bury_removed`. Throws WireError if it is not there.
   [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
+  /// Any thread. Returns the set, or null if there is none, or none any more.
+  [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share_process_set(int id) const;
   [[nodiscard]] bool has_process_set(int id) const;
+  /// Returns the ranks of the set, or null if it was removed. Throws WireError if there has never been such a set.
+  [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const;
+  [[nodiscard]] bool has_removed_sets() const { return removed_sets_ > 0; }
+  /// Forgets removed sets that are neither `in_use` nor those of a unit.
+  void bury_removed(const std::function<bool(int)>& in_use);
+  /// Of this table, for what is to stay bounded: process sets, and names that are known.
+  [[nodiscard]] std::size_t sets_kept() const { return sets_.size(); }
+  [[nodiscard]] std::size_t units_kept() const { return units_.size(); }
   /// How many ranks of the set live in this domain.
   [[nodiscard]] std::uint32_t local_members(int process_set) const;
   [[nodiscard]] Scope scope_of(int process_set) const;
@@ -223,17 +234,20 @@ class Negotiator {
   std::vector<CutBatch> number(std::vector<PlannedBatch> plans, Scope scope) const;
 
   struct Set {
-    ProcessSetInfo info;
+    std::shared_ptr<const ProcessSetInfo> info;
     std::uint32_t local_members = 0;
     std::vector<int> joined;
     int last_joined = -1;  ///< of this domain's ranks
     bool removed = false;
   };
-  [[nodiscard]] const Set& set(int id) const;
+  [[nodiscard]] Set* find_set(int id) const;
+  [[nodiscard]] Set& set(int id) const;
 
   const Topology topology_;
-  mutable std::shared_mutex sets_mutex_;  // guards the list and `removed`; the rest is for the engine's mutex
-  std::deque<Set> sets_;
+  mutable std::shared_mutex sets_mutex_;    // guards the list and `removed`; the rest is for the engine's mutex
+  std::vector<std::unique_ptr<Set>> sets_;  // by id, ascending
+  int next_set_ = 0;
+  std::size_t removed_sets_ = 0;
   std::uint64_t fusion_threshold_bytes_;
   bool groups_alone_;
   std::uint32_t slot_capacity_;

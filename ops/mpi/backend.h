@@ -7,7 +7,7 @@
 /// brought there before anybody knew.
 /// The algorithms: mpi_*_execution.h.
 /// Owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Calls MPI from the driver
-/// only (MPI_THREAD_SERIALIZED). Throws BackendError: MPI's own words, the arena full, or more process sets than MPI has tags for.
+/// only (MPI_THREAD_SERIALIZED). Throws BackendError: MPI's own words, or the arena full.
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"

@@ -53,7 +53,7 @@ struct Tree {
         leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
       actions.agree = [](const UnitKey&, const Agreement&) {};
-      actions.ranks_of = [this](int) -> const std::vector<int>& { return everyone; };
+      actions.ranks_of = [this](int) { return &everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
       leader.wire = std::make_unique<Measuring>(mail, host);
       leader.relay = std::make_unique<LeaderTree>(*leader.wire, std::move(actions));
