@@ -30,6 +30,9 @@ Engine::Engine(EngineParts parts)
       negotiator_(parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, board_.slots(),
                   parts_.config.disable_group_fusion),
       last_look_(Clock::now()) {
+  const Config& config = parts_.config;
+  board_.set_lock_patience(
+      {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
   if (parts_.transport) {
     LeaderTreeActions actions;
     actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };

@@ -95,8 +95,12 @@ void Engine::look_for_trouble() {
     board_.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
     return;
   }
-  look_for_conflicts();
-  report_stalls();
+  try {
+    look_for_conflicts();
+    report_stalls();
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+  }
 }
 
 std::vector<StuckRank> Engine::stuck_here(int process_set, const std::string& name) const {
