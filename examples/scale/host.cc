@@ -28,8 +28,10 @@ Host::Host(const World& world, const Program& program, const std::unordered_map<
 
 hvd::LeaderTreeActions Host::actions() {
   hvd::LeaderTreeActions actions;
-  actions.introduce = [this](const hvd::UnitKey& key, int rank, const hvd::Signature&) {
-    if (world_.host_of(rank) != number_) introduce(key, rank);
+  actions.introduce = [this](const hvd::UnitKey& key, const hvd::Runs& ranks, const hvd::Signature&) {
+    for (const auto [first, count] : ranks)
+      for (int rank = first; rank < first + count; ++rank)
+        if (world_.host_of(rank) != number_) introduce(key, rank);
   };
   actions.agree = [this](const hvd::UnitKey& key, const hvd::Agreement& what) { agree(key, what); };
   actions.cut = [this] {

@@ -35,7 +35,9 @@ Engine::Engine(EngineParts parts)
       {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
   if (parts_.transport) {
     LeaderTreeActions actions;
-    actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature) { introduce_remote(key, rank, signature); };
+    actions.introduce = [this](const UnitKey& key, const Runs& ranks, const Signature& signature) {
+      introduce_remote(key, ranks, signature);
+    };
     actions.agree = [this](const UnitKey& key, const Agreement& what) { agree_by_root(key, what); };
     actions.cut = [this] { return cut_world(); };
     actions.leave = [this](int rank) { with_log(0, [&] { commit(Negotiator::leaving(rank)); }); };

@@ -126,7 +126,7 @@ class Engine {
   /// What follows an arrival: agrees if it was the last, or if all others have joined or left.
   void after_arriving(Entry& entry, std::uint32_t arrived);
   bool introduce(Entry& entry);
-  void introduce_remote(const UnitKey& key, int rank, const Signature& signature);
+  void introduce_remote(const UnitKey& key, Runs ranks, const Signature& signature);
   void agree_by_root(const UnitKey& key, const Agreement& what);
   /// Whether a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some of what
   /// is in flight is done.

@@ -110,18 +110,19 @@ bool Engine::introduce(Entry& entry) {
   return true;
 }
 
-void Engine::introduce_remote(const UnitKey& key, int rank, const Signature& signature) {
-  if (is_here(rank)) return;
+void Engine::introduce_remote(const UnitKey& key, Runs ranks, const Signature& signature) {
+  for (const int rank : parts_.topology.domain_ranks) remove(ranks, {rank, 1});  // they have spoken for themselves
+  if (ranks.empty()) return;
   for (Room room = Room::AfterReading; room == Room::AfterReading;) {
-    with_log(introduction_bytes(key, signature), [&] {
+    with_log(introduction_bytes(key, signature) + ranks.size() * sizeof(Run), [&] {
       room = Room::Now;
       if (!negotiator_.has_process_set(key.process_set)) return;
       const Unit* unit = negotiator_.find(key);
-      if (unit != nullptr && negotiator_.introduced(*unit, rank, signature)) return;
+      if (unit != nullptr && negotiator_.introduced(*unit, ranks, signature)) return;
       // Without room it is told again when this domain needs it: when a rank here introduces it, or when it is agreed.
       if (unit == nullptr) room = make_room(slots_for(signature));
       if (room == Room::Now)
-        commit(*negotiator_.introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+        commit(*negotiator_.introduction(key, ranks, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
     });
     if (room != Room::AfterReading) return;  // done, or it is told again later
     nudge_readers();

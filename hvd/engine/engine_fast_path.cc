@@ -29,7 +29,7 @@ void Engine::make_persistent(const Entry& entry) noexcept {
     op->process_set = entry.key.process_set;
     op->unit = unit.id;
     op->generation = unit.generation;
-    op->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
+    op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
     if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return;
     const auto known = persistent_ops_.find(entry.key.process_set, kind, entry.key.name);
     if (known && known->unit == op->unit && known->generation == op->generation && known->signature == op->signature) return;
@@ -114,7 +114,7 @@ bool Engine::take_persistent(PersistentOp& op, const SmallCall& call, Entry*& ta
   const auto& set = negotiator_.process_set(call.process_set);
   if (!op.fits(call) || !negotiator_.joined(call.process_set).empty() || !negotiator_.knows(op.unit)) return false;
   const Unit& unit = negotiator_.unit(op.unit);
-  if (unit.generation != op.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != op.signature) return false;
+  if (unit.generation != op.generation || unit.signatures.of(static_cast<std::size_t>(set.rank)) != op.signature) return false;
   if (op.backend != nullptr && !op.backend->is_free(op.location)) return false;
   if (!ledger_.put_back(op.place)) return false;
   Entry& entry = *ledger_.find(op.unit);
@@ -219,8 +219,8 @@ bool Engine::run_for_all(const PersistentOp& op) {
   const Unit& unit = negotiator_.unit(op.unit);
   if (!negotiator_.joined(unit.key.process_set).empty()) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
-  for (const auto& signature : unit.signatures)
-    if (signature != op.signature) return false;
+  const Run everybody{0, static_cast<int>(negotiator_.process_set(unit.key.process_set).ranks.size())};
+  if (!unit.signatures.all_say(everybody, op.signature)) return false;
   fast_ranks_.clear();
   fast_locations_.clear();
   const auto& domain = parts_.topology.domain_ranks;

@@ -106,12 +106,12 @@ void Engine::act(Outcomes& outcomes) {
 
 void Engine::note_news(const Outcomes& outcomes) {
   // Spelled out now: by the time the relay passes it on, the id may stand for another tensor.
-  for (const auto& [id, rank] : outcomes.introduced) {
+  for (const auto& [id, run] : outcomes.introduced) {
     const Unit& unit = negotiator_.unit(id);
-    if (unit.scope != Scope::World || !is_here(rank)) continue;
+    if (unit.scope != Scope::World || !is_here(run.first)) continue;  // a rank of this domain speaks for itself alone
     const auto& ranks = negotiator_.process_set(unit.key.process_set).ranks;
-    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    local_events_.push_back({LocalEvent::Kind::Introduced, unit.key, rank, unit.signatures[place]});
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), run.first) - ranks.begin());
+    local_events_.push_back({LocalEvent::Kind::Introduced, unit.key, run.first, unit.signatures.of(place)});
   }
   for (const auto& [id, what] : outcomes.host_ready)
     local_events_.push_back({LocalEvent::Kind::Ready, negotiator_.unit(id).key, -1, nullptr, what});
@@ -169,14 +169,15 @@ void Engine::note_rows(Entry& entry, const Unit& unit) {
   for (std::size_t i = 0; i < entry.submission.tensors.size(); ++i) {
     auto& rows = entry.rows.emplace_back();
     auto& before = entry.before.emplace_back();
-    for (const auto& signature : unit.signatures) {
+    for (const auto& [places, signature] : unit.signatures.said()) {
       const TensorSignature& tensor = signature->tensors[i];
+      const auto count = static_cast<std::size_t>(places.count);
       if (unit.key.kind == OpKind::Allgather) {
-        rows.push_back(tensor.shape.front());
+        rows.insert(rows.end(), count, tensor.shape.front());
       } else {
-        rows.push_back(tensor.splits.at(self));
-        before.push_back(
-            std::accumulate(tensor.splits.begin(), tensor.splits.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0}));
+        rows.insert(rows.end(), count, tensor.splits.at(self));
+        before.insert(before.end(), count,
+                      std::accumulate(tensor.splits.begin(), tensor.splits.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0}));
       }
     }
   }

@@ -109,7 +109,7 @@ void LeaderTree::Gathered::add(const Introduction& introduction) {
   if (!fresh) {
     Introduction& before = list[place->second];
     if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
-      for (const Run run : introduction.ranks) LeaderTree::add(before.ranks, run);
+      for (const Run run : introduction.ranks) hvd::add(before.ranks, run);
       return;
     }
     place->second = list.size();
@@ -117,40 +117,10 @@ void LeaderTree::Gathered::add(const Introduction& introduction) {
   list.push_back(introduction);
 }
 
-void LeaderTree::add(std::vector<Run>& runs, Run run) {
-  // The first that `run` touches, and the first beyond it.
-  auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
-  auto to = from;
-  int first = run.first;
-  int end = run.first + run.count;
-  for (; to != runs.end() && to->first <= end; ++to) {
-    first = std::min(first, to->first);
-    end = std::max(end, to->first + to->count);
-  }
-  if (from == to) {
-    runs.insert(from, run);
-    return;
-  }
-  *from = {first, end - first};
-  runs.erase(from + 1, to);
-}
-
-void LeaderTree::remove(std::vector<Run>& runs, Run run) {
-  std::vector<Run> rest;
-  const int end = run.first + run.count;
-  for (const Run& r : runs) {
-    if (r.first < run.first) rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
-    if (r.first + r.count > end) rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
-  }
-  runs = std::move(rest);
-}
-
 void LeaderTree::retell(const UnitKey& key) {
   const auto known = ids_.find(key);
   if (known == ids_.end()) return;
-  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote)
-    for (const Run run : runs)
-      for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *said);
+  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote) actions_.introduce(key, runs, *said);
 }
 
 /// Root: gives the tensor a number where it has none.
@@ -212,8 +182,7 @@ void LeaderTree::learn(const Introduction& introduction) {
     for (const Run run : ranks) add(remote.back().ranks, run);
   }
   std::erase_if(remote, [](const Introduction& other) { return other.ranks.empty(); });
-  for (const Run run : ranks)
-    for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *signature);
+  actions_.introduce(key, ranks, *signature);
 }
 
 void LeaderTree::tell(LocalEvent news) {
@@ -656,7 +625,7 @@ bool LeaderTree::expect_rank(int process_set, int rank) {
 }
 
 /// False if the set was removed.
-bool LeaderTree::expect_ranks(int process_set, const std::vector<Run>& runs) {
+bool LeaderTree::expect_ranks(int process_set, const Runs& runs) {
   const auto* all = actions_.ranks_of(process_set);
   if (all == nullptr) return false;
   const auto& ranks = *all;

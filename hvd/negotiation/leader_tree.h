@@ -25,8 +25,8 @@ namespace hvd {
 
 /// What the relay asks of its engine.
 struct LeaderTreeActions {
-  /// A rank of another domain introduces a tensor to this one's log.
-  std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
+  /// Introduces a tensor to this domain's log for ranks that say the same of it. Of those that are this domain's own the log knows already.
+  std::function<void(const UnitKey&, const Runs& ranks, const Signature&)> introduce;
   std::function<void(const UnitKey&, const Agreement&)> agree;
   /// Cuts the next batches here. False, and nothing has happened, if this domain has no room for them yet: it is asked again later.
   std::function<bool()> cut;
@@ -90,16 +90,12 @@ class LeaderTree {
 
  private:
   using Name = std::pair<int, std::string>;  ///< process set and name
-  /// Ranks that follow one another.
-  struct Run {
-    int first, count;
-  };
   /// What ranks say of a tensor, all the same.
   struct Introduction {
     std::uint32_t id = 0;  ///< on the way down
     UnitKey key;
     SharedSignature signature;
-    std::vector<Run> ranks;
+    Runs ranks;
   };
   /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
   /// equal.
@@ -144,12 +140,10 @@ class LeaderTree {
   void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
   bool pass_on_decisions(const Message& message);
   bool expect_rank(int process_set, int rank);
-  bool expect_ranks(int process_set, const std::vector<Run>& runs);
+  bool expect_ranks(int process_set, const Runs& runs);
   void receive_introduction(Reader& reader, bool from_parent);
   std::uint32_t number_of(const UnitKey& key);
   void learn(const Introduction& introduction);
-  static void add(std::vector<Run>& runs, Run run);
-  static void remove(std::vector<Run>& runs, Run run);
   void count_ready(std::uint32_t id, int subtree, const Agreement& what);
   void pass_on_if_complete(std::uint32_t id);
   void decide(std::uint32_t id, const Agreement& what);

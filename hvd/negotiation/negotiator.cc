@@ -31,6 +31,15 @@ std::vector<bool> get_bits(Reader& reader) {
   return bits;
 }
 
+/// The places in the set of ranks that follow one another.
+Run set_places(const ProcessSetInfo& set, Run ranks) {
+  // The list ascends, so that the run is in it if its ends are as far apart there.
+  const auto first = std::lower_bound(set.ranks.begin(), set.ranks.end(), ranks.first);
+  const bool fits = ranks.count > 0 && ranks.count <= set.ranks.end() - first && *first == ranks.first;
+  if (!fits || first[ranks.count - 1] - ranks.first != ranks.count - 1) throw WireError("rank outside its process set");
+  return {static_cast<int>(first - set.ranks.begin()), ranks.count};
+}
+
 std::size_t set_rank(const ProcessSetInfo& set, int rank) {
   const auto place = std::lower_bound(set.ranks.begin(), set.ranks.end(), rank);
   if (place == set.ranks.end() || *place != rank) throw WireError("rank outside its process set");
@@ -164,15 +173,15 @@ const Unit* Negotiator::find(const UnitKey& key) const {
 
 bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& absent) const {
   const auto& ranks = process_set(unit.key.process_set).ranks;
-  if (unit.introduced == ranks.size()) return true;
+  if (unit.signatures.count() == ranks.size()) return true;
   for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (!unit.signatures[i] && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
+    if (!unit.signatures.of(i) && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
   return true;
 }
 
-bool Negotiator::introduced(const Unit& unit, int rank, const Signature& signature) const {
-  const auto& said = unit.signatures[set_rank(process_set(unit.key.process_set), rank)];
-  return said && *said == signature;
+bool Negotiator::introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const {
+  const auto& set = process_set(unit.key.process_set);
+  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(set_places(set, run), signature); });
 }
 
 std::optional<std::uint32_t> Negotiator::free_range(std::uint32_t slots) const {
@@ -181,7 +190,7 @@ std::optional<std::uint32_t> Negotiator::free_range(std::uint32_t slots) const {
   return std::nullopt;
 }
 
-std::optional<Bytes> Negotiator::introduction(const UnitKey& key, int rank, const Signature& signature,
+std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
                                               const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
@@ -195,7 +204,8 @@ std::optional<Bytes> Negotiator::introduction(const UnitKey& key, int rank, cons
     generation = generation_of(id);
   }
   Writer writer;
-  writer.put(RecordType::Introduce).put(id).put(generation).put(rank).put(key.process_set).put(key.kind).put_string(key.name);
+  writer.put(RecordType::Introduce).put(id).put(generation).put_list(std::span<const Run>(ranks));
+  writer.put(key.process_set).put(key.kind).put_string(key.name);
   encode(writer, signature);
   return writer.take();
 }
@@ -298,13 +308,17 @@ const ProcessSetInfo& Negotiator::known_set(int id, int rank) const {
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   const auto generation = reader.get<std::uint32_t>();
-  const auto rank = reader.get<int>();
+  const auto ranks = reader.get_list<Run>();
   UnitKey key;
   key.process_set = reader.get<int>();
   key.kind = reader.get<OpKind>();
   key.name = reader.get_string();
   auto signature = std::make_shared<const Signature>(decode_signature(reader));
-  const auto& set = known_set(key.process_set, rank);
+  if (!has_process_set(key.process_set)) throw WireError("unknown process set");
+  const auto& set = process_set(key.process_set);
+  Runs places;
+  for (const Run run : ranks) places.push_back(set_places(set, run));
+  if (places.empty()) throw WireError("an introduction by nobody");
   if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size())) throw WireError("an introduction that makes no sense");
   const auto known = ids_.find(key);
   if (known != ids_.end() ? known->second != id : units_.contains(id)) throw WireError("an introduction under the wrong id");
@@ -318,38 +332,29 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.erase(range);
     if (rest > 0) free_slots_[id + slots] = rest;
     usage_.push_back(id);
-    found = units_
-                .emplace(
-                    id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, 0, false, std::prev(usage_.end()), false, false, 0})
-                .first;
-    found->second.signatures.resize(set.ranks.size());
+    found =
+        units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
+            .first;
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
   }
-  auto& signatures = found->second.signatures;
-  // Equal signatures share one value: what n ranks say of a tensor then costs one copy, and comparing them one pointer each.
-  for (const auto& other : signatures) {
-    if (other && *other == *signature) {
-      signature = other;
-      break;
-    }
-  }
   found->second.settled = false;
-  auto& place = signatures[set_rank(set, rank)];
-  if (!place) ++found->second.introduced;
-  place = std::move(signature);
-  outcomes.introduced.push_back({id, rank});
+  for (const Run run : places) found->second.signatures.set(run, signature);
+  for (const Run run : ranks) outcomes.introduced.push_back({id, run});
 }
 
 Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const {
   std::vector<int> ranks;
   std::vector<SharedSignature> signatures;
   const auto& all = process_set(unit.key.process_set).ranks;
+  const auto& said = unit.signatures.said();
+  if (absent.empty() && said.size() == 1 && said.front().places == Run{0, static_cast<int>(all.size())}) return {};
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (std::binary_search(absent.begin(), absent.end(), all[i])) continue;
-    if (!unit.signatures[i]) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
+    const SharedSignature& signature = unit.signatures.of(i);
+    if (!signature) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
     ranks.push_back(all[i]);
-    signatures.push_back(unit.signatures[i]);
+    signatures.push_back(signature);
   }
   if (ranks.empty()) return {Status::Code::BackendError, "a tensor was agreed that no rank has submitted"};
   Status status = verdict(display_name(unit.key.name), ranks, signatures);
@@ -367,7 +372,7 @@ std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signat
   for (std::size_t i = 0; i < first.tensors.size(); ++i) {
     std::int64_t elements = 0;
     if (gathers) {
-      for (const auto& signature : unit.signatures) elements += element_count(signature->tensors[i].shape);
+      for (const auto& [places, signature] : unit.signatures.said()) elements += places.count * element_count(signature->tensors[i].shape);
     } else {
       elements = element_count(first.tensors[i].shape);
     }
@@ -395,7 +400,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     const auto& ranks = process_set(unit.key.process_set).ranks;
     std::size_t first = 0;
     while (std::binary_search(what.absent.begin(), what.absent.end(), ranks[first])) ++first;
-    const SharedSignature signature = unit.signatures[first];
+    const SharedSignature signature = unit.signatures.of(first);
     what.present.resize(signature->tensors.size());
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
@@ -426,7 +431,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
     const auto kind = reader.get<OpKind>();
     if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
     const Unit* unit = find({process_set, kind, name});
-    const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
+    const auto signature = unit == nullptr ? nullptr : unit->signatures.of(set_rank(set, rank));
     if (!signature) continue;  // forgotten here meanwhile
     ranks.push_back(rank);
     signatures.push_back(signature);
@@ -475,7 +480,7 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
 }
 
 void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes) {
-  const Signature& signature = *unit.signatures.front();
+  const Signature& signature = *unit.signatures.of(0);
   if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;

@@ -19,6 +19,7 @@
 #include "hvd/backend.h"
 #include "hvd/negotiation/planner.h"
 #include "hvd/negotiation/pledges.h"
+#include "hvd/negotiation/rank_signatures.h"
 #include "hvd/negotiation/signature.h"
 #include "hvd/topology.h"
 
@@ -48,8 +49,7 @@ struct Unit {
   UnitKey key;
   Scope scope = Scope::Domain;
   std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
-  std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
-  std::size_t introduced = 0;                ///< how many of them there are
+  RankSignatures signatures;                 ///< of those ranks of the set that have introduced it
   bool settled = false;                      ///< just these have been found to agree: not to be looked at again
   std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
@@ -94,7 +94,7 @@ struct Outcomes {
   };
   struct Introduced {
     std::uint32_t id;
-    int rank;
+    Run ranks;
   };
   std::vector<Agreed> agreed;
   std::vector<CutBatch> batches;
@@ -150,17 +150,24 @@ class Negotiator {
   [[nodiscard]] const Unit* find(const UnitKey& key) const;
   [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
   [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
-  /// Whether `rank` (global) has introduced the unit with just this signature.
-  [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const;
+  /// Whether these ranks (global) have introduced the unit with just this signature.
+  [[nodiscard]] bool introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const;
+  [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const {
+    return introduced(unit, Runs{{rank, 1}}, signature);
+  }
 
   /// Whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
   [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
-  /// `rank` says what it sends under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
+  /// `ranks` say what they send under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
   /// all slots are taken: evict first.
-  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
+  std::optional<Bytes> introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
                                     const std::function<std::uint32_t(std::uint32_t)>& generation_of) const;
+  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
+                                    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
+    return introduction(key, Runs{{rank, 1}}, signature, generation_of);
+  }
   /// The least recently used id that `evictable` lets go.
   std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
   static Bytes eviction(std::uint32_t id);

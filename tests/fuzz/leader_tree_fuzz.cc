@@ -34,7 +34,7 @@ class Line final : public Transport {
 struct Leader {
   explicit Leader(int domain) : line(domain) {
     LeaderTreeActions actions;
-    actions.introduce = [](const UnitKey&, int, const Signature&) {};
+    actions.introduce = [](const UnitKey&, const Runs&, const Signature&) {};
     actions.agree = [](const UnitKey&, const Agreement&) {};
     actions.end = [] {};
     actions.cut = [this] { return ++cuts_asked % 3 != 0; };  // sometimes there is no room

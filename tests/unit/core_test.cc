@@ -482,7 +482,9 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       Leader& leader = leaders[static_cast<std::size_t>(d)];
       leader.transport = std::make_unique<MailTransport>(mail, d, domains);
       LeaderTreeActions actions;
-      actions.introduce = [&leader](const UnitKey& key, int, const Signature&) { ++leader.introduced[key.name]; };
+      actions.introduce = [&leader](const UnitKey& key, const Runs& ranks, const Signature&) {
+        for (const Run run : ranks) leader.introduced[key.name] += run.count;
+      };
       actions.agree = [&leader](const UnitKey& key, const Agreement& what) {
         leader.agreed.push_back(key.name);
         leader.present = what.present;
