@@ -134,7 +134,6 @@ std::uint32_t LeaderTree::number_of(const UnitKey& key) {
   ++next_id_;
   Known& known = known_[id];
   known.key = key;
-  known.decided_at = decided_;
   known.usage = usage_.insert(usage_.end(), id);
   return id;
 }
