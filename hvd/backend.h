@@ -24,6 +24,7 @@ struct ProcessSetInfo {
   int id = 0;              ///< the same on all ranks, 0 for the global set
   std::vector<int> ranks;  ///< ascending; `ranks[i]` is the global rank of the set's rank i
   int rank = -1;           ///< this process's rank in the set, -1 outside
+  int number = 0;          ///< the same on all ranks: the smallest that no other set has; that of a removed set is given again
 };
 
 /// BatchTraits are what decides which backend runs a batch. They are equal on every rank of the batch.

@@ -8,6 +8,12 @@
 
 namespace scale {
 
+namespace {
+
+constexpr std::size_t kRemembered = std::size_t{1} << 20;  // more tensors than any program here has
+
+}  // namespace
+
 Host::Host(const World& world, const Program& program, const std::unordered_map<std::string, std::size_t>& index_of, int number,
            Table& table, Wires wires)
     : world_(world),
@@ -17,13 +23,15 @@ Host::Host(const World& world, const Program& program, const std::unordered_map<
       table_(table),
       wires_(std::move(wires)),
       units_(program.units.size(), {0, std::vector<bool>(static_cast<std::size_t>(world.ranks)), 0}) {
-  leader_tree_ = std::make_unique<hvd::LeaderTree>(*this, actions());
+  leader_tree_ = std::make_unique<hvd::LeaderTree>(*this, actions(), kRemembered);
 }
 
 hvd::LeaderTreeActions Host::actions() {
   hvd::LeaderTreeActions actions;
-  actions.introduce = [this](const hvd::UnitKey& key, int rank, const hvd::Signature&) {
-    if (world_.host_of(rank) != number_) introduce(key, rank);
+  actions.introduce = [this](const hvd::UnitKey& key, const hvd::Runs& ranks, const hvd::Signature&) {
+    for (const auto [first, count] : ranks)
+      for (int rank = first; rank < first + count; ++rank)
+        if (world_.host_of(rank) != number_) introduce(key, rank);
   };
   actions.agree = [this](const hvd::UnitKey& key, const hvd::Agreement& what) { agree(key, what); };
   actions.cut = [this](int /*process_set*/) {
@@ -37,7 +45,8 @@ hvd::LeaderTreeActions Host::actions() {
     throw std::logic_error("a conflict about " + name);
   };
   actions.fail = [](const hvd::Status& status) { throw std::logic_error(status.text()); };
-  actions.ranks_of = [this](int set) -> const std::vector<int>& { return table_.negotiator().process_set(set).ranks; };
+  actions.drop = [](const hvd::UnitKey&) { return false; };
+  actions.ranks_of = [this](int set) { return &table_.negotiator().process_set(set).ranks; };
   actions.domain_of = [this](int rank) { return world_.host_of(rank); };
   return actions;
 }

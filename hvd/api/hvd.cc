@@ -15,10 +15,10 @@ namespace {
 
 const Topology& topology() { return current_world()->engine->topology(); }
 
-const ProcessSetInfo& info(int id) {
-  const auto& negotiator = current_world()->engine->negotiator();
-  if (!negotiator.has_process_set(id)) throw InvalidArgument(formatted("there is no process set {}", id));
-  return negotiator.process_set(id);
+std::shared_ptr<const ProcessSetInfo> info(int id) {
+  auto found = current_world()->engine->negotiator().share_process_set(id);
+  if (!found) throw InvalidArgument(formatted("there is no process set {}", id));
+  return found;
 }
 
 std::int64_t control(std::string_view name, Shape ranks, int root) {
@@ -73,10 +73,10 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
   return engine()->allocate(like, dtype, bytes);
 }
 
-int ProcessSet::rank() const { return info(id_).rank; }
-int ProcessSet::size() const { return static_cast<int>(info(id_).ranks.size()); }
-bool ProcessSet::included() const { return info(id_).rank >= 0; }
-std::vector<int> ProcessSet::ranks() const { return info(id_).ranks; }
+int ProcessSet::rank() const { return info(id_)->rank; }
+int ProcessSet::size() const { return static_cast<int>(info(id_)->ranks.size()); }
+bool ProcessSet::included() const { return info(id_)->rank >= 0; }
+std::vector<int> ProcessSet::ranks() const { return info(id_)->ranks; }
 ProcessSet global_process_set() { return {}; }
 ProcessSet process_set(int id) {
   info(id);

@@ -43,6 +43,12 @@ void BatchRunner::abort(const Turn& /*turn*/) noexcept {
   running_.clear();
 }
 
+bool BatchRunner::uses(const Turn& /*turn*/, int process_set) const {
+  const auto is_of_set = [&](const Prepared& batch) { return batch.cut.plan.process_set == process_set; };
+  return std::any_of(queued_.begin(), queued_.end(), is_of_set) ||
+         std::any_of(running_.begin(), running_.end(), [&](const Running& running) { return is_of_set(running.batch); });
+}
+
 bool BatchRunner::polls(const Turn& /*turn*/) const {
   return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->notifies(); });
 }

@@ -40,6 +40,8 @@ class BatchRunner {
   bool run(const Turn& turn, std::vector<Prepared> queued);
   /// Ends what is under way, with an error on the device where it has begun.
   void abort(const Turn& turn) noexcept;
+  /// Returns whether a batch of the set is queued or under way.
+  [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_running(const Turn& /*turn*/) const { return !running_.empty(); }
   /// Whether something under way has to be polled, as its backend notifies nobody.
   [[nodiscard]] bool polls(const Turn& turn) const;

@@ -76,23 +76,35 @@ Controller::Room Controller::introduce_in(Transaction& log, const UnitKey& key, 
   return room;
 }
 
-void Controller::introduce_remote(const UnitKey& key, int rank, const Signature& signature) {
-  if (parts_.is_here(rank)) return;
+void Controller::introduce_remote(const UnitKey& key, Runs ranks, const Signature& signature) {
+  for (const int rank : parts_.topology.domain_ranks) remove(ranks, {rank, 1});
+  if (ranks.empty()) return;
+  const std::size_t bytes = introduction_bytes(key, signature) + ranks.size() * sizeof(Run);
   while (true) {
     {
-      Transaction log(log_, introduction_budget(key, signature));
+      Transaction log(log_, introduction_budget(key, signature) + ranks.size() * sizeof(Run));
       if (!table().has_process_set(key.process_set)) return;
       const Unit* unit = table().find(key);
-      if (unit != nullptr && table().introduced(*unit, rank, signature)) return;
+      if (unit != nullptr && table().introduced(*unit, ranks, signature)) return;
       // Without room it is told again when this domain needs it: when a rank here introduces it, or when it is agreed.
-      const Room room = unit == nullptr ? make_room(log, slots_for(signature), introduction_bytes(key, signature)) : Room::Now;
+      const Room room = unit == nullptr ? make_room(log, slots_for(signature), bytes) : Room::Now;
       if (room == Room::Now)
-        log.append(*table().introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+        log.append(*table().introduction(key, ranks, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
       if (room != Room::AfterReading) return;  // done, or it is told again later
     }
     log_.nudge_readers();
     if (board_.failed()) throw BackendError("the world has failed");
   }
+}
+
+bool Controller::drop(const UnitKey& key) {
+  Transaction log(log_, kEvictionBytes);
+  const Unit* unit = table().find(key);
+  if (unit == nullptr) return true;
+  const std::uint32_t id = unit->id;
+  if (!is_evictable(id) || !board_.evict(id)) return false;
+  log.append(Negotiator::eviction(id));
+  return true;
 }
 
 bool Controller::is_evictable(std::uint32_t id) const {

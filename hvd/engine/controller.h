@@ -39,8 +39,11 @@ class Controller {
   [[nodiscard]] bool is_complete(std::uint32_t id) const HVD_REQUIRES(engine_mutex);
 
   // ---- what other domains say, and the root decides; by the leader
-  /// A rank elsewhere says what it sends. Without room it is told again when this domain needs it.
-  void introduce_remote(const UnitKey& key, int rank, const Signature& signature) HVD_REQUIRES(engine_mutex);
+  /// Ranks elsewhere say what they send, all the same. Without room it is told again when this domain needs it. Ranks of this domain among
+  /// `ranks` have spoken for themselves.
+  void introduce_remote(const UnitKey& key, Runs ranks, const Signature& signature) HVD_REQUIRES(engine_mutex);
+  /// Forgets the unit if nobody in this domain uses it. Returns false if somebody does.
+  bool drop(const UnitKey& key) HVD_REQUIRES(engine_mutex);
   /// All ranks are ready. `retell` introduces again what ranks elsewhere have said of the unit.
   void agree_by_root(const UnitKey& key, const Agreement& what, const std::function<void()>& retell) HVD_REQUIRES(engine_mutex);
   /// All ranks have left, and nothing more will be decided.

@@ -5,9 +5,9 @@
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState
 ///
 /// Parts, each with a file pair and the owner of its state: EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Controller, Cutter,
-/// Leavers, FastPath, BatchRunner, LeaderTask, Health, ProgressLoop. Calls lead down in this order; back up leads only `EngineEvents`,
-/// which the engine implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only one to finish
-/// entries.
+/// Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Health, ProgressLoop. Calls lead down in this
+/// order; back up leads only `EngineEvents`, which the engine implements. The engine itself owns the mutex, decides how entries and worlds
+/// end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -29,13 +29,16 @@
 #include "hvd/engine/engine_lock.h"
 #include "hvd/engine/entry_factory.h"
 #include "hvd/engine/events.h"
+#include "hvd/engine/failure_messenger.h"
 #include "hvd/engine/fast_path.h"
 #include "hvd/engine/health.h"
 #include "hvd/engine/leader_task.h"
 #include "hvd/engine/leavers.h"
+#include "hvd/engine/outcome_handler.h"
 #include "hvd/engine/parts.h"
 #include "hvd/engine/progress_loop.h"
 #include "hvd/engine/submission_queue.h"
+#include "hvd/engine/submitter.h"
 #include "hvd/submission.h"
 
 namespace hvd {
@@ -88,39 +91,22 @@ class Engine : private EngineEvents {
   void die_for_test() { loop_.die(); }
   /// For tests: returns how many persistent operations there are, and gives back what they keep. None may be in use.
   std::size_t drop_persistent_for_test();
+  /// For tests: return what is kept of tensors and of process sets, in this rank's tables and its leader tree.
+  [[nodiscard]] std::size_t tensors_kept_for_test();
+  [[nodiscard]] std::size_t sets_kept_for_test();
 
  private:
   // ---- what the parts ask of the engine
   void on_outcomes(Outcomes& outcomes, bool said_here) override HVD_REQUIRES(engine_mutex);
   void finish(Entry& entry, Status status) override HVD_REQUIRES(engine_mutex);
-  void arrived(Entry& entry, std::uint32_t arrived) override HVD_REQUIRES(engine_mutex);
+  void arrived(Entry& entry, std::uint32_t arrived) override HVD_REQUIRES(engine_mutex) { submitter_.arrived(entry, arrived); }
   bool progress(const Turn& turn) noexcept override;
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
 
-  // ---- submitting
-  /// Takes the entry in: null if it waits for its name, which is in flight.
-  Entry* admit(std::unique_ptr<Entry> entry, bool& numbered) HVD_REQUIRES(engine_mutex);
-  void wait_for_earlier(EngineLock& lock, const UnitKey& key) HVD_REQUIRES(engine_mutex);
-  void prepare(Entry& entry, bool numbered) HVD_EXCLUDES(engine_mutex);
-  void note_submission(Entry& entry);
-  /// False: there is no room in the table just now; to be called again when others have read the log.
-  bool announce(Entry& entry) HVD_REQUIRES(engine_mutex);
-  /// Announces submissions whose name is free now.
-  bool announce_waiting() HVD_REQUIRES(engine_mutex);
-
-  // ---- outcomes
-  void act_on_agreement(const Outcomes::Agreed& agreed) HVD_REQUIRES(engine_mutex);
-  void wake_for(const Outcomes& outcomes) HVD_REQUIRES(engine_mutex);
-
-  // ---- ends
-  void fail_waiting(const Status& status) HVD_REQUIRES(engine_mutex);
+  void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& status) noexcept;
-  /// Tells the other domains of the failure, if this rank speaks for its own.
-  void tell_others(const Turn& turn, const Status& status) noexcept;
-  /// After a failure: lets what was told reach the others.
-  void drain(const Turn& turn) noexcept;
 
   EngineParts parts_;
   Board& board_;
@@ -134,12 +120,13 @@ class Engine : private EngineEvents {
   Leavers leavers_;
   FastPath fast_path_;
   BatchRunner runner_;
+  Submitter submitter_;
+  OutcomeHandler handler_;
   std::unique_ptr<LeaderTask> leader_;  // of a rank that leads its domain in a world of several
+  FailureMessenger messenger_;
   Health health_;
   ProgressLoop loop_;
 
-  Status over_ HVD_GUARDED_BY(engine_mutex);  ///< why submissions are refused
-  bool stopping_ HVD_GUARDED_BY(engine_mutex) = false;
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;                             // of the thread that has the turn
   std::atomic<bool> stopped_cleanly_{false};

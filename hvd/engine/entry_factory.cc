@@ -37,11 +37,8 @@ void check_memory(const Submission& submission) {
 
 }  // namespace
 
-void EntryFactory::check(const Submission& submission) const {
+void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set) const {
   const auto what = [&] { return formatted("{} '{}'", name_of(submission.kind), submission.name); };
-  if (!table_.has_process_set(submission.process_set))
-    throw InvalidArgument(formatted("{}: there is no process set {}", what(), submission.process_set));
-  const auto& set = table_.process_set(submission.process_set);
   if (set.rank < 0)
     throw InvalidArgument(formatted("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank, submission.process_set,
                                     rank_list(set.ranks)));
@@ -76,12 +73,16 @@ Signature EntryFactory::signature_of(const Submission& submission) {
 }
 
 std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
-  check(submission);
+  const auto set = table_.share_process_set(submission.process_set);
+  if (!set)
+    throw InvalidArgument(
+        formatted("{} '{}': there is no process set {}", name_of(submission.kind), submission.name, submission.process_set));
+  check(submission, *set);
   auto entry = std::make_unique<Entry>();
   entry->signature = signature_of(submission);
   for (const auto& tensor : submission.tensors) {
     if (submission.kind == OpKind::Control) continue;
-    const auto traits = traits_of(entry->signature, tensor.dtype, submission.device, table_.process_set(submission.process_set));
+    const auto traits = traits_of(entry->signature, tensor.dtype, submission.device, *set);
     Backend* const backend = parts_.backend_for(traits);
     if (backend == nullptr)
       throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
@@ -90,7 +91,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
     entry->backends.push_back(backend);
   }
   entry->key = {submission.process_set, submission.kind, submission.name};
-  if (!is_plausible(entry->signature, table_.process_set(entry->key.process_set).ranks.size()))
+  if (!is_plausible(entry->signature, set->ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   check_memory(submission);
   if (introduction_bytes(entry->key, entry->signature) > Board::kLogBytes / 4)
@@ -102,9 +103,9 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
 }
 
 std::shared_ptr<void> EntryFactory::allocate(const Submission& like, DataType dtype, std::size_t bytes) const {
-  if (!table_.has_process_set(like.process_set)) return nullptr;
-  const auto& set = table_.process_set(like.process_set);
-  if (set.rank < 0) return nullptr;
+  const auto shared_set = table_.share_process_set(like.process_set);
+  if (!shared_set || shared_set->rank < 0) return nullptr;
+  const auto& set = *shared_set;
   const BatchTraits traits{.kind = like.kind, .dtype = dtype, .op = like.op, .device = like.device, .set = &set};
   Backend* const backend = parts_.backend_for(traits);
   return backend != nullptr ? backend->allocate(traits, bytes) : nullptr;

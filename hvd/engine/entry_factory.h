@@ -25,7 +25,7 @@ class EntryFactory {
   [[nodiscard]] std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes) const;
 
  private:
-  void check(const Submission& submission) const;
+  void check(const Submission& submission, const ProcessSetInfo& set) const;
   [[nodiscard]] static Signature signature_of(const Submission& submission);
 
   const EngineParts& parts_;

@@ -45,8 +45,9 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().process_set(entry.key.process_set);
   auto op = std::make_shared<PersistentOp>();
+  op->process_set = entry.key.process_set;
   op->unit = unit.ref();
-  op->signature = unit.signatures[static_cast<std::size_t>(set.rank)];
+  op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
   if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
   const auto known = ops_.find(entry.key.process_set, kind, entry.key.name);
   if (known && known->unit == op->unit && known->signature == op->signature) return nullptr;
@@ -140,6 +141,12 @@ void FastPath::drop(const UnitKey& key) noexcept {
   if (const auto op = ops_.remove(key); op && op->backend != nullptr) op->backend->drop(op->location);
 }
 
+bool FastPath::drop_set(int process_set) noexcept {
+  const auto is_idle = [&](const PersistentOp& op) { return op.process_set == process_set && !op.in_use.load(); };
+  while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
+  return ops_.find_if([&](const PersistentOp& op) { return op.process_set == process_set; }) == nullptr;
+}
+
 std::size_t FastPath::drop_all() {
   const std::size_t count = ops_.size();
   while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
@@ -153,7 +160,7 @@ Entry* FastPath::ready(PersistentOp& op, const SmallCall& call) {
   const auto& set = table().process_set(call.process_set);
   if (!op.fits(call) || !table().joined(call.process_set).empty() || !table().knows(op.unit.id)) return nullptr;
   const Unit& unit = table().unit(op.unit.id);
-  if (unit.generation != op.unit.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != op.signature) return nullptr;
+  if (unit.generation != op.unit.generation || unit.signatures.of(static_cast<std::size_t>(set.rank)) != op.signature) return nullptr;
   if (op.backend != nullptr && !op.backend->is_free(op.location)) return nullptr;
   if (!ledger_.put_back(op.place)) return nullptr;
   Entry& entry = *ledger_.find(op.unit);
@@ -192,7 +199,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       name = queue_.next_name(call.process_set, call.kind, text);
     }
     op = ops_.find(call.process_set, call.kind, name);
-    if (!op || op->in_use.exchange(true)) return nullptr;
+    if (!op || !table().has_process_set(call.process_set) || op->in_use.exchange(true)) return nullptr;
     entry = ready(*op, call);
     if (entry == nullptr || !arrive(*op, *entry)) {
       op->in_use.store(false);
@@ -246,8 +253,8 @@ bool FastPath::run_for_all(const PersistentOp& op) {
   const Unit& unit = table().unit(op.unit.id);
   if (!table().joined(unit.key.process_set).empty()) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
-  for (const auto& signature : unit.signatures)
-    if (signature != op.signature) return false;
+  const Run everybody{0, static_cast<int>(table().process_set(unit.key.process_set).ranks.size())};
+  if (!unit.signatures.all_say(everybody, op.signature)) return false;
   indices_.clear();
   locations_.clear();
   const auto& domain = parts_.topology.domain_ranks;

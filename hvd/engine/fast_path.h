@@ -33,6 +33,8 @@ class FastPath {
   void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
   /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
+  /// Drops those of a process set, which has been removed. Returns false while one of them is in use.
+  bool drop_set(int process_set) noexcept HVD_REQUIRES(engine_mutex);
   /// Returns how many there are, and gives back what they keep. None may be in use.
   std::size_t drop_all() HVD_REQUIRES(engine_mutex);
 

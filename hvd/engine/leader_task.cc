@@ -22,14 +22,14 @@ LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller
       cutter_(cutter),
       leavers_(leavers),
       heartbeat_(*parts.transport, LeaderTree::neighbours_of(parts.topology.domain, parts.topology.domains)),
-      tree_(heartbeat_, actions()) {}
+      tree_(heartbeat_, actions(), parts.board->slots()) {}
 
 // The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
 // std::functions.
 LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   LeaderTreeActions actions;
-  actions.introduce = [this](const UnitKey& key, int rank, const Signature& signature)
-                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.introduce_remote(key, rank, signature); };
+  actions.introduce = [this](const UnitKey& key, const Runs& ranks, const Signature& signature)
+                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.introduce_remote(key, ranks, signature); };
   actions.agree = [this](const UnitKey& key, const Agreement& what) HVD_NO_THREAD_SAFETY_ANALYSIS {
     controller_.agree_by_root(key, what, [this, &key]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.retell(key); });
   };
@@ -46,19 +46,20 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
   actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
-  actions.ranks_of = [this](int set) -> const std::vector<int>& { return table().process_set(set).ranks; };
+  actions.drop = [this](const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
+  actions.ranks_of = [this](int set) { return table().ranks_unless_removed(set); };
   actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
   return actions;
 }
 
 void LeaderTask::note(const Outcomes& outcomes) {
   // Spelled out now: by the time the tree passes it on, the id may stand for another tensor.
-  for (const auto& [id, rank] : outcomes.introduced) {
+  for (const auto& [id, run] : outcomes.introduced) {
     const Unit& unit = table().unit(id);
-    if (unit.scope != Scope::World || !parts_.is_here(rank)) continue;
+    if (unit.scope != Scope::World || !parts_.is_here(run.first)) continue;  // a rank of this domain speaks for itself alone
     const auto& ranks = table().process_set(unit.key.process_set).ranks;
-    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    noted_.push_back({LocalEvent::Kind::Introduced, unit.key, rank, unit.signatures[place]});
+    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), run.first) - ranks.begin());
+    noted_.push_back({LocalEvent::Kind::Introduced, unit.key, run.first, unit.signatures.of(place)});
   }
   for (const auto& [id, what] : outcomes.host_ready) noted_.push_back({LocalEvent::Kind::Ready, table().unit(id).key, -1, nullptr, what});
   for (const auto& [set, rank] : outcomes.joined)

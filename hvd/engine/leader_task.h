@@ -34,6 +34,9 @@ class LeaderTask {
   [[nodiscard]] std::vector<Heartbeat::Silence> silences(std::chrono::seconds limit) const HVD_REQUIRES(engine_mutex) {
     return heartbeat_.silences(limit);
   }
+  /// Of the tree, for what is to stay bounded.
+  [[nodiscard]] std::size_t tensors_kept() const HVD_REQUIRES(engine_mutex) { return tree_.tensors_kept(); }
+  [[nodiscard]] std::size_t sets_and_names_kept() const HVD_REQUIRES(engine_mutex) { return tree_.sets_and_names_kept(); }
   /// Tells the other domains that the world has failed.
   void tell_failure(const Turn& turn, const Status& status) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set in this domain wait long under the name, each for an operation of its own.

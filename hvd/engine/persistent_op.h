@@ -43,6 +43,7 @@ struct PersistentOp {
   std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
   Ledger::Place place;              ///< holds the entry while it is not in flight
   std::shared_ptr<HandleState> pending;
+  int process_set = 0;
   UnitRef unit;
   SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
   Backend* backend = nullptr;  ///< null for a Barrier

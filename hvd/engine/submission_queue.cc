@@ -23,6 +23,11 @@ void SubmissionQueue::start_again(int process_set) {
   std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
 }
 
+void SubmissionQueue::forget_set(int process_set) {
+  joins_.erase(process_set);
+  std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
+}
+
 void SubmissionQueue::push(std::unique_ptr<Entry> entry) {
   const UnitKey key = entry->key;
   waiting_[key].push_back(std::move(entry));

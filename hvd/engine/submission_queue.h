@@ -33,6 +33,8 @@ class SubmissionQueue {
   void take_back_name(int process_set, OpKind kind, std::string_view name) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set have joined: numbers start again, as ranks that joined early have used fewer.
   void start_again(int process_set) HVD_REQUIRES(engine_mutex);
+  /// The set has been removed.
+  void forget_set(int process_set) HVD_REQUIRES(engine_mutex);
 
   // ---- submissions that wait
   void push(std::unique_ptr<Entry> entry) HVD_REQUIRES(engine_mutex);
@@ -57,6 +59,9 @@ class SubmissionQueue {
     for (auto& [key, entries] : waiting_)
       for (auto& entry : entries) look(*entry);
   }
+
+  /// Of this queue, for what is to stay bounded: process sets that it counts for.
+  [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) { return joins_.size() + unnamed_.size(); }
 
  private:
   const std::uint64_t names_;

@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <ctime>
 #include <new>
+
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
 
 namespace hvd {
 
@@ -36,6 +41,8 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
 }
 
 constexpr int kNoFailure = -1;
+constexpr int kNobody = -1;
+constexpr auto kLockSlice = std::chrono::milliseconds(100);  // between two looks at whether the lock's owner lives
 
 }  // namespace
 
@@ -43,6 +50,7 @@ struct Board::Header {
   int ranks;
   std::uint32_t slots;
   pthread_mutex_t lock;
+  std::atomic<int> lock_owner{kNobody};                   // index of the rank that has it; for messages
   std::array<std::uint32_t, kOpenCounts> open_batches{};  // by group; under the lock
   std::uint32_t next_place = 0;                           // where to look for free places first; under the lock
   std::atomic<std::uint64_t> stuck_marks{0};
@@ -120,11 +128,64 @@ Board::SlotRank& Board::slot_rank(std::uint32_t slot, int rank) const {
 }
 
 void Board::lock() {
-  // A dead owner leaves at most a record that was never published (the tail is stored last), or counters of a world that its
-  // death ends anyway: the state can be used as it is.
-  if (pthread_mutex_lock(&header().lock) == EOWNERDEAD) pthread_mutex_consistent(&header().lock);
+  const int result = pthread_mutex_trylock(&header().lock);
+  if (result == EBUSY) return lock_slowly();
+  own_lock(result);
 }
-void Board::unlock() { pthread_mutex_unlock(&header().lock); }
+
+void Board::own_lock(int result) {
+  auto& owner = header().lock_owner;
+  if (result == EOWNERDEAD) {
+    // A dead owner leaves at most a record that was never published (the tail is stored last), or counters of a world that its
+    // death ends anyway: the state can be used as it is.
+    pthread_mutex_consistent(&header().lock);
+    const int before = owner.load(std::memory_order_relaxed);
+    const auto dead = before != kNobody ? std::optional<int>(before) : find_dead();
+    set_failure({Status::Code::RankFailed, formatted("{} died while it wrote to the memory that the ranks of its host share",
+                                                     dead ? name_of_rank(*dead) : "a rank")});
+  } else if (result != 0) {
+    throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
+  }
+  owner.store(self_, std::memory_order_relaxed);
+}
+
+void Board::lock_slowly() {
+  const auto since = std::chrono::steady_clock::now();
+  auto next_warning = lock_patience_.warn_after;
+  while (true) {
+    timespec until{};
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += std::chrono::nanoseconds(kLockSlice).count();
+    until.tv_sec += until.tv_nsec / 1'000'000'000;
+    until.tv_nsec %= 1'000'000'000;
+    const int result = pthread_mutex_clocklock(&header().lock, CLOCK_MONOTONIC, &until);
+    if (result != ETIMEDOUT) return own_lock(result);
+    const auto waited = std::chrono::steady_clock::now() - since;
+    const auto text = [&] {
+      const int owner = header().lock_owner.load(std::memory_order_relaxed);
+      return formatted(
+          "{} has kept the others of its host from going on for {} s, in the middle of a write to their shared memory: it is "
+          "stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time",
+          owner == kNobody ? "a rank" : name_of_rank(owner), std::chrono::duration_cast<std::chrono::seconds>(waited).count());
+    };
+    if (lock_patience_.fail_after.count() > 0 && waited >= lock_patience_.fail_after) set_failure({Status::Code::StallTimeout, text()});
+    if (failed()) failure().raise();
+    if (next_warning.count() == 0 || waited < next_warning) continue;
+    next_warning += lock_patience_.warn_after;
+    log(LogLevel::Warning, "{}", text());
+  }
+}
+
+std::string Board::name_of_rank(int index) const {
+  const auto& ranks = lock_patience_.ranks;
+  const auto place = static_cast<std::size_t>(index);
+  return formatted("rank {}", place < ranks.size() ? ranks[place] : index);
+}
+
+void Board::unlock() {
+  header().lock_owner.store(kNobody, std::memory_order_relaxed);
+  pthread_mutex_unlock(&header().lock);
+}
 
 std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_seq_cst); }
 

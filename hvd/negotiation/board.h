@@ -11,11 +11,13 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/base/futex.h"
@@ -55,8 +57,18 @@ class Board {
   [[nodiscard]] std::uint32_t slots() const { return slots_; }
 
   // ---- the lock: orders appends to the log; held for microseconds
+  /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed, and the lock is had. One that keeps it for
+  /// longer than the patience allows is warned of in the log; in the end the world ends with StallTimeout, which this then throws.
   void lock();
   void unlock();
+  /// How long to wait for the lock in silence.
+  struct LockPatience {
+    std::vector<int> ranks;                  ///< global ranks of the domain, for messages
+    std::chrono::nanoseconds warn_after{0};  ///< again and again; 0: never
+    std::chrono::nanoseconds fail_after{0};  ///< 0: never
+  };
+  /// Before another thread of this rank uses the board.
+  void set_lock_patience(LockPatience patience) { lock_patience_ = std::move(patience); }
 
   // ---- the log
   /// Bytes appended so far.
@@ -167,6 +179,9 @@ class Board {
   [[nodiscard]] RankArea& area(int rank) const;
   [[nodiscard]] SlotHead& head(std::uint32_t slot) const;
   [[nodiscard]] SlotRank& slot_rank(std::uint32_t slot, int rank) const;
+  void lock_slowly();
+  void own_lock(int result);
+  [[nodiscard]] std::string name_of_rank(int index) const;
   void copy_in(std::uint64_t at, std::span<const std::byte> bytes);
   void copy_out(std::uint64_t at, std::span<std::byte> bytes) const;
 
@@ -176,6 +191,7 @@ class Board {
   std::uint32_t slots_;
   std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
   std::uint64_t position_ = 0;
+  LockPatience lock_patience_;
   std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
 };
 

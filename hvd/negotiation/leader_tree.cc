@@ -7,6 +7,9 @@ namespace hvd {
 
 namespace {
 
+constexpr std::uint64_t kFewRetired = 64;     // fewer at once are not worth the messages
+constexpr std::uint64_t kMostRetired = 4096;  // more at once would hold up the leaders
+
 enum class Item : std::uint8_t {
   IntroduceUp,
   IntroduceDown,
@@ -18,6 +21,9 @@ enum class Item : std::uint8_t {
   Leave,
   Doubt,
   Refuse,
+  Retire,
+  Retired,
+  Forget,
   End,
   Fail,
   Stuck,
@@ -51,7 +57,8 @@ void merge(Agreement& into, const Agreement& from) {
 
 }  // namespace
 
-LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions) : transport_(transport), actions_(std::move(actions)) {
+LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions, std::size_t capacity)
+    : transport_(transport), actions_(std::move(actions)), capacity_(capacity) {
   const int self = transport_.domain();
   if (self != 0) parent_ = self & (self - 1);
   for (int bit = 1; (self == 0 || bit < (self & -self)) && (self | bit) < transport_.domains(); bit <<= 1)
@@ -76,8 +83,9 @@ int LeaderTree::subtree_of(int domain) const {
 
 const std::set<int>& LeaderTree::subtrees_with(int process_set) {
   const auto [known, fresh] = subtrees_.try_emplace(process_set);
-  if (fresh)
-    for (const int rank : actions_.ranks_of(process_set))
+  const auto* ranks = fresh ? actions_.ranks_of(process_set) : nullptr;
+  if (ranks != nullptr)
+    for (const int rank : *ranks)
       if (const int subtree = subtree_of(actions_.domain_of(rank)); subtree >= 0) known->second.insert(subtree);
   return known->second;
 }
@@ -113,7 +121,7 @@ void LeaderTree::Gathered::add(const Introduction& introduction) {
   if (!fresh) {
     Introduction& before = list[place->second];
     if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
-      for (const Run run : introduction.ranks) LeaderTree::add(before.ranks, run);
+      for (const Run run : introduction.ranks) hvd::add(before.ranks, run);
       return;
     }
     place->second = list.size();
@@ -121,54 +129,32 @@ void LeaderTree::Gathered::add(const Introduction& introduction) {
   list.push_back(introduction);
 }
 
-void LeaderTree::add(std::vector<Run>& runs, Run run) {
-  // The first that `run` touches, and the first beyond it.
-  auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
-  auto to = from;
-  int first = run.first;
-  int end = run.first + run.count;
-  for (; to != runs.end() && to->first <= end; ++to) {
-    first = std::min(first, to->first);
-    end = std::max(end, to->first + to->count);
-  }
-  if (from == to) {
-    runs.insert(from, run);
-    return;
-  }
-  *from = {first, end - first};
-  runs.erase(from + 1, to);
-}
-
-void LeaderTree::remove(std::vector<Run>& runs, Run run) {
-  std::vector<Run> rest;
-  const int end = run.first + run.count;
-  for (const Run& r : runs) {
-    if (r.first < run.first) rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
-    if (r.first + r.count > end) rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
-  }
-  runs = std::move(rest);
-}
-
 void LeaderTree::retell(const UnitKey& key) {
   const auto known = ids_.find(key);
   if (known == ids_.end()) return;
-  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote)
-    for (const Run run : runs)
-      for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *said);
+  for (const auto& [id, same_key, said, runs] : known_.at(known->second).remote) actions_.introduce(key, runs, *said);
 }
 
 /// Root: gives the tensor a number where it has none.
 std::uint32_t LeaderTree::number_of(const UnitKey& key) {
   const auto [place, fresh] = ids_.try_emplace(key, next_id_);
-  if (fresh) ++next_id_;
-  return place->second;
+  const std::uint32_t id = place->second;
+  if (!fresh) {
+    if (!retiring_.empty()) in_use_.insert(id);  // somebody has met it again
+    return id;
+  }
+  ++next_id_;
+  Known& known = known_[id];
+  known.key = key;
+  known.usage = usage_.insert(usage_.end(), id);
+  return id;
 }
 
 void LeaderTree::introduced(const UnitKey& key, int rank, const SharedSignature& signature) {
+  if (actions_.ranks_of(key.process_set) == nullptr) return;
   retell(key);
   if (!is_root()) return up_.add({0, key, signature, {{rank, 1}}});
   const std::uint32_t id = number_of(key);
-  known_[id].key = key;
   down_.add({id, key, signature, {{rank, 1}}});
 }
 
@@ -177,8 +163,9 @@ void LeaderTree::receive_introduction(Reader& reader, bool from_parent) {
   if (from_parent) introduction.id = reader.get<std::uint32_t>();
   introduction.key = get_key(reader);
   introduction.ranks = reader.get_list<Run>();
-  expect_ranks(introduction.key.process_set, introduction.ranks);
   introduction.signature = std::make_shared<const Signature>(decode_signature(reader));
+  if (from_parent) next_id_ = std::max(next_id_, introduction.id + 1);
+  if (!expect_ranks(introduction.key.process_set, introduction.ranks)) return;
   if (introduction.signature->kind != introduction.key.kind) throw WireError("an introduction that makes no sense");
   if (!from_parent && !is_root()) return up_.add(introduction);
   if (is_root()) introduction.id = number_of(introduction.key);
@@ -192,7 +179,6 @@ void LeaderTree::learn(const Introduction& introduction) {
   const SharedSignature& signature = introduction.signature;
   const auto& ranks = introduction.ranks;
   if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
-  next_id_ = std::max(next_id_, id + 1);
   const auto [place, fresh] = known_.try_emplace(id);
   Known& known = place->second;
   if (fresh) known.key = key;
@@ -207,8 +193,7 @@ void LeaderTree::learn(const Introduction& introduction) {
     for (const Run run : ranks) add(remote.back().ranks, run);
   }
   std::erase_if(remote, [](const Introduction& other) { return other.ranks.empty(); });
-  for (const Run run : ranks)
-    for (int rank = run.first; rank < run.first + run.count; ++rank) actions_.introduce(key, rank, *signature);
+  actions_.introduce(key, ranks, *signature);
 }
 
 void LeaderTree::tell(LocalEvent news) {
@@ -220,7 +205,15 @@ void LeaderTree::tell(LocalEvent news) {
 
 /// Nobody waits any more for what was to happen in a process set that is gone.
 void LeaderTree::removed(int process_set) {
-  std::erase_if(counts_, [&](const auto& count) { return known_.at(count.first).key.process_set == process_set; });
+  const auto first = ids_.lower_bound(UnitKey{process_set, OpKind{}, {}});
+  const auto end = ids_.lower_bound(UnitKey{process_set + 1, OpKind{}, {}});
+  std::vector<UnitKey> keys;
+  for (auto known = first; known != end; ++known) keys.push_back(known->first);
+  for (const auto& key : keys) forget(key);
+  subtrees_.erase(process_set);
+  const auto of_set = [&](const auto& name) { return name.first.first == process_set; };
+  std::erase_if(stuck_said_, of_set);
+  std::erase_if(stuck_, of_set);
   std::erase_if(held_, [&](const LocalEvent& news) { return news.kind != LocalEvent::Kind::Left && news.key.process_set == process_set; });
   joined_.erase(process_set);
   join_order_.erase(process_set);
@@ -236,7 +229,7 @@ void LeaderTree::say_held() {
     const auto known = ids_.find(next.key);
     const bool ready = next.kind == LocalEvent::Kind::Ready;
     barred = barred || (!ready && i > 0);
-    if (barred || (ready && known == ids_.end())) {
+    if (barred || (ready && (known == ids_.end() || unsure_.contains(next.key)))) {
       ++i;
       continue;
     }
@@ -270,7 +263,9 @@ void LeaderTree::pass_on_if_complete(std::uint32_t id) {
   if (count.subtrees.size() < subtrees_with(key.process_set).size()) {
     const auto joined = joined_.find(key.process_set);
     if (key.kind == OpKind::Join || joined == joined_.end()) return;
-    for (const int rank : actions_.ranks_of(key.process_set)) {
+    const auto* ranks = actions_.ranks_of(key.process_set);
+    if (ranks == nullptr) return;
+    for (const int rank : *ranks) {
       const int subtree = subtree_of(actions_.domain_of(rank));
       if (subtree < 0 || count.subtrees.contains(subtree)) continue;
       if (!joined->second.contains(rank)) return;
@@ -303,7 +298,9 @@ std::vector<int> LeaderTree::awaited(const UnitKey& key) const {
   const auto count = known == ids_.end() ? counts_.end() : counts_.find(known->second);
   if (count == counts_.end()) return ranks;
   const auto joined = joined_.find(key.process_set);
-  for (const int rank : actions_.ranks_of(key.process_set)) {
+  const auto* all = actions_.ranks_of(key.process_set);
+  if (all == nullptr) return ranks;
+  for (const int rank : *all) {
     const int subtree = subtree_of(actions_.domain_of(rank));
     const bool excused = key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank);
     if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused) ranks.push_back(rank);
@@ -321,17 +318,28 @@ void LeaderTree::decide(std::uint32_t id, const Agreement& what) {
 }
 
 void LeaderTree::decided(std::uint32_t id) {
+  ++decided_;
   const auto known = known_.find(id);
   if (known == known_.end()) return;
   counts_.erase(id);
+  known->second.decided_at = decided_;
+  if (is_root()) usage_.splice(usage_.end(), usage_, known->second.usage);
   const UnitKey& key = known->second.key;
   pledged_.consume(key);
   if (key.kind == OpKind::Join) {
     joined_.erase(key.process_set);
     join_order_.erase(key.process_set);
   }
-  ++decisions_[{key.process_set, key.name}];
-  stuck_.erase({key.process_set, key.name});
+  if (!stuck_.empty()) stuck_.erase({key.process_set, key.name});
+}
+
+/// The same everywhere, at the same place in the stream.
+std::uint64_t LeaderTree::last_decision(const Name& name) const {
+  std::uint64_t last = refused_at_;
+  for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
+    if (const auto known = ids_.find({name.first, static_cast<OpKind>(kind), name.second}); known != ids_.end())
+      last = std::max(last, known_.at(known->second).decided_at);
+  return last;
 }
 
 void LeaderTree::note_join(int process_set, int rank) {
@@ -340,6 +348,7 @@ void LeaderTree::note_join(int process_set, int rank) {
 }
 
 void LeaderTree::learn_joined(int process_set, int rank) {
+  if (actions_.ranks_of(process_set) == nullptr) return;
   note_join(process_set, rank);
   joined_[process_set].insert(rank);
   std::vector<std::uint32_t> waiting;
@@ -370,7 +379,7 @@ std::vector<StuckRank> get_stuck_ranks(Reader& reader) {
 
 void LeaderTree::stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   if (!held_.empty()) return;  // it must not pass what is said of before
-  const std::uint64_t now = decisions_[{process_set, name}];
+  const std::uint64_t now = last_decision({process_set, name});
   const auto [said, fresh] = stuck_said_.try_emplace({process_set, name}, now);
   if (!fresh && said->second == now) return;
   said->second = now;
@@ -388,11 +397,13 @@ void LeaderTree::receive_stuck(Reader& reader, std::span<const std::byte> item) 
   const int process_set = reader.get<int>();
   const Name name{process_set, reader.get_string()};
   // Said before a decision under that name was known there: it may be out of date.
-  if (reader.get<std::uint64_t>() != decisions_[name]) return;
+  const auto said_after = reader.get<std::uint64_t>();
+  const auto* ranks = actions_.ranks_of(process_set);
+  if (ranks == nullptr || said_after != last_decision(name)) return;
   auto& by_rank = stuck_[name];
   for (const auto& stuck_rank : get_stuck_ranks(reader)) by_rank[stuck_rank.rank] = stuck_rank.kind;
   std::vector<StuckRank> stuck_ranks;
-  for (const int rank : actions_.ranks_of(process_set)) {
+  for (const int rank : *ranks) {
     const auto stuck_rank = by_rank.find(rank);
     if (stuck_rank == by_rank.end()) return;
     stuck_ranks.push_back({rank, stuck_rank->second});
@@ -416,10 +427,14 @@ void LeaderTree::receive_conflict(Reader& reader, std::span<const std::byte> ite
   for (const auto& stuck_rank : stuck_ranks) {
     const UnitKey key{process_set, stuck_rank.kind, name.second};
     std::erase_if(held_, [&](const LocalEvent& news) { return news.kind == LocalEvent::Kind::Ready && news.key == key; });
-    if (const auto known = ids_.find(key); known != ids_.end()) counts_.erase(known->second);
+    const auto known = ids_.find(key);
+    if (known == ids_.end()) continue;
+    counts_.erase(known->second);
+    known_.at(known->second).decided_at = decided_ + 1;
   }
-  ++decisions_[name];
+  ++decided_;
   stuck_.erase(name);
+  if (actions_.ranks_of(process_set) == nullptr) return;
   actions_.conflict(process_set, name.second, stuck_ranks);
 }
 
@@ -462,9 +477,9 @@ Pledges get_pledges(Reader& reader) {
 void LeaderTree::left(int rank, Pledges pledges, int subtree) {
   for (const auto& [id, count] : counts_) {
     const UnitKey& key = known_.at(id).key;
-    const auto& ranks = actions_.ranks_of(key.process_set);
+    const auto* ranks = actions_.ranks_of(key.process_set);
     const auto& absent = count.what.absent;
-    if (count.subtrees.contains(subtree) && std::binary_search(ranks.begin(), ranks.end(), rank) &&
+    if (ranks != nullptr && count.subtrees.contains(subtree) && std::binary_search(ranks->begin(), ranks->end(), rank) &&
         !std::binary_search(absent.begin(), absent.end(), rank))
       ++pledges[key];
   }
@@ -518,7 +533,9 @@ void LeaderTree::doubted(const UnitKey& key) {
 /// Root: says that the tensor can never be complete, if that is so.
 void LeaderTree::refuse_if_hopeless(const UnitKey& key) {
   const auto joined = joined_.find(key.process_set);
-  for (const int rank : actions_.ranks_of(key.process_set)) {
+  const auto* ranks = actions_.ranks_of(key.process_set);
+  if (ranks == nullptr) return;
+  for (const int rank : *ranks) {
     if (!left_.contains(rank) || pledged_.contains(key, rank)) continue;
     if (key.kind != OpKind::Join && joined != joined_.end() && joined->second.contains(rank)) continue;
     return refuse(key, rank);
@@ -533,7 +550,7 @@ void LeaderTree::refuse(const UnitKey& key, int rank) {
   put_key(item, key);
   item.put(rank);
   send_down(item.bytes());
-  ++decisions_[{key.process_set, key.name}];
+  refused_at_ = ++decided_;
   stuck_.erase({key.process_set, key.name});
   pledged_.forget(key);
   std::erase_if(held_, [&](const LocalEvent& news) { return news.kind == LocalEvent::Kind::Ready && news.key == key; });
@@ -544,9 +561,73 @@ void LeaderTree::refuse(const UnitKey& key, int rank) {
 void LeaderTree::forget(const UnitKey& key) {
   const auto known = ids_.find(key);
   if (known == ids_.end()) return;
-  counts_.erase(known->second);
-  known_.erase(known->second);
+  const std::uint32_t id = known->second;
+  if (is_root()) usage_.erase(known_.at(id).usage);
+  if (!stuck_said_.empty()) stuck_said_.erase({key.process_set, key.name});
+  unsure_.erase(key);
+  counts_.erase(id);
+  known_.erase(id);
   ids_.erase(known);
+}
+
+/// Root: asks the domains to forget those tensors that were not decided for longest, when there are more than are to be remembered. Only so
+/// often as there are decisions, so that tensors that are all in use are not asked about without end.
+void LeaderTree::retire_some() {
+  if (!is_root() || !retiring_.empty() || known_.size() <= capacity_) return;
+  const auto count = std::min<std::uint64_t>({known_.size() - capacity_, decided_ - retired_at_, kMostRetired});
+  if (count < std::clamp<std::size_t>(capacity_ / 4, 1, kFewRetired)) return;
+  std::vector<std::uint32_t> ids;
+  for (auto id = usage_.begin(); id != usage_.end() && ids.size() < count; ++id)
+    if (!counts_.contains(*id)) ids.push_back(*id);
+  retired_at_ = decided_;
+  if (!ids.empty()) retire(std::move(ids));
+}
+
+void LeaderTree::retire(std::vector<std::uint32_t> ids) {
+  retiring_ = std::move(ids);
+  in_use_.clear();
+  answers_missing_ = children_.size();
+  Writer item;
+  item.put(Item::Retire).put_list(std::span<const std::uint32_t>(retiring_));
+  send_down(item.bytes());
+  for (const auto id : retiring_) {
+    const auto known = known_.find(id);
+    if (known == known_.end()) continue;
+    const UnitKey key = known->second.key;
+    if (actions_.drop(key)) {
+      if (!is_root()) unsure_.insert(key);
+    } else {
+      in_use_.insert(id);
+      if (is_root()) usage_.splice(usage_.end(), usage_, known->second.usage);
+    }
+  }
+  answer_if_complete();
+}
+
+void LeaderTree::answer_if_complete() {
+  if (answers_missing_ > 0) return;
+  const std::vector<std::uint32_t> kept(in_use_.begin(), in_use_.end());
+  Writer item;
+  if (!is_root()) return send(parent_, item.put(Item::Retired).put_list(std::span<const std::uint32_t>(kept)).bytes());
+  std::vector<std::uint32_t> forgotten;
+  for (const auto id : retiring_) {
+    const auto known = known_.find(id);
+    if (known == known_.end()) continue;
+    if (!in_use_.contains(id)) {
+      forgotten.push_back(id);
+    } else {
+      usage_.splice(usage_.end(), usage_, known->second.usage);
+    }
+  }
+  send_down(item.put(Item::Forget).put_list(std::span<const std::uint32_t>(forgotten)).bytes());
+  end_retiring(forgotten);
+}
+
+void LeaderTree::end_retiring(const std::vector<std::uint32_t>& forgotten) {
+  for (const auto id : forgotten)
+    if (const auto known = known_.find(id); known != known_.end()) forget(UnitKey(known->second.key));
+  unsure_.clear();
+  retiring_.clear();
 }
 
 void LeaderTree::failed(const Status& status) {
@@ -557,19 +638,26 @@ void LeaderTree::failed(const Status& status) {
   send_down(item.bytes());
 }
 
-void LeaderTree::expect_rank(int process_set, int rank) {
-  const auto& ranks = actions_.ranks_of(process_set);
-  if (!std::binary_search(ranks.begin(), ranks.end(), rank)) throw WireError("a rank outside its process set");
+/// False if the set was removed.
+bool LeaderTree::expect_rank(int process_set, int rank) {
+  const auto* ranks = actions_.ranks_of(process_set);
+  if (ranks == nullptr) return false;
+  if (!std::binary_search(ranks->begin(), ranks->end(), rank)) throw WireError("a rank outside its process set");
+  return true;
 }
 
-void LeaderTree::expect_ranks(int process_set, const std::vector<Run>& runs) {
-  const auto& ranks = actions_.ranks_of(process_set);
+/// False if the set was removed.
+bool LeaderTree::expect_ranks(int process_set, const Runs& runs) {
+  const auto* all = actions_.ranks_of(process_set);
+  if (all == nullptr) return false;
+  const auto& ranks = *all;
   for (const Run run : runs) {
     // The list ascends, so that the run is in it if its ends are as far apart there.
     const auto first = std::lower_bound(ranks.begin(), ranks.end(), run.first);
     const bool fits = run.count > 0 && run.count <= ranks.end() - first && *first == run.first;
     if (!fits || first[run.count - 1] - run.first != run.count - 1) throw WireError("a rank outside its process set");
   }
+  return true;
 }
 
 /// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
@@ -657,17 +745,17 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
       downwards(false);
       const auto process_set = reader.get<int>();
       const int rank = reader.get<int>();
-      expect_rank(process_set, rank);
-      learn_joined(process_set, rank);
+      if (expect_rank(process_set, rank)) learn_joined(process_set, rank);
       break;
     }
     case Item::Agree: {
       downwards(true);
       const auto id = reader.get<std::uint32_t>();
-      const auto known = known_.find(id);
-      if (known == known_.end()) throw WireError("agreement on an unknown tensor");
+      if (id >= next_id_) throw WireError("agreement on an unknown tensor");
       if (!passed_on) send_down(bytes);
-      actions_.agree(known->second.key, decode_agreement(reader));
+      const Agreement what = decode_agreement(reader);
+      if (const auto known = known_.find(id); known != known_.end())
+        actions_.agree(UnitKey(known->second.key), what);  // or its set is gone
       decided(id);
       break;
     }
@@ -690,21 +778,39 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
     case Item::Doubt: {
       downwards(false);
       const UnitKey key = get_key(reader);
-      static_cast<void>(actions_.ranks_of(key.process_set));  // throws if there is no such set
-      doubted(key);
+      if (actions_.ranks_of(key.process_set) != nullptr) doubted(key);
       break;
     }
     case Item::Refuse: {
       downwards(true);
       const UnitKey key = get_key(reader);
       const int rank = reader.get<int>();
-      expect_rank(key.process_set, rank);
+      static_cast<void>(expect_rank(key.process_set, rank));
       refuse(key, rank);
       break;
     }
     case Item::Credit:
       downwards(false);
       receive_credit(reader, bytes);
+      break;
+    case Item::Retire: {
+      downwards(true);
+      if (!retiring_.empty()) throw WireError("numbers are retired twice");
+      retire(reader.get_list<std::uint32_t>());
+      break;
+    }
+    case Item::Retired: {
+      downwards(false);
+      if (answers_missing_ == 0) throw WireError("an answer that nobody has asked for");
+      for (const auto id : reader.get_list<std::uint32_t>()) in_use_.insert(id);
+      --answers_missing_;
+      answer_if_complete();
+      break;
+    }
+    case Item::Forget:
+      downwards(true);
+      send_down(bytes);
+      end_retiring(reader.get_list<std::uint32_t>());
       break;
     case Item::Stuck:
       downwards(false);
@@ -750,6 +856,7 @@ bool LeaderTree::flush() {
 }
 
 bool LeaderTree::advance() {
+  retire_some();
   bool any = flush();
   any = take_held_back() || any;
   while (auto message = transport_.receive()) {

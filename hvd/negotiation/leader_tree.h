@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -24,8 +25,8 @@ namespace hvd {
 
 /// What the relay asks of its engine.
 struct LeaderTreeActions {
-  /// A rank of another domain introduces a tensor to this one's log.
-  std::function<void(const UnitKey&, int rank, const Signature&)> introduce;
+  /// Introduces a tensor to this domain's log for ranks that say the same of it. Of those that are this domain's own the log knows already.
+  std::function<void(const UnitKey&, const Runs& ranks, const Signature&)> introduce;
   std::function<void(const UnitKey&, const Agreement&)> agree;
   /// Cuts the next batches of the set here. False, and nothing has happened, if this domain has no room for them yet: it is asked again
   /// later.
@@ -39,8 +40,10 @@ struct LeaderTreeActions {
   /// All ranks of the set wait under the name, for different operations.
   std::function<void(int process_set, const std::string& name, const std::vector<StuckRank>&)> conflict;
   std::function<void(const Status&)> fail;
-  /// The ranks of a process set, ascending. Throws WireError if there is no such set.
-  std::function<const std::vector<int>&(int process_set)> ranks_of;
+  /// Forgets the tensor in this domain's table, unless it is in use there: then returns false.
+  std::function<bool(const UnitKey&)> drop;
+  /// Returns the ranks of a process set, ascending; null if it was removed. Throws WireError if there never was such a set.
+  std::function<const std::vector<int>*(int process_set)> ranks_of;
   std::function<int(int rank)> domain_of;
 };
 
@@ -57,7 +60,8 @@ struct LocalEvent {
 
 class LeaderTree {
  public:
-  LeaderTree(Transport& transport, LeaderTreeActions actions);
+  /// `capacity`: how many tensors are remembered that nobody waits for; beyond it those go that were not decided for longest.
+  LeaderTree(Transport& transport, LeaderTreeActions actions, std::size_t capacity = 4096);
 
   /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its children.
   [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains);
@@ -76,7 +80,7 @@ class LeaderTree {
   /// Others: tells the root that so many cuts of the set are over in this domain.
   void tell_credit(int process_set, int domain, std::uint64_t over);
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
-  [[nodiscard]] bool all_left() const { return left_.size() == actions_.ranks_of(0).size(); }
+  [[nodiscard]] bool all_left() const { return left_.size() == actions_.ranks_of(0)->size(); }
   /// Root: tells all other domains so, once what is decided is cut.
   void announce_end();
 
@@ -86,19 +90,22 @@ class LeaderTree {
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
   /// Some domain of this leader's subtree is ready for something that is not decided yet.
+  /// Tensors that this leader remembers.
+  [[nodiscard]] std::size_t tensors_kept() const { return known_.size(); }
+  /// Process sets and names of which it remembers more than their tensors.
+  [[nodiscard]] std::size_t sets_and_names_kept() const {
+    return joined_.size() + join_order_.size() + subtrees_.size() + stuck_said_.size() + stuck_.size();
+  }
   [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty() || !held_back_.empty(); }
 
  private:
-  /// Ranks that follow one another.
-  struct Run {
-    int first, count;
-  };
+  using Name = std::pair<int, std::string>;  ///< process set and name
   /// What ranks say of a tensor, all the same.
   struct Introduction {
     std::uint32_t id = 0;  ///< on the way down
     UnitKey key;
     SharedSignature signature;
-    std::vector<Run> ranks;
+    Runs ranks;
   };
   /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
   /// equal.
@@ -110,6 +117,8 @@ class LeaderTree {
   struct Known {
     UnitKey key;
     std::vector<Introduction> remote;  ///< what ranks of other domains said, for the day this domain forgets it; runs ascending and apart
+    std::uint64_t decided_at = 0;      ///< the decision that was the last about it
+    std::list<std::uint32_t>::iterator usage = {};  ///< root: its place in `usage_`
   };
   /// Of this domain and the children's subtrees, those that are ready.
   struct Count {
@@ -127,6 +136,11 @@ class LeaderTree {
   void refuse_if_hopeless(const UnitKey& key);
   void refuse(const UnitKey& key, int rank);
   void forget(const UnitKey& key);
+  void retire_some();
+  void retire(std::vector<std::uint32_t> ids);
+  void answer_if_complete();
+  void end_retiring(const std::vector<std::uint32_t>& forgotten);
+  [[nodiscard]] std::uint64_t last_decision(const Name& name) const;
   void receive(const Message& message);
   void hold_back(Message message);
   void hold_back_leaving(int rank, int from);
@@ -135,13 +149,11 @@ class LeaderTree {
   bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
   void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
   bool pass_on_decisions(const Message& message);
-  void expect_rank(int process_set, int rank);
-  void expect_ranks(int process_set, const std::vector<Run>& runs);
+  bool expect_rank(int process_set, int rank);
+  bool expect_ranks(int process_set, const Runs& runs);
   void receive_introduction(Reader& reader, bool from_parent);
   std::uint32_t number_of(const UnitKey& key);
   void learn(const Introduction& introduction);
-  static void add(std::vector<Run>& runs, Run run);
-  static void remove(std::vector<Run>& runs, Run run);
   void count_ready(std::uint32_t id, int subtree, const Agreement& what);
   void pass_on_if_complete(std::uint32_t id);
   void decide(std::uint32_t id, const Agreement& what);
@@ -153,7 +165,6 @@ class LeaderTree {
   void receive_credit(Reader& reader, const Bytes& item);
   void receive_stuck(Reader& reader, std::span<const std::byte> item);
   void receive_conflict(Reader& reader, std::span<const std::byte> item);
-  using Name = std::pair<int, std::string>;  ///< process set and name
   void send(int domain, const Bytes& item);
   void send_down(const Bytes& item);
   void write(Gathered& gathered, bool up);
@@ -176,8 +187,9 @@ class LeaderTree {
   std::set<int> left_;                           ///< root: ranks that have left
   PledgeTable pledged_;                          ///< root: from the round on that is not decided yet
   std::uint32_t next_id_ = 0;                    ///< above all numbers that were ever given, as far as is known here
-  std::map<Name, std::uint64_t> decisions_;      ///< made under a name: the same count everywhere, at the same place in the stream
-  std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, after so many decisions
+  std::uint64_t decided_ = 0;                    ///< decisions so far: the same count everywhere, at the same place in the stream
+  std::uint64_t refused_at_ = 0;                 ///< the last of them that refused a tensor
+  std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, when this was the last decision about the name
   std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
   Gathered up_, down_;                           // introductions to be sent before whatever is sent next
   std::map<int, Writer> outgoing_;
@@ -192,6 +204,17 @@ class LeaderTree {
   };
   std::deque<HeldBack> held_back_;
   bool failed_ = false;
+
+  // The root lets go of numbers in two steps. It asks all domains to forget some tensors; each says which of them it still uses; then the
+  // root says of which the numbers are given up. A domain that has forgotten one and meets it again in between introduces it again, and
+  // does not say that it is ready before it knows whether the number still holds.
+  std::size_t capacity_;
+  std::list<std::uint32_t> usage_;       ///< root: all numbers, the one longest not decided first
+  std::uint64_t retired_at_ = 0;         ///< root: decisions when it asked last
+  std::vector<std::uint32_t> retiring_;  ///< what was asked for, until the root says what came of it
+  std::size_t answers_missing_ = 0;      ///< children that have not answered
+  std::set<std::uint32_t> in_use_;       ///< of `retiring_`, in this subtree
+  std::set<UnitKey> unsure_;             ///< forgotten by this domain, and the number may not hold
 };
 
 }  // namespace hvd

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,8 @@ class NegotiationLog {
 
   /// Reads what is new. Throws WireError if a record makes no sense, and what the listener throws.
   void read() HVD_REQUIRES(engine_mutex);
+  /// Forgets process sets that were removed and that are not `in_use` here.
+  void bury_removed(const std::function<bool(int process_set)>& in_use) HVD_REQUIRES(engine_mutex) { table_.bury_removed(in_use); }
   /// Wakes whoever has not read the log for long, and waits a moment. Notes a death, if that is why.
   void nudge_readers();
 

@@ -31,6 +31,15 @@ std::vector<bool> get_bits(Reader& reader) {
   return bits;
 }
 
+/// The places in the set of ranks that follow one another.
+Run set_places(const ProcessSetInfo& set, Run ranks) {
+  // The list ascends, so that the run is in it if its ends are as far apart there.
+  const auto first = std::lower_bound(set.ranks.begin(), set.ranks.end(), ranks.first);
+  const bool fits = ranks.count > 0 && ranks.count <= set.ranks.end() - first && *first == ranks.first;
+  if (!fits || first[ranks.count - 1] - ranks.first != ranks.count - 1) throw WireError("rank outside its process set");
+  return {static_cast<int>(first - set.ranks.begin()), ranks.count};
+}
+
 std::size_t set_rank(const ProcessSetInfo& set, int rank) {
   const auto place = std::lower_bound(set.ranks.begin(), set.ranks.end(), rank);
   if (place == set.ranks.end() || *place != rank) throw WireError("rank outside its process set");
@@ -80,21 +89,52 @@ Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> set
 void Negotiator::add_process_set(ProcessSetInfo set) {
   const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
                                   [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
+  while (std::any_of(sets_.begin(), sets_.end(), [&](const auto& other) { return !other->removed && other->info->number == set.number; }))
+    ++set.number;
+  auto fresh = std::make_unique<Set>();
+  fresh->info = std::make_shared<const ProcessSetInfo>(std::move(set));
+  fresh->local_members = static_cast<std::uint32_t>(here);
   const std::lock_guard lock(sets_mutex_);
-  sets_.push_back({std::move(set), static_cast<std::uint32_t>(here), {}, -1, false});
+  next_set_ = std::max(next_set_, fresh->info->id + 1);
+  sets_.push_back(std::move(fresh));
 }
 
-const Negotiator::Set& Negotiator::set(int id) const {
-  if (id < 0 || static_cast<std::size_t>(id) >= sets_.size()) throw WireError("unknown process set");
-  return sets_[static_cast<std::size_t>(id)];
+Negotiator::Set* Negotiator::find_set(int id) const {
+  const auto below = [](const std::unique_ptr<Set>& known, int wanted) { return known->info->id < wanted; };
+  const auto place = std::lower_bound(sets_.begin(), sets_.end(), id, below);
+  return place != sets_.end() && (*place)->info->id == id ? place->get() : nullptr;
+}
+Negotiator::Set& Negotiator::set(int id) const {
+  Set* const found = find_set(id);
+  if (found == nullptr) throw WireError("unknown process set");
+  return *found;
 }
 bool Negotiator::has_process_set(int id) const {
   const std::shared_lock lock(sets_mutex_);
-  return id >= 0 && static_cast<std::size_t>(id) < sets_.size() && !sets_[static_cast<std::size_t>(id)].removed;
+  const Set* const found = find_set(id);
+  return found != nullptr && !found->removed;
 }
 const ProcessSetInfo& Negotiator::process_set(int id) const {
   const std::shared_lock lock(sets_mutex_);
-  return set(id).info;
+  return *set(id).info;
+}
+std::shared_ptr<const ProcessSetInfo> Negotiator::share_process_set(int id) const {
+  const std::shared_lock lock(sets_mutex_);
+  const Set* const found = find_set(id);
+  return found == nullptr || found->removed ? nullptr : found->info;
+}
+const std::vector<int>* Negotiator::ranks_unless_removed(int id) const {
+  if (id < 0 || id >= next_set_) throw WireError("unknown process set");
+  const Set* const found = find_set(id);
+  return found == nullptr || found->removed ? nullptr : &found->info->ranks;
+}
+void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
+  const std::lock_guard lock(sets_mutex_);
+  removed_sets_ -= std::erase_if(sets_, [&](const std::unique_ptr<Set>& set) {
+    const auto unit = ids_.lower_bound(UnitKey{set->info->id, OpKind{}, {}});
+    const bool has_units = unit != ids_.end() && unit->first.process_set == set->info->id;
+    return set->removed && !has_units && !in_use(set->info->id);
+  });
 }
 std::uint32_t Negotiator::local_members(int process_set) const { return set(process_set).local_members; }
 const std::vector<int>& Negotiator::joined(int process_set) const { return set(process_set).joined; }
@@ -159,15 +199,15 @@ const Unit* Negotiator::find(const UnitKey& key) const {
 
 bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& absent) const {
   const auto& ranks = process_set(unit.key.process_set).ranks;
-  if (unit.introduced == ranks.size()) return true;
+  if (unit.signatures.count() == ranks.size()) return true;
   for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (!unit.signatures[i] && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
+    if (!unit.signatures.of(i) && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
   return true;
 }
 
-bool Negotiator::introduced(const Unit& unit, int rank, const Signature& signature) const {
-  const auto& said = unit.signatures[set_rank(process_set(unit.key.process_set), rank)];
-  return said && *said == signature;
+bool Negotiator::introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const {
+  const auto& set = process_set(unit.key.process_set);
+  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(set_places(set, run), signature); });
 }
 
 std::optional<std::uint32_t> Negotiator::free_range(std::uint32_t slots) const {
@@ -176,7 +216,7 @@ std::optional<std::uint32_t> Negotiator::free_range(std::uint32_t slots) const {
   return std::nullopt;
 }
 
-std::optional<Bytes> Negotiator::introduction(const UnitKey& key, int rank, const Signature& signature,
+std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
                                               const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
@@ -190,7 +230,8 @@ std::optional<Bytes> Negotiator::introduction(const UnitKey& key, int rank, cons
     generation = generation_of(id);
   }
   Writer writer;
-  writer.put(RecordType::Introduce).put(id).put(generation).put(rank).put(key.process_set).put(key.kind).put_string(key.name);
+  writer.put(RecordType::Introduce).put(id).put(generation).put_list(std::span<const Run>(ranks));
+  writer.put(key.process_set).put(key.kind).put_string(key.name);
   encode(writer, signature);
   return writer.take();
 }
@@ -265,11 +306,11 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
       known_set(id, rank);
-      auto& joined = sets_[static_cast<std::size_t>(id)].joined;
+      auto& joined = set(id).joined;
       const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
       if (place != joined.end() && *place == rank) return;
       joined.insert(place, rank);
-      sets_[static_cast<std::size_t>(id)].last_joined = rank;
+      set(id).last_joined = rank;
       return;
     }
     case RecordType::Conflict:
@@ -295,13 +336,17 @@ const ProcessSetInfo& Negotiator::known_set(int id, int rank) const {
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   const auto generation = reader.get<std::uint32_t>();
-  const auto rank = reader.get<int>();
+  const auto ranks = reader.get_list<Run>();
   UnitKey key;
   key.process_set = reader.get<int>();
   key.kind = reader.get<OpKind>();
   key.name = reader.get_string();
   auto signature = std::make_shared<const Signature>(decode_signature(reader));
-  const auto& set = known_set(key.process_set, rank);
+  if (!has_process_set(key.process_set)) throw WireError("unknown process set");
+  const auto& set = process_set(key.process_set);
+  Runs places;
+  for (const Run run : ranks) places.push_back(set_places(set, run));
+  if (places.empty()) throw WireError("an introduction by nobody");
   if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size())) throw WireError("an introduction that makes no sense");
   const auto known = ids_.find(key);
   if (known != ids_.end() ? known->second != id : units_.contains(id)) throw WireError("an introduction under the wrong id");
@@ -315,38 +360,29 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.erase(range);
     if (rest > 0) free_slots_[id + slots] = rest;
     usage_.push_back(id);
-    found = units_
-                .emplace(
-                    id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, 0, false, std::prev(usage_.end()), false, false, 0})
-                .first;
-    found->second.signatures.resize(set.ranks.size());
+    found =
+        units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
+            .first;
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
   }
-  auto& signatures = found->second.signatures;
-  // Equal signatures share one value: what n ranks say of a tensor then costs one copy, and comparing them one pointer each.
-  for (const auto& other : signatures) {
-    if (other && *other == *signature) {
-      signature = other;
-      break;
-    }
-  }
   found->second.settled = false;
-  auto& place = signatures[set_rank(set, rank)];
-  if (!place) ++found->second.introduced;
-  place = std::move(signature);
-  outcomes.introduced.push_back({id, rank});
+  for (const Run run : places) found->second.signatures.set(run, signature);
+  for (const Run run : ranks) outcomes.introduced.push_back({id, run});
 }
 
 Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const {
   std::vector<int> ranks;
   std::vector<SharedSignature> signatures;
   const auto& all = process_set(unit.key.process_set).ranks;
+  const auto& said = unit.signatures.said();
+  if (absent.empty() && said.size() == 1 && said.front().places == Run{0, static_cast<int>(all.size())}) return {};
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (std::binary_search(absent.begin(), absent.end(), all[i])) continue;
-    if (!unit.signatures[i]) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
+    const SharedSignature& signature = unit.signatures.of(i);
+    if (!signature) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
     ranks.push_back(all[i]);
-    signatures.push_back(unit.signatures[i]);
+    signatures.push_back(signature);
   }
   if (ranks.empty()) return {Status::Code::BackendError, "a tensor was agreed that no rank has submitted"};
   Status status = verdict(display_name(unit.key.name), ranks, signatures);
@@ -364,7 +400,7 @@ std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signat
   for (std::size_t i = 0; i < first.tensors.size(); ++i) {
     std::int64_t elements = 0;
     if (gathers) {
-      for (const auto& signature : unit.signatures) elements += element_count(signature->tensors[i].shape);
+      for (const auto& [places, signature] : unit.signatures.said()) elements += places.count * element_count(signature->tensors[i].shape);
     } else {
       elements = element_count(first.tensors[i].shape);
     }
@@ -392,7 +428,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     const auto& ranks = process_set(unit.key.process_set).ranks;
     std::size_t first = 0;
     while (std::binary_search(what.absent.begin(), what.absent.end(), ranks[first])) ++first;
-    const SharedSignature signature = unit.signatures[first];
+    const SharedSignature signature = unit.signatures.of(first);
     what.present.resize(signature->tensors.size());
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
@@ -402,7 +438,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
     if (unit.key.kind == OpKind::Join) {
-      auto& set = sets_[static_cast<std::size_t>(unit.key.process_set)];
+      auto& set = this->set(unit.key.process_set);
       // Within a domain the log says who came last; whose arrival completed the agreement may be another.
       if (unit.scope == Scope::Domain) what.last = set.last_joined;
       set.joined.clear();
@@ -423,7 +459,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
     const auto kind = reader.get<OpKind>();
     if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
     const Unit* unit = find({process_set, kind, name});
-    const auto signature = unit == nullptr ? nullptr : unit->signatures[set_rank(set, rank)];
+    const auto signature = unit == nullptr ? nullptr : unit->signatures.of(set_rank(set, rank));
     if (!signature) continue;  // forgotten here meanwhile
     ranks.push_back(rank);
     signatures.push_back(signature);
@@ -474,14 +510,15 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
 }
 
 void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes) {
-  const Signature& signature = *unit.signatures.front();
+  const Signature& signature = *unit.signatures.of(0);
   if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
     if (signature.root <= 0 || !has_process_set(signature.root)) return;
     {
       const std::lock_guard lock(sets_mutex_);
-      sets_[static_cast<std::size_t>(signature.root)].removed = true;
+      set(signature.root).removed = true;
+      ++removed_sets_;
     }
     for (const Unit* other : units_of(signature.root))
       if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
@@ -489,7 +526,7 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
     pledged_.forget_set(signature.root);
     return;
   }
-  ProcessSetInfo info{static_cast<int>(sets_.size()), {}, -1};
+  ProcessSetInfo info{next_set_, {}, -1};
   for (const auto rank : signature.tensors.front().shape) {
     if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
     if (!info.ranks.empty() && rank <= info.ranks.back()) throw WireError("a process set whose ranks are not ascending");
@@ -523,7 +560,7 @@ void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& out
       unit.undecided = unit.queued = false;
       unit.cut_at = position;
     }
-    const std::uint64_t order = ++orders_[process_set];
+    const std::uint64_t order = ++orders_[{scope, this->set(process_set).info->number}];
     outcomes.batches.push_back({here ? sequences[i] : 0, order, scope, std::move(plans[i])});
   }
 }
@@ -560,7 +597,7 @@ std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   std::vector<int> leavers;
   if (!any_left_) return leavers;
   const Set& of = set(unit.key.process_set);
-  for (const int rank : of.info.ranks) {
+  for (const int rank : of.info->ranks) {
     const bool excused = unit.key.kind != OpKind::Join && std::binary_search(of.joined.begin(), of.joined.end(), rank);
     if (left_[static_cast<std::size_t>(rank)] && !excused) leavers.push_back(rank);
   }

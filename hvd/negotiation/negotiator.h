@@ -20,6 +20,7 @@
 #include "hvd/backend.h"
 #include "hvd/negotiation/planner.h"
 #include "hvd/negotiation/pledges.h"
+#include "hvd/negotiation/rank_signatures.h"
 #include "hvd/negotiation/signature.h"
 #include "hvd/topology.h"
 
@@ -56,8 +57,7 @@ struct Unit {
   UnitKey key;
   Scope scope = Scope::Domain;
   std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
-  std::vector<SharedSignature> signatures;   ///< by rank in the set; null until introduced
-  std::size_t introduced = 0;                ///< how many of them there are
+  RankSignatures signatures;                 ///< of those ranks of the set that have introduced it
   bool settled = false;                      ///< just these have been found to agree: not to be looked at again
   std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
   bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
@@ -104,7 +104,7 @@ struct Outcomes {
   };
   struct Introduced {
     std::uint32_t id;
-    int rank;
+    Run ranks;
   };
   std::vector<Agreed> agreed;
   std::vector<CutBatch> batches;
@@ -139,9 +139,20 @@ class Negotiator {
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
              bool groups_alone = false);
 
-  /// Sets are made and removed by agreement (OpKind::Control). Any thread; a reference stays valid, also when the set is removed.
+  /// Sets are made and removed by agreement (OpKind::Control); an id is never given again. Any thread. Returns the set; a removed one is
+  /// there, and the reference valid, until `bury_removed`. Throws WireError if it is not there.
   [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
+  /// Any thread. Returns the set, or null if there is none, or none any more.
+  [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share_process_set(int id) const;
   [[nodiscard]] bool has_process_set(int id) const;
+  /// Returns the ranks of the set, or null if it was removed. Throws WireError if there has never been such a set.
+  [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const;
+  [[nodiscard]] bool has_removed_sets() const { return removed_sets_ > 0; }
+  /// Forgets removed sets that are neither `in_use` nor those of a unit.
+  void bury_removed(const std::function<bool(int)>& in_use);
+  /// Of this table, for what is to stay bounded: process sets, and names that are known.
+  [[nodiscard]] std::size_t sets_kept() const { return sets_.size(); }
+  [[nodiscard]] std::size_t units_kept() const { return units_.size(); }
   /// How many ranks of the set live in this domain.
   [[nodiscard]] std::uint32_t local_members(int process_set) const;
   [[nodiscard]] Scope scope_of(int process_set) const;
@@ -149,17 +160,24 @@ class Negotiator {
   [[nodiscard]] const Unit* find(const UnitKey& key) const;
   [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
   [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
-  /// Whether `rank` (global) has introduced the unit with just this signature.
-  [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const;
+  /// Whether these ranks (global) have introduced the unit with just this signature.
+  [[nodiscard]] bool introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const;
+  [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const {
+    return introduced(unit, Runs{{rank, 1}}, signature);
+  }
 
   /// Whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
   [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
-  /// `rank` says what it sends under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
+  /// `ranks` say what they send under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
   /// all slots are taken: evict first.
-  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
+  std::optional<Bytes> introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
                                     const std::function<std::uint32_t(std::uint32_t)>& generation_of) const;
+  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
+                                    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
+    return introduction(key, Runs{{rank, 1}}, signature, generation_of);
+  }
   /// The least recently used id that `evictable` lets go.
   std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
   static Bytes eviction(std::uint32_t id);
@@ -240,17 +258,20 @@ class Negotiator {
   [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;
 
   struct Set {
-    ProcessSetInfo info;
+    std::shared_ptr<const ProcessSetInfo> info;
     std::uint32_t local_members = 0;
     std::vector<int> joined;
     int last_joined = -1;  ///< of this domain's ranks
     bool removed = false;
   };
-  [[nodiscard]] const Set& set(int id) const;
+  [[nodiscard]] Set* find_set(int id) const;
+  [[nodiscard]] Set& set(int id) const;
 
   const Topology topology_;
-  mutable std::shared_mutex sets_mutex_;  // guards the list and `removed`; the rest is for the engine's mutex
-  std::deque<Set> sets_;
+  mutable std::shared_mutex sets_mutex_;    // guards the list and `removed`; the rest is for the engine's mutex
+  std::vector<std::unique_ptr<Set>> sets_;  // by id, ascending
+  int next_set_ = 0;
+  std::size_t removed_sets_ = 0;
   std::uint64_t fusion_threshold_bytes_;
   bool groups_alone_;
   std::uint32_t slot_capacity_;
@@ -258,10 +279,10 @@ class Negotiator {
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Unit> units_;
   std::set<std::pair<int, std::string>> ambiguous_;
-  std::list<std::uint32_t> usage_;                     // least recently used first
-  std::map<std::uint32_t, std::uint32_t> free_slots_;  // first slot -> length
-  std::map<int, std::deque<AgreedUnit>> queues_;       ///< by process set; none is empty
-  std::map<int, std::uint64_t> orders_;                ///< by process set: batches cut so far
+  std::list<std::uint32_t> usage_;                         // least recently used first
+  std::map<std::uint32_t, std::uint32_t> free_slots_;      // first slot -> length
+  std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
+  std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
   std::vector<bool> left_;
   bool any_left_ = false;
   PledgeTable pledged_;  // of units of one domain

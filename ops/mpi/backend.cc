@@ -51,9 +51,10 @@ int MpiBackend::domain_index(int rank) const {
 }
 
 int MpiBackend::tag(const Batch& batch, unsigned phase) const {
-  const auto set = static_cast<std::uint64_t>(batch.traits.set->id);
+  const auto set = static_cast<std::uint64_t>(batch.traits.set->number);
   if (set >> set_bits_ != 0)
-    throw BackendError(formatted("process set {}: this MPI's tags are enough for {} sets", set, std::uint64_t{1} << set_bits_));
+    throw BackendError(
+        formatted("process set {}: this MPI's tags are enough for {} sets at a time", batch.traits.set->id, std::uint64_t{1} << set_bits_));
   const std::uint64_t order = batch.order & ((std::uint64_t{1} << order_bits_) - 1);
   return static_cast<int>(((set << order_bits_ | order) << kPhaseBits) | phase);
 }

@@ -34,7 +34,7 @@ class Line final : public Transport {
 struct Leader {
   explicit Leader(int domain) : line(domain) {
     LeaderTreeActions actions;
-    actions.introduce = [](const UnitKey&, int, const Signature&) {};
+    actions.introduce = [](const UnitKey&, const Runs&, const Signature&) {};
     actions.agree = [](const UnitKey&, const Agreement&) {};
     actions.end = [] {};
     actions.cut = [this](int) { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
@@ -43,17 +43,19 @@ struct Leader {
     actions.refuse = [](const UnitKey&, int) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
-    actions.ranks_of = [this](int set) -> const std::vector<int>& {
-      if (set < 0 || set > 1) throw WireError("unknown process set");
-      return set == 0 ? everyone : some;
+    actions.drop = [this](const UnitKey&) { return ++drops_asked % 3 != 0; };  // sometimes it is in use
+    actions.ranks_of = [this](int set) -> const std::vector<int>* {
+      if (set < 0 || set > 2) throw WireError("unknown process set");
+      return set == 0 ? &everyone : set == 1 ? &some : nullptr;  // 2 was removed
     };
     actions.domain_of = [](int rank) { return rank; };
-    relay = std::make_unique<LeaderTree>(line, std::move(actions));
+    relay = std::make_unique<LeaderTree>(line, std::move(actions), 2);
   }
   std::vector<int> everyone{0, 1, 2, 3}, some{1, 3};
   Line line;
   std::unique_ptr<LeaderTree> relay;
   int cuts_asked = 0;
+  int drops_asked = 0;
 };
 
 void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& key) {

@@ -38,30 +38,36 @@ Bytes example(test::Random& random) {
       const auto ranks = scratch.process_set(wanted.process_set).ranks;
       Signature said = signature(random, wanted.kind, ranks.size());
       if (wanted.name == kRemoveProcessSet) said.root = random.between(1, 2);
+      if (random.one_in(2)) {  // all at once, where they follow one another
+        Runs runs;
+        for (const int rank : ranks) add(runs, {rank, 1});
+        if (const auto record = scratch.introduction(wanted, runs, said, [](std::uint32_t) { return 0U; })) commit(*record);
+      }
       for (const int rank : ranks) {
         if (random.one_in(8)) said.op = ReduceOp::Min;
         if (const auto record = scratch.introduction(wanted, rank, said, [](std::uint32_t) { return 0U; })) commit(*record);
       }
       const Unit* unit = scratch.find(wanted);
       if (unit == nullptr) continue;
+      const std::uint32_t id = unit->id;  // the unit may be evicted in between
       Agreement what;
       what.present.assign(said.tensors.size(), true);
       if (random.one_in(4)) commit(Negotiator::joining(wanted.process_set, ranks[0]));
       if (random.one_in(4)) what.absent.push_back(ranks[0]);
-      if (random.one_in(3)) commit(Negotiator::host_readiness(unit->id, what));
-      commit(Negotiator::agreement(unit->id, what));
+      if (random.one_in(3)) commit(Negotiator::host_readiness(id, what));
+      commit(Negotiator::agreement(id, what));
       if (random.one_in(2) && scratch.has_agreed(wanted.process_set)) {
         const bool here = scratch.takes_part_next(wanted.process_set) != random.one_in(16);
         const std::vector<std::uint64_t> sequences(here ? scratch.batches_of_next_cut(wanted.process_set) : 0, 5);
         commit(Negotiator::cut_record(wanted.process_set, sequences));
       }
-      if (random.one_in(4)) commit(Negotiator::eviction(unit->id));
+      if (random.one_in(4)) commit(Negotiator::eviction(id));
       if (random.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
       if (random.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0]));
-      if (random.one_in(8)) commit(Negotiator::leaving(ranks[0], std::vector<Pledge>{{unit->id, 2}}));
-      if (random.one_in(8)) commit(Negotiator::doubt(unit->id));
-      if (random.one_in(8)) commit(Negotiator::refusal(unit->id, ranks[0]));
+      if (random.one_in(8)) commit(Negotiator::leaving(ranks[0], std::vector<Pledge>{{id, 2}}));
+      if (random.one_in(8)) commit(Negotiator::doubt(id));
+      if (random.one_in(8)) commit(Negotiator::refusal(id, ranks[0]));
     }
   } catch (const WireError&) {  // as good an example as any
   }

@@ -31,12 +31,13 @@ compile() {
 objects=("$folder/${name}_fuzz.o") compilers=()
 compile "${objects[0]}" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}" &
 compilers+=($!)
-for part in negotiator relay signature planner errors types text; do # the longest first, two at a time
+for source in negotiation/{negotiator,leader_tree,signature,planner,pledges} errors types base/text; do # the longest first, two at a time
+  part=${source##*/}
   if [ ${#compilers[@]} -ge 2 ]; then
     wait "${compilers[0]}"
     compilers=("${compilers[@]:1}")
   fi
-  compile "$folder/$part.o" "$root/hvd/$part.cc" "${flags[@]/fuzzer/fuzzer-no-link}" &
+  compile "$folder/$part.o" "$root/hvd/$source.cc" "${flags[@]/fuzzer/fuzzer-no-link}" &
   compilers+=($!)
   objects+=("$folder/$part.o")
 done

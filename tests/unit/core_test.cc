@@ -486,7 +486,9 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       Leader& leader = leaders[static_cast<std::size_t>(d)];
       leader.transport = std::make_unique<MailTransport>(mail, d, domains);
       LeaderTreeActions actions;
-      actions.introduce = [&leader](const UnitKey& key, int, const Signature&) { ++leader.introduced[key.name]; };
+      actions.introduce = [&leader](const UnitKey& key, const Runs& ranks, const Signature&) {
+        for (const Run run : ranks) leader.introduced[key.name] += run.count;
+      };
       actions.agree = [&leader](const UnitKey& key, const Agreement& what) {
         leader.agreed.push_back(key.name);
         leader.present = what.present;
@@ -499,7 +501,8 @@ TEST_CASE("the relay: 1 to 9 domains agree, whoever is ready first") {
       actions.refuse = [](const UnitKey&, int) {};
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
-      actions.ranks_of = [&all](int) -> const std::vector<int>& { return all; };
+      actions.drop = [](const UnitKey&) { return true; };
+      actions.ranks_of = [&all](int) { return &all; };
       actions.domain_of = [](int rank) { return rank; };
       leader.relay = std::make_unique<LeaderTree>(*leader.transport, std::move(actions));
     }

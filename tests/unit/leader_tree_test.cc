@@ -49,11 +49,13 @@ struct Tree {
     for (int host = 0; host < kHosts; ++host) {
       Leader& leader = leaders[static_cast<std::size_t>(host)];
       LeaderTreeActions actions;
-      actions.introduce = [&leader](const UnitKey&, int rank, const Signature& signature) {
-        leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
+      actions.introduce = [&leader](const UnitKey&, const Runs& ranks, const Signature& signature) {
+        for (const Run run : ranks)
+          for (int rank = run.first; rank < run.first + run.count; ++rank)
+            leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
       actions.agree = [](const UnitKey&, const Agreement&) {};
-      actions.ranks_of = [this](int) -> const std::vector<int>& { return everyone; };
+      actions.ranks_of = [this](int) { return &everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
       leader.wire = std::make_unique<Measuring>(mail, host);
       leader.relay = std::make_unique<LeaderTree>(*leader.wire, std::move(actions));

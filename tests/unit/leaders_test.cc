@@ -1,8 +1,10 @@
-// A leader passes on what other hosts' ranks wait for, also while its own ranks have nothing to do.
+// Leaders of several hosts with engines around them: what passes through those that have nothing to do themselves, and what is said of
+// names after other names were decided.
 #include <doctest/doctest.h>
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,30 @@ TEST_CASE("leaders: operations of ranks on other hosts do not wait for a leader 
     });
     // With a look every 100 ms these take 10 s and more.
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  }
+}
+
+TEST_CASE("leaders: different operations under one name are told of, also when other names were decided or refused before") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    WorldOptions options{.size = 4, .domains = domains, .config = {}};
+    options.config.process_sets = {{0, 1, 2}};
+    ThreadWorld world(options);
+    world.run([](int rank, Engine& engine) {
+      for (int i = 0; i < 3; ++i) {
+        std::vector<float> values(1);
+        engine.wait(*engine.submit(allreduce_of(values, "before " + std::to_string(i), DataType::Float32), After::Wait));
+      }
+      if (rank == 3) return;  // and leaves
+      std::vector<float> values(1);
+      CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "refused", DataType::Float32), After::Wait)), Shutdown);
+      for (int round = 0; round < 2; ++round) {
+        Submission submission = allreduce_of(values, "disputed", DataType::Float32);
+        if (rank == 1) submission.kind = OpKind::Allgather;
+        submission.process_set = 1;
+        CHECK_THROWS_AS(engine.wait(*engine.submit(std::move(submission), After::Wait)), Mismatch);
+      }
+    });
   }
 }
 
