@@ -142,6 +142,7 @@ bool Engine::try_fast_path(const SmallCall& call) {
     ~Leaving() { op.in_use.store(false); }
   } const leaving{*op};
   wait(*op->pending);
+  FastPath::fetch(*op);
   return true;
 }
 

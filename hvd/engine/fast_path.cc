@@ -124,6 +124,7 @@ void FastPath::make(const Entry& entry) noexcept {
       const auto location = op->backend->keep(op->traits, std::max<std::size_t>({op->input_bytes, op->result_bytes, 1}));
       if (!location) return;
       op->location = *location;
+      op->has_block = true;
     }
     auto fresh = entry_for(*op, entry);
     op->pending = fresh->pending;
@@ -137,9 +138,7 @@ void FastPath::make(const Entry& entry) noexcept {
   }
 }
 
-void FastPath::drop(const UnitKey& key) noexcept {
-  if (const auto op = ops_.remove(key); op && op->backend != nullptr) op->backend->drop(op->location);
-}
+void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
 
 bool FastPath::drop_set(int process_set) noexcept {
   const auto is_idle = [&](const PersistentOp& op) { return op.process_set == process_set && !op.in_use.load(); };
@@ -173,6 +172,7 @@ Entry* FastPath::ready(PersistentOp& op, const SmallCall& call) {
   entry.since = entry.reported = Clock::now();
   op.allocate = call.allocate;
   op.context = call.context;
+  op.is_to_fetch = false;
   if (!entry.submission.tensors.empty()) {
     entry.submission.tensors.front().input = call.input;
     entry.submission.tensors.front().output = call.output;
@@ -284,13 +284,13 @@ void FastPath::take_results() {
 }
 
 void FastPath::take_result(Entry& entry) {
-  const PersistentOp& op = *entry.op;
+  PersistentOp& op = *entry.op;
   board_.take_result(entry.unit.id);
   const bool is_source = entry.key.kind == OpKind::Broadcast && entry.signature.root == parts_.topology.rank;
   if (op.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
-    void* output = entry.submission.tensors.front().output;
-    if (output == nullptr && op.allocate != nullptr) output = op.allocate(op.context, op.result_rows);
-    if (op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
+    void* const output = entry.submission.tensors.front().output;
+    op.is_to_fetch = output == nullptr && op.allocate != nullptr;
+    if (!op.is_to_fetch && op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
@@ -298,6 +298,12 @@ void FastPath::take_result(Entry& entry) {
   if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   entry.state = advance(entry.state, EntryEvent::Agree);
   engine_.finish(entry, {});
+}
+
+void FastPath::fetch(PersistentOp& op) {
+  if (!std::exchange(op.is_to_fetch, false)) return;
+  void* const output = op.allocate(op.context, op.result_rows);
+  if (op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
 }
 
 bool FastPath::end(Entry& entry, bool failed) {

@@ -26,7 +26,7 @@ struct SmallCall {
   std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
   const void* input = nullptr;
   void* output = nullptr;  ///< may be null for Allgather and Reducescatter: then `allocate` is asked for it
-  /// Returns memory for so many rows; called once at most, before the operation is done, on whichever thread drives.
+  /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or by the one that drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   ReduceOp op = ReduceOp::Average;
@@ -40,6 +40,14 @@ struct SmallCall {
 inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
 
 struct PersistentOp {
+  PersistentOp() = default;
+  PersistentOp(const PersistentOp&) = delete;
+  PersistentOp& operator=(const PersistentOp&) = delete;
+  /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone.
+  ~PersistentOp() {
+    if (has_block) backend->drop(location);
+  }
+
   std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
   Ledger::Place place;              ///< holds the entry while it is not in flight
   std::shared_ptr<HandleState> pending;
@@ -48,7 +56,8 @@ struct PersistentOp {
   SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
   Backend* backend = nullptr;  ///< null for a Barrier
   BatchTraits traits;
-  std::int64_t count = 0;      ///< elements of the input
+  std::int64_t count = 0;  ///< elements of the input
+  bool has_block = false;
   std::uint64_t location = 0;  ///< of the block
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
@@ -56,6 +65,7 @@ struct PersistentOp {
   std::int64_t result_rows = 0;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;  ///< of the call that is in flight, as is `context`
   void* context = nullptr;
+  bool is_to_fetch = false;  ///< its result is in the block, for its caller to ask for memory and copy it
 
   [[nodiscard]] bool fits(const SmallCall& call) const;
 };

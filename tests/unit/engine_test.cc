@@ -78,22 +78,25 @@ TEST_CASE("many tensors in another order on every rank, asynchronously") {
 }
 
 TEST_CASE("a group becomes ready together and travels as one batch; several groups fuse up to the threshold") {
-  ThreadWorld world({.size = 4, .domains = 1, .config = {}});
-  world.run([](int rank, Engine& engine) {
-    std::vector<std::vector<float>> values;
-    Submission group;
-    group.name = "group";
-    group.op = ReduceOp::Sum;
-    for (int t = 0; t < 20; ++t) values.push_back(pattern(rank, 100, t));
-    for (auto& one : values) group.tensors.push_back({one.data(), one.data(), DataType::Float32, {100}, nullptr, true});
-    const auto before = engine.stats();
-    engine.wait(*engine.submit(std::move(group)));
-    const auto after = engine.stats();
-    CHECK(after.batches_run - before.batches_run == 1);
-    CHECK(after.tensors_fused - before.tensors_fused == 20);
-    CHECK(after.tensors_submitted - before.tensors_submitted == 20);
-    for (int t = 0; t < 20; ++t) CHECK(values[static_cast<std::size_t>(t)] == expected_sum(4, 100, t));
-  });
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 4, .domains = domains, .config = {}});
+    world.run([](int rank, Engine& engine) {
+      std::vector<std::vector<float>> values;
+      Submission group;
+      group.name = "group";
+      group.op = ReduceOp::Sum;
+      for (int t = 0; t < 20; ++t) values.push_back(pattern(rank, 100, t));
+      for (auto& one : values) group.tensors.push_back({one.data(), one.data(), DataType::Float32, {100}, nullptr, true});
+      const auto before = engine.stats();
+      engine.wait(*engine.submit(std::move(group)));
+      const auto after = engine.stats();
+      CHECK(after.batches_run - before.batches_run == 1);
+      CHECK(after.tensors_fused - before.tensors_fused == 20);
+      CHECK(after.tensors_submitted - before.tensors_submitted == 20);
+      for (int t = 0; t < 20; ++t) CHECK(values[static_cast<std::size_t>(t)] == expected_sum(4, 100, t));
+    });
+  }
 }
 
 TEST_CASE("a mismatch is raised on every rank, names what each sent, and leaves the name usable") {
@@ -194,40 +197,46 @@ TEST_CASE("process sets, overlapping, at the same time") {
 }
 
 TEST_CASE("a name in flight is refused at the call, and nothing else happens") {
-  ThreadWorld world({.size = 2, .domains = 1, .config = {}});
-  world.run([](int rank, Engine& engine) {
-    auto values = pattern(rank, 10);
-    auto again = pattern(rank, 10);
-    if (rank == 0) {
-      auto first = engine.submit(allreduce_of(values, "twice", DataType::Float32));
-      CHECK_THROWS_AS(engine.submit(allreduce_of(again, "twice", DataType::Float32)), DuplicateName);
-      CHECK(engine.stats().tensors_submitted == 1);
-      engine.wait(*first);
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      engine.wait(*engine.submit(allreduce_of(values, "twice", DataType::Float32)));
-    }
-    CHECK(values == expected_sum(2, 10));
-  });
+  for (const int domains : {1, 2}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 2, .domains = domains, .config = {}});
+    world.run([](int rank, Engine& engine) {
+      auto values = pattern(rank, 10);
+      auto again = pattern(rank, 10);
+      if (rank == 0) {
+        auto first = engine.submit(allreduce_of(values, "twice", DataType::Float32));
+        CHECK_THROWS_AS(engine.submit(allreduce_of(again, "twice", DataType::Float32)), DuplicateName);
+        CHECK(engine.stats().tensors_submitted == 1);
+        engine.wait(*first);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        engine.wait(*engine.submit(allreduce_of(values, "twice", DataType::Float32)));
+      }
+      CHECK(values == expected_sum(2, 10));
+    });
+  }
 }
 
 TEST_CASE("tensors that nobody has are not reduced, and those that somebody has count zeros elsewhere") {
-  ThreadWorld world({.size = 3, .domains = 1, .config = {}});
-  world.run([](int rank, Engine& engine) {
-    std::vector<float> a(8, 1.0F), b(8, rank == 1 ? 5.0F : 0.0F), c(8, -7.0F);
-    Submission group;
-    group.name = "partly";
-    group.op = ReduceOp::Sum;
-    group.tensors.push_back({a.data(), a.data(), DataType::Float32, {8}, nullptr, true});
-    group.tensors.push_back({b.data(), b.data(), DataType::Float32, {8}, nullptr, rank == 1});
-    group.tensors.push_back({c.data(), c.data(), DataType::Float32, {8}, nullptr, false});
-    auto pending = engine.submit(std::move(group));
-    engine.wait(*pending);
-    CHECK(pending->present_anywhere == std::vector<bool>{true, true, false});
-    CHECK(a == std::vector<float>(8, 3.0F));
-    CHECK(b == std::vector<float>(8, 5.0F));
-    CHECK(c == std::vector<float>(8, -7.0F));
-  });
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+    world.run([](int rank, Engine& engine) {
+      std::vector<float> a(8, 1.0F), b(8, rank == 1 ? 5.0F : 0.0F), c(8, -7.0F);
+      Submission group;
+      group.name = "partly";
+      group.op = ReduceOp::Sum;
+      group.tensors.push_back({a.data(), a.data(), DataType::Float32, {8}, nullptr, true});
+      group.tensors.push_back({b.data(), b.data(), DataType::Float32, {8}, nullptr, rank == 1});
+      group.tensors.push_back({c.data(), c.data(), DataType::Float32, {8}, nullptr, false});
+      auto pending = engine.submit(std::move(group));
+      engine.wait(*pending);
+      CHECK(pending->present_anywhere == std::vector<bool>{true, true, false});
+      CHECK(a == std::vector<float>(8, 3.0F));
+      CHECK(b == std::vector<float>(8, 5.0F));
+      CHECK(c == std::vector<float>(8, -7.0F));
+    });
+  }
 }
 
 TEST_CASE("more names than the table holds: old ones are forgotten and come back") {
@@ -250,30 +259,36 @@ TEST_CASE("more batches under way than the board's ring has places: cuts that ar
   Config config;
   config.fusion_threshold_bytes = 0;
   for (int repeat = 0; repeat < 5; ++repeat) {
-    ThreadWorld world({.size = 2, .domains = 1, .config = config});
-    world.run([](int rank, Engine& engine) {
-      constexpr std::size_t kTensors = 3 * Board::kBatchPlaces;
-      std::vector<std::vector<float>> values(kTensors);
-      std::vector<std::shared_ptr<HandleState>> pending;
-      for (std::size_t t = 0; t < kTensors; ++t) {
-        const std::size_t at = rank == 0 ? t : kTensors - 1 - t;
-        values[at] = pattern(rank, 3, static_cast<int>(at));
-        pending.push_back(engine.submit(allreduce_of(values[at], "ring." + std::to_string(at), DataType::Float32)));
-      }
-      for (const auto& one : pending) engine.wait(*one);
-      for (std::size_t t = 0; t < kTensors; ++t) CHECK(values[t] == expected_sum(2, 3, static_cast<int>(t)));
-    });
+    for (const int domains : {1, 2}) {
+      CAPTURE(domains);
+      ThreadWorld world({.size = 2, .domains = domains, .config = config});
+      world.run([](int rank, Engine& engine) {
+        constexpr std::size_t kTensors = 3 * Board::kBatchPlaces;
+        std::vector<std::vector<float>> values(kTensors);
+        std::vector<std::shared_ptr<HandleState>> pending;
+        for (std::size_t t = 0; t < kTensors; ++t) {
+          const std::size_t at = rank == 0 ? t : kTensors - 1 - t;
+          values[at] = pattern(rank, 3, static_cast<int>(at));
+          pending.push_back(engine.submit(allreduce_of(values[at], "ring." + std::to_string(at), DataType::Float32)));
+        }
+        for (const auto& one : pending) engine.wait(*one);
+        for (std::size_t t = 0; t < kTensors; ++t) CHECK(values[t] == expected_sum(2, 3, static_cast<int>(t)));
+      });
+    }
   }
 }
 
 TEST_CASE("polling alone gets there") {
-  ThreadWorld world({.size = 4, .domains = 1, .config = {}});
-  world.run([](int rank, Engine& engine) {
-    auto values = pattern(rank, 100000);
-    auto pending = engine.submit(allreduce_of(values, "polled", DataType::Float32));
-    while (!engine.poll(*pending)) std::this_thread::yield();
-    CHECK(values == expected_sum(4, 100000));
-  });
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 4, .domains = domains, .config = {}});
+    world.run([](int rank, Engine& engine) {
+      auto values = pattern(rank, 100000);
+      auto pending = engine.submit(allreduce_of(values, "polled", DataType::Float32));
+      while (!engine.poll(*pending)) std::this_thread::yield();
+      CHECK(values == expected_sum(4, 100000));
+    });
+  }
 }
 
 TEST_CASE("several threads of each rank submit at once, in any order") {
@@ -297,26 +312,29 @@ TEST_CASE("several threads of each rank submit at once, in any order") {
 }
 
 TEST_CASE("a rank that dies is named on all others, pending or not") {
-  ThreadWorld world({.size = 4, .domains = 1, .config = {}});
-  world.run(
-      [&world](int rank, Engine& engine) {
-        auto values = pattern(rank, 10);
-        engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
-        if (rank == 2) {
-          engine.die_for_test();
-          return;
-        }
-        std::string text;
-        try {
-          engine.wait(*engine.submit(allreduce_of(values, "after", DataType::Float32), After::Wait));
-        } catch (const RankFailed& error) {
-          text = error.what();
-        }
-        CHECK(text.find("rank 2") != std::string::npos);
-        CHECK_THROWS_AS(engine.submit(allreduce_of(values, "later", DataType::Float32)), RankFailed);
-        engine.shutdown();
-      },
-      false);
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 6, .domains = domains, .config = {}});
+    world.run(
+        [&world](int rank, Engine& engine) {
+          auto values = pattern(rank, 10);
+          engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
+          if (rank == 2) {
+            engine.die_for_test();
+            return;
+          }
+          std::string text;
+          try {
+            engine.wait(*engine.submit(allreduce_of(values, "after", DataType::Float32), After::Wait));
+          } catch (const RankFailed& error) {
+            text = error.what();
+          }
+          CHECK(text.find("rank 2") != std::string::npos);
+          CHECK_THROWS_AS(engine.submit(allreduce_of(values, "later", DataType::Float32)), RankFailed);
+          engine.shutdown();
+        },
+        false);
+  }
 }
 
 TEST_CASE("shutdown with work pending fails every handle once; a rank that waits for one that left is told") {
@@ -336,25 +354,27 @@ TEST_CASE("fusion threshold 0 and large give bitwise the same") {
   for (const std::uint64_t threshold : {std::uint64_t{0}, std::uint64_t{4096}, std::uint64_t{128} << 20}) {
     Config config;
     config.fusion_threshold_bytes = threshold;
-    ThreadWorld world({.size = 4, .domains = 1, .config = config});
-    std::vector<float> all;
-    world.run([&all](int rank, Engine& engine) {
-      std::vector<std::vector<float>> values(30);
-      std::vector<std::shared_ptr<HandleState>> pending;
-      for (int t = 0; t < 30; ++t) {
-        auto& one = values[static_cast<std::size_t>(t)];
-        one = pattern(rank, 1000 + static_cast<std::size_t>(t), t);
-        for (auto& value : one) value = std::sin(value) * 1e-3F;
-        pending.push_back(engine.submit(allreduce_of(one, "f" + std::to_string(t), DataType::Float32, ReduceOp::Average)));
-      }
-      for (const auto& one : pending) engine.wait(*one);
-      if (rank == 1)
-        for (const auto& one : values) all.insert(all.end(), one.begin(), one.end());
-    });
-    results.push_back(all);
+    for (const int domains : {1, 2, 3}) {
+      CAPTURE(domains);
+      ThreadWorld world({.size = 4, .domains = domains, .config = config});
+      std::vector<float> all;
+      world.run([&all](int rank, Engine& engine) {
+        std::vector<std::vector<float>> values(30);
+        std::vector<std::shared_ptr<HandleState>> pending;
+        for (int t = 0; t < 30; ++t) {
+          auto& one = values[static_cast<std::size_t>(t)];
+          one = pattern(rank, 1000 + static_cast<std::size_t>(t), t);
+          for (auto& value : one) value = std::sin(value) * 1e-3F;
+          pending.push_back(engine.submit(allreduce_of(one, "f" + std::to_string(t), DataType::Float32, ReduceOp::Average)));
+        }
+        for (const auto& one : pending) engine.wait(*one);
+        if (rank == 1)
+          for (const auto& one : values) all.insert(all.end(), one.begin(), one.end());
+      });
+      results.push_back(all);
+    }
   }
-  CHECK(results[0] == results[1]);
-  CHECK(results[0] == results[2]);
+  for (const auto& result : results) CHECK(result == results[0]);
 }
 
 TEST_CASE("a stall is told with the ranks that are missing, also those of other hosts, and what they wait for instead") {
