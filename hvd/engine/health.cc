@@ -16,6 +16,7 @@ namespace {
 constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
 constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
+constexpr std::chrono::seconds kMissed = 3s;    // as long as that it is worth a word beside a stall
 constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
 
 }  // namespace
@@ -109,19 +110,23 @@ void Health::report_stalls() {
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, true); });
 }
 
+std::string Health::describe_silence(const Heartbeat::Silence& silence) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parts_.topology.size; ++rank)
+    if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == silence.domain) ranks.push_back(rank);
+  return formatted("nothing has come from rank{} {} for {} s: their host may be frozen, without power or cut off",
+                   ranks.size() == 1 ? "" : "s", rank_list(ranks), silence.lasted.count());
+}
+
 void Health::report_silence() {
   const Config& config = parts_.config;
   const auto limit = std::min<std::chrono::seconds>(config.stall_check_time, kSilence);
   const auto now = Clock::now();
-  for (const auto& [domain, lasted] : leader_->silences(limit)) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < parts_.topology.size; ++rank)
-      if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
-    const std::string text = formatted("nothing has come from rank{} {} for {} s: their host may be frozen, without power or cut off",
-                                       ranks.size() == 1 ? "" : "s", rank_list(ranks), lasted.count());
-    if (config.stall_shutdown_time > 0s && lasted >= config.stall_shutdown_time)
+  for (const auto& silence : leader_->silences(limit)) {
+    const std::string text = describe_silence(silence);
+    if (config.stall_shutdown_time > 0s && silence.lasted >= config.stall_shutdown_time)
       return parts_.board->set_failure({Status::Code::StallTimeout, text});
-    auto& reported = silence_reported_[domain];
+    auto& reported = silence_reported_[silence.domain];
     if (now - reported < config.stall_check_time) continue;
     reported = now;
     log(LogLevel::Warning, "{}", text);
@@ -142,6 +147,7 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
     culprits = "an earlier submission under its name is still in flight";
   } else if (entry.state != EntryState::Waiting) {
     culprits = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
+    known = leader_ != nullptr || log_.table().scope_of(entry.key.process_set) == Scope::Domain;  // leaders may know of a silent host
   } else if (!entry.announced) {
     culprits = "there is no room for its name in the ranks' tables: a rank may be frozen";
   } else {
@@ -149,6 +155,8 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
     known = !culprits.empty();
     if (!known) culprits = "ranks on other hosts have not submitted it";
   }
+  if (leader_ != nullptr && !config.stall_check_disable)
+    for (const auto& silence : leader_->silences(kMissed)) culprits += "; " + describe_silence(silence);
   over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
   if (!over && !due) return;
   entry.reported = now;

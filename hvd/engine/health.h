@@ -27,6 +27,8 @@ class Health {
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
   void report_stalls() HVD_REQUIRES(engine_mutex);
   void report_silence() HVD_REQUIRES(engine_mutex);
+  /// Returns which ranks' host has said nothing for how long.
+  [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;
   void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
   /// Returns who keeps the entry waiting, as far as this rank can know; empty if it cannot.
   [[nodiscard]] std::string describe_missing(const Entry& entry) const HVD_REQUIRES(engine_mutex);
