@@ -223,7 +223,7 @@ class Builder {
     for (const auto op : orphans)
       if (own(op)) ordered.push_back(op);
     for (std::size_t op = orderly; op < phase.ops.size(); ++op)
-      if (own(op)->kind == OpKind::Control) ordered.push_back(op);
+      if (own(op) && own(op)->kind == OpKind::Control) ordered.push_back(op);
     const auto at = dice_.below(static_cast<int>(dealt[0].size()) + 1);
     dealt[0].insert(dealt[0].begin() + at, ordered.begin(), ordered.end());
     for (std::size_t t = 0; t < threads.size(); ++t) {
