@@ -84,6 +84,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
+    fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
   if (entry == nullptr) {
@@ -149,6 +150,7 @@ bool Engine::try_fast_path(const SmallCall& call) {
 // -------------------------------------------------------------------------------------------------------------------- outcomes
 
 void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
+  fast_path_.adopt_all();
   handler_.handle(outcomes, said_here);
   somebody_left_ = somebody_left_ || !outcomes.left.empty();
   if (leader_) leader_->note(outcomes);
@@ -169,6 +171,7 @@ bool Engine::progress(const Turn& turn) noexcept {
       const EngineLock lock(mutex_);
       log_.read();
       fast_path_.take_results();
+      fast_path_.adopt_all();
       if (!queue_.empty()) progressed = submitter_.announce_waiting();
       if (std::exchange(somebody_left_, false)) leavers_.doubt_all();
       if (log_.table().all_left())
@@ -256,6 +259,7 @@ void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
   runner_.abort(turn);
   const EngineLock lock(mutex_);
   static_cast<void>(runner_.take_queued());
+  fast_path_.adopt_all();
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish(*entry, status);  // the others' submitters find that all is refused
   submitter_.refuse_all(status);
@@ -284,6 +288,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   {
     const EngineLock lock(mutex_);
     if (submitter_.stop()) return stopped_cleanly_.load();
+    fast_path_.adopt_all();
     if (!board_.failed()) {
       try {
         leavers_.leave();
@@ -304,6 +309,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
     const EngineLock lock(mutex_);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
     if (board_.failed()) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
+    fast_path_.adopt_all();
     const Status over{Status::Code::Shutdown, "hvd::shutdown() has been called"};
     for (Entry* entry : ledger_.all())
       if (entry->announced) finish(*entry, over);

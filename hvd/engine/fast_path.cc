@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "hvd/base/log.h"
@@ -30,7 +31,6 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       engine_(engine),
       board_(*parts.board) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
-  indices_.reserve(static_cast<std::size_t>(board_.ranks()));
   locations_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
@@ -45,7 +45,11 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().process_set(entry.key.process_set);
   auto op = std::make_shared<PersistentOp>();
-  op->process_set = entry.key.process_set;
+  op->set = table().share_process_set(entry.key.process_set);
+  if (!op->set) return nullptr;
+  const auto& domain = parts_.topology.domain_ranks;
+  for (const int rank : set.ranks)
+    op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
   op->unit = unit.ref();
   op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
   if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
@@ -58,7 +62,7 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const std::size_t ranks = set.ranks.size();
   const TensorSignature& tensor = entry.signature.tensors.front();
   op->backend = entry.backends.front();
-  op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, set);
+  op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op->set);
   op->count = element_count(tensor.shape);
   op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
   if (kind == OpKind::Allgather) {
@@ -109,6 +113,7 @@ std::unique_ptr<Entry> FastPath::entry_for(PersistentOp& op, const Entry& like) 
   entry->submission.allocate = [raw = &op](std::size_t /*index*/, std::int64_t rows) -> void* {
     return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
   };
+  entry->announced = true;
   entry->locations.assign(op.backend != nullptr ? 1 : 0, op.location);
   entry->prepared.assign(op.backend != nullptr ? 1 : 0, true);
   return entry;
@@ -141,9 +146,9 @@ void FastPath::make(const Entry& entry) noexcept {
 void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
 
 bool FastPath::drop_set(int process_set) noexcept {
-  const auto is_idle = [&](const PersistentOp& op) { return op.process_set == process_set && !op.in_use.load(); };
+  const auto is_idle = [&](const PersistentOp& op) { return op.set->id == process_set && !op.in_use.load(); };
   while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
-  return ops_.find_if([&](const PersistentOp& op) { return op.process_set == process_set; }) == nullptr;
+  return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
 }
 
 std::size_t FastPath::drop_all() {
@@ -154,42 +159,44 @@ std::size_t FastPath::drop_all() {
 
 // --------------------------------------------------------------------------------------------------------------------- running
 
-/// Returns the operation's entry, back in the ledger and filled; null if the operation does not fit the call, or not now.
-Entry* FastPath::ready(PersistentOp& op, const SmallCall& call) {
-  const auto& set = table().process_set(call.process_set);
-  if (!op.fits(call) || !table().joined(call.process_set).empty() || !table().knows(op.unit.id)) return nullptr;
+/// Looks up what the ranks' table says of the operation, if there is anything new.
+bool FastPath::is_valid(PersistentOp& op) {
+  if (op.judged_at == board_.read_position()) return op.is_valid;
+  op.judged_at = board_.read_position();
+  op.is_valid = op.all_same = false;
+  const int set = op.set->id;
+  if (!table().has_process_set(set) || !table().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
   const Unit& unit = table().unit(op.unit.id);
-  if (unit.generation != op.unit.generation || unit.signatures.of(static_cast<std::size_t>(set.rank)) != op.signature) return nullptr;
-  if (op.backend != nullptr && !op.backend->is_free(op.location)) return nullptr;
-  if (!ledger_.put_back(op.place)) return nullptr;
-  Entry& entry = *ledger_.find(op.unit);
-  entry.state = EntryState::Waiting;
-  entry.announced = false;
-  entry.unfinished = 0;
-  entry.prepared.assign(entry.prepared.size(), true);
-  entry.rows.clear();
-  entry.before.clear();
-  entry.since = entry.reported = Clock::now();
+  if (unit.generation != op.unit.generation) return false;
+  // With one signature for all there is nothing to disagree about, and no number of rows to tell.
+  op.is_valid = unit.signatures.of(static_cast<std::size_t>(op.set->rank)) == op.signature;
+  op.all_same = op.is_valid && unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
+  return op.is_valid;
+}
+
+bool FastPath::is_ready(PersistentOp& op, const SmallCall& call) {
+  if (op.place.entry.empty() || !op.fits(call) || !is_valid(op)) return false;
+  if (op.backend != nullptr && !op.backend->is_free(op.location)) return false;
+  return ledger_.empty() || ledger_.find(op.key()) == nullptr;
+}
+
+void FastPath::begin(PersistentOp& op, const SmallCall& call) {
+  op.input = call.input;
+  op.output = call.output;
   op.allocate = call.allocate;
   op.context = call.context;
   op.is_to_fetch = false;
-  if (!entry.submission.tensors.empty()) {
-    entry.submission.tensors.front().input = call.input;
-    entry.submission.tensors.front().output = call.output;
-  }
   HandleState& pending = *op.pending;
   pending.done.store(false, std::memory_order_relaxed);
   pending.waited_for.store(true, std::memory_order_relaxed);
   pending.status = {};
   if (op.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
     std::memcpy(op.backend->kept(op.location), call.input, op.input_bytes);
-  return &entry;
 }
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
   if (ops_.size() == 0) return nullptr;
   std::shared_ptr<PersistentOp> op;
-  Entry* entry = nullptr;
   try {
     log_.read();
     std::string_view name = call.name;
@@ -199,39 +206,70 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       name = queue_.next_name(call.process_set, call.kind, text);
     }
     op = ops_.find(call.process_set, call.kind, name);
-    if (!op || !table().has_process_set(call.process_set) || op->in_use.exchange(true)) return nullptr;
-    entry = ready(*op, call);
-    if (entry == nullptr || !arrive(*op, *entry)) {
+    if (!op || op->in_use.exchange(true)) return nullptr;
+    bool arrived = false;
+    if (is_ready(*op, call)) {
+      begin(*op, call);
+      arrived = arrive(*op);
+    }
+    if (!arrived) {
       op->in_use.store(false);
       return nullptr;
     }
     if (call.name.empty()) queue_.use_name(call.process_set, call.kind);
   } catch (...) {
     board_.set_failure(status_of_current_exception());
-    if (entry == nullptr) return nullptr;
-    if (!entry->announced) engine_.finish(*entry, board_.failure());
+    if (!op) return nullptr;
+    if (op->state == PersistentOp::State::Idle && !op->pending->done) {  // it had not arrived yet
+      op->in_use.store(false);
+      return nullptr;
+    }
   }
   parts_.stats->add(parts_.stats->tensors_submitted, call.kind == OpKind::Barrier ? 0 : 1);
   return op;
 }
 
-/// Returns false if the unit was evicted meanwhile; the entry is out of the ledger again then.
-bool FastPath::arrive(PersistentOp& op, Entry& entry) {
+/// Returns false if the unit was evicted meanwhile.
+bool FastPath::arrive(PersistentOp& op) {
   board_.set_location(op.unit.id, op.location);
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
-  if (arrived == 0) {
-    op.place = ledger_.take_out(entry);
-    return false;
-  }
-  entry.announced = true;
-  arrived_.push_back(&entry);
-  if (arrived == table().local_members(entry.key.process_set) && run_for_all(op)) {
-    take_result(entry);
+  if (arrived == 0) return false;
+  op.state = PersistentOp::State::Arrived;
+  arrived_.push_back(&op);
+  log_.read();  // which may end it
+  if (op.state == PersistentOp::State::Idle) return true;
+  const bool is_last = arrived == op.indices.size();
+  if (is_last && run_for_all(op)) {
+    take_result(op);
     mutex_.wake_waiters();
-  } else {
-    engine_.arrived(entry, arrived);
+    return true;
   }
+  // A rank that has joined or left meanwhile may have looked here before this one arrived, but then its record has been read just now.
+  if (is_last || !is_valid(op)) engine_.arrived(adopt(op), arrived);
   return true;
+}
+
+Entry& FastPath::adopt(PersistentOp& op) {
+  if (op.state == PersistentOp::State::Adopted) return *ledger_.find(op.unit);
+  if (!ledger_.put_back(op.place)) throw std::logic_error("the fast path: an operation under a name that is in flight");
+  op.state = PersistentOp::State::Adopted;
+  Entry& entry = *ledger_.find(op.unit);
+  entry.state = EntryState::Waiting;
+  entry.unfinished = 0;
+  entry.prepared.assign(entry.prepared.size(), true);
+  entry.rows.clear();
+  entry.before.clear();
+  entry.since = entry.reported = Clock::now();
+  if (!entry.submission.tensors.empty()) {
+    entry.submission.tensors.front().input = op.input;
+    entry.submission.tensors.front().output = op.output;
+  }
+  return entry;
+}
+
+void FastPath::adopt_all() {
+  for (PersistentOp* op : arrived_)
+    if (op->state == PersistentOp::State::Arrived) adopt(*op);
 }
 
 void FastPath::await(const PersistentOp& op) const {
@@ -245,59 +283,57 @@ void FastPath::await(const PersistentOp& op) const {
   }
 }
 
-bool FastPath::run_for_all(const PersistentOp& op) {
+bool FastPath::run_for_all(PersistentOp& op) {
   const BoardLock lock(board_);
-  log_.read();
-  if (!table().knows(op.unit.id) || table().unit(op.unit.id).generation != op.unit.generation || !controller_.is_complete(op.unit.id))
-    return false;
-  const Unit& unit = table().unit(op.unit.id);
-  if (!table().joined(unit.key.process_set).empty()) return false;
-  // With one signature for all there is nothing to disagree about, and no number of rows to tell.
-  const Run everybody{0, static_cast<int>(table().process_set(unit.key.process_set).ranks.size())};
-  if (!unit.signatures.all_say(everybody, op.signature)) return false;
-  indices_.clear();
+  // What another has said since this rank has read, or has begun with the unit, the long way deals with.
+  const bool is_new = board_.tail() != board_.read_position() || board_.generation(op.unit.id) != op.unit.generation;
+  if (is_new || !is_valid(op) || !op.all_same || board_.arrivals(op.unit.id) != op.indices.size()) return false;
   locations_.clear();
-  const auto& domain = parts_.topology.domain_ranks;
-  for (const int rank : table().process_set(unit.key.process_set).ranks) {
-    const auto index = static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin());
-    indices_.push_back(index);
-    locations_.push_back(board_.coming_location(op.unit.id, index));
-  }
+  for (const int index : op.indices) locations_.push_back(board_.coming_location(op.unit.id, index));
   const bool done = op.backend != nullptr
                         ? op.backend->run_for_all(op.traits, op.count, locations_)
                         : std::all_of(locations_.begin(), locations_.end(), [](auto location) { return location == kNoBlock; });
   if (!done) return false;
   board_.reset_arrivals(op.unit.id, 1);
-  board_.give_results(op.unit.id, indices_);
+  board_.give_results(op.unit.id, op.indices);
   return true;
 }
 
 void FastPath::take_results() {
   for (std::size_t i = 0; i < arrived_.size();) {
-    Entry& entry = *arrived_[i];
-    if (entry.state == EntryState::Waiting && board_.has_result(entry.unit.id)) {
-      take_result(entry);  // takes it out of the list
+    PersistentOp& op = *arrived_[i];
+    const bool waits = op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
+    if (waits && board_.has_result(op.unit.id)) {
+      take_result(op);  // takes it out of the list
     } else {
       ++i;
     }
   }
 }
 
-void FastPath::take_result(Entry& entry) {
-  PersistentOp& op = *entry.op;
-  board_.take_result(entry.unit.id);
-  const bool is_source = entry.key.kind == OpKind::Broadcast && entry.signature.root == parts_.topology.rank;
-  if (op.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
-    void* const output = entry.submission.tensors.front().output;
-    op.is_to_fetch = output == nullptr && op.allocate != nullptr;
-    if (!op.is_to_fetch && op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
+void FastPath::take_result(PersistentOp& op) {
+  board_.take_result(op.unit.id);
+  const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
+  if (op.backend != nullptr && !(is_source && op.input == op.output)) {
+    op.is_to_fetch = op.output == nullptr && op.allocate != nullptr;
+    if (!op.is_to_fetch && op.result_bytes > 0) std::memcpy(op.output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
   if (op.backend != nullptr) stats.add(stats.batches_run, 1);
-  if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
-  entry.state = advance(entry.state, EntryEvent::Agree);
-  engine_.finish(entry, {});
+  if (op.backend != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
+  if (op.state == PersistentOp::State::Adopted) {
+    Entry& entry = *ledger_.find(op.unit);
+    entry.state = advance(entry.state, EntryEvent::Agree);
+    return engine_.finish(entry, {});
+  }
+  op.state = PersistentOp::State::Idle;
+  std::erase(arrived_, &op);
+  op.pending->done.store(true, std::memory_order_release);
+  mutex_.wake_own_threads();
+  if (queue_.empty()) return;
+  mutex_.wake_waiters();  // whoever drives next has something to announce
+  mutex_.wake_worker();
 }
 
 void FastPath::fetch(PersistentOp& op) {
@@ -307,10 +343,14 @@ void FastPath::fetch(PersistentOp& op) {
 }
 
 bool FastPath::end(Entry& entry, bool failed) {
-  std::erase(arrived_, &entry);
-  if (!failed || !entry.announced || !board_.has_result(entry.unit.id)) return true;
-  take_result(entry);  // it was done before that
-  return false;
+  PersistentOp& op = *entry.op;
+  if (failed && board_.has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
+    take_result(op);  // it was done before that
+    return false;
+  }
+  std::erase(arrived_, &op);
+  op.state = PersistentOp::State::Idle;
+  return true;
 }
 
 }  // namespace hvd

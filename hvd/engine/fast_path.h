@@ -27,6 +27,10 @@ class FastPath {
   /// Finishes what others have done for this rank.
   void take_results() HVD_REQUIRES(engine_mutex);
 
+  /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries finds them. Until then a round costs no
+  /// work there: most end before anybody looks.
+  void adopt_all() HVD_REQUIRES(engine_mutex);
+
   /// Makes a persistent operation of an entry that has ended well and is worth it. Never throws: without one the next is submitted as this
   /// was.
   void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
@@ -46,10 +50,13 @@ class FastPath {
   [[nodiscard]] std::shared_ptr<PersistentOp> describe(const Entry& entry) const HVD_REQUIRES(engine_mutex);
   bool make_space() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like) const;
-  Entry* ready(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
-  bool arrive(PersistentOp& op, Entry& entry) HVD_REQUIRES(engine_mutex);
-  bool run_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  void take_result(Entry& entry) HVD_REQUIRES(engine_mutex);
+  bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool is_ready(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;
@@ -60,9 +67,8 @@ class FastPath {
   EngineEvents& engine_;
   Board& board_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  std::vector<Entry*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< entries whose result may come without a record
+  std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< those in flight: their result may come without a record
   std::vector<std::uint64_t> locations_ HVD_GUARDED_BY(engine_mutex);
-  std::vector<int> indices_ HVD_GUARDED_BY(engine_mutex);
 };
 
 }  // namespace hvd

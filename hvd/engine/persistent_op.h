@@ -11,6 +11,7 @@
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "hvd/backend.h"
 #include "hvd/engine/ledger.h"
@@ -40,6 +41,10 @@ struct SmallCall {
 inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
 
 struct PersistentOp {
+  /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it
+  /// takes longer, or takes the long way.
+  enum class State : std::uint8_t { Idle, Arrived, Adopted };
+
   PersistentOp() = default;
   PersistentOp(const PersistentOp&) = delete;
   PersistentOp& operator=(const PersistentOp&) = delete;
@@ -49,9 +54,13 @@ struct PersistentOp {
   }
 
   std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
-  Ledger::Place place;              ///< holds the entry while it is not in flight
+  State state = State::Idle;
+  Ledger::Place place;  ///< holds the entry while it is not in the ledger
   std::shared_ptr<HandleState> pending;
-  int process_set = 0;
+
+  // ---- what stays
+  std::shared_ptr<const ProcessSetInfo> set;
+  std::vector<int> indices;  ///< of the set's ranks in the domain
   UnitRef unit;
   SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
   Backend* backend = nullptr;  ///< null for a Barrier
@@ -63,10 +72,21 @@ struct PersistentOp {
   std::size_t result_at = 0;  ///< in the block, in bytes
   std::size_t result_bytes = 0;
   std::int64_t result_rows = 0;
-  void* (*allocate)(void* context, std::int64_t rows) = nullptr;  ///< of the call that is in flight, as is `context`
+
+  // ---- what the ranks' table says of it, up to a position of the log
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  std::uint64_t judged_at = kNever;
+  bool is_valid = false;  ///< the unit is known, with this rank's signature, and nobody of the set has joined or left
+  bool all_same = false;  ///< all ranks of the set have that signature
+
+  // ---- of the call that is in flight
+  const void* input = nullptr;
+  void* output = nullptr;
+  void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   bool is_to_fetch = false;  ///< its result is in the block, for its caller to ask for memory and copy it
 
+  [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
   [[nodiscard]] bool fits(const SmallCall& call) const;
 };
 
