@@ -134,14 +134,13 @@ class Backend {
   virtual void drop(std::uint64_t /*location*/) noexcept {}
   /// Returns whether the block may be filled: not while others read from it what it held for a batch.
   virtual bool is_free(std::uint64_t /*location*/) { return true; }
-  /// Returns the address of this rank's own block.
-  virtual std::byte* kept(std::uint64_t /*location*/) { return nullptr; }
-  /// Does the operation for all ranks of the set, whose locations are `locations`, in the set's order. Returns false, and nothing has
-  /// happened, unless all are kept blocks. Otherwise the blocks, which hold inputs of `count` elements, then hold results: Allgather all
-  /// inputs one after the other, all others (Reducescatter too) `count` elements.
-  virtual bool run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::uint64_t> /*locations*/) {
-    return false;
-  }
+  /// Returns the address of a kept block of the rank with this index in the domain; null if the location is no kept block's.
+  virtual std::byte* kept(int /*index*/, std::uint64_t /*location*/) { return nullptr; }
+  /// Does the operation for all ranks of the set, in its order. Their blocks, which hold inputs of `count` elements, then hold results:
+  /// Allgather all inputs one after the other; Alltoall the rows for the rank, from each; all others (Reducescatter too) `count` elements.
+  /// `parts`: of Alltoall, how many elements each rank gets from each.
+  virtual void run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<std::byte* const> /*blocks*/,
+                           std::span<const std::int64_t> /*parts*/) {}
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }

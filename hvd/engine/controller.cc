@@ -213,13 +213,18 @@ bool Controller::try_to_agree(std::uint32_t id) {
   const Unit& before = table().unit(id);
   const std::size_t bytes = before.slots / 8 + 4 * table().process_set(before.key.process_set).ranks.size() + 128;
   Transaction log(log_, bytes + Cutter::kCutBytes);
-  // Two may find a unit complete, where ranks have joined; the first to come says so.
-  if (!is_complete(id)) return true;
+  Agreement what;
+  std::uint32_t arrived = 0;
+  do {
+    arrived = board_.arrivals(id);
+    // Two may find a unit complete, where ranks have joined or are on the fast path; the first to come says so.
+    if (!is_complete(id)) return true;
+    what = agreement_of(table().unit(id));
+    // One that has joined does not hold up a new round by arriving late. Before the slot's words are written anew it must have read the
+    // cut of the last round, in which it may have taken part.
+    if (!have_read(what.absent, table().unit(id).cut_at)) return false;
+  } while (!board_.claim(id, table().unit(id).generation, arrived));
   const Unit& unit = table().unit(id);
-  const Agreement what = agreement_of(unit);
-  // One that has joined does not hold up a new round by arriving late. Before the slot's words are written anew it must have read the
-  // cut of the last round, in which it may have taken part.
-  if (!have_read(what.absent, unit.cut_at)) return false;
   const bool world = unit.scope == Scope::World;
   // Before the record: whoever reads it may arrive at the slot again at once.
   board_.reset_arrivals(id, unit.slots);

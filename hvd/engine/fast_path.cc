@@ -31,7 +31,7 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       engine_(engine),
       board_(*parts.board) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
-  locations_.reserve(static_cast<std::size_t>(board_.ranks()));
+  blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
 // -------------------------------------------------------------------------------------------------------- making and dropping
@@ -40,7 +40,7 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
 std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const auto kind = entry.key.kind;
   const bool has_block = entry.backends.size() == 1 && entry.signature.tensors.size() == 1;
-  if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Alltoall || kind == OpKind::Control) return nullptr;
+  if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
   if (table().scope_of(entry.key.process_set) != Scope::Domain || !table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().process_set(entry.key.process_set);
@@ -69,7 +69,18 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
     op->result_bytes *= ranks;
     op->result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
   }
-  if (static_cast<std::int64_t>(op->result_bytes) > kSmallCallBytes) return nullptr;
+  std::size_t most = std::max(op->input_bytes, op->result_bytes);  // that any rank's block has to hold
+  if (kind == OpKind::Alltoall) {
+    const std::int64_t rows = tensor.shape.front();
+    const std::int64_t row = rows == 0 ? 0 : op->count / rows;
+    for (const auto split : tensor.splits) op->parts.push_back(split * row);
+    most = static_cast<std::size_t>(*std::max_element(op->parts.begin(), op->parts.end())) * ranks * element_bytes(tensor.dtype);
+    op->result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
+    op->result_bytes = static_cast<std::size_t>(op->result_rows * row) * element_bytes(tensor.dtype);
+    most = std::max(most, op->input_bytes);
+  }
+  op->block_bytes = std::max<std::size_t>(most, 1);
+  if (static_cast<std::int64_t>(most) > kSmallCallBytes) return nullptr;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
     const std::size_t row = rows == 0 ? 0 : op->input_bytes / static_cast<std::size_t>(rows);
@@ -126,10 +137,12 @@ void FastPath::make(const Entry& entry) noexcept {
     if (op->backend != nullptr) {
       if (!make_space()) return;
       drop(entry.key);
-      const auto location = op->backend->keep(op->traits, std::max<std::size_t>({op->input_bytes, op->result_bytes, 1}));
+      const auto location = op->backend->keep(op->traits, op->block_bytes);
       if (!location) return;
       op->location = *location;
       op->has_block = true;
+      op->block = op->backend->kept(board_.self(), *location);
+      if (op->block_bytes <= Board::kNoteBytes) op->note = board_.note(op->unit.id, board_.self()).data();
     }
     auto fresh = entry_for(*op, entry);
     op->pending = fresh->pending;
@@ -190,8 +203,9 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   pending.done.store(false, std::memory_order_relaxed);
   pending.waited_for.store(true, std::memory_order_relaxed);
   pending.status = {};
-  if (op.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
-    std::memcpy(op.backend->kept(op.location), call.input, op.input_bytes);
+  if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
+  std::memcpy(op.block, call.input, op.input_bytes);  // also where the note is enough: another rank may take the long way
+  if (op.note != nullptr) std::memcpy(op.note, call.input, op.input_bytes);
 }
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
@@ -284,18 +298,20 @@ void FastPath::await(const PersistentOp& op) const {
 }
 
 bool FastPath::run_for_all(PersistentOp& op) {
-  const BoardLock lock(board_);
-  // What another has said since this rank has read, or has begun with the unit, the long way deals with.
-  const bool is_new = board_.tail() != board_.read_position() || board_.generation(op.unit.id) != op.unit.generation;
-  if (is_new || !is_valid(op) || !op.all_same || board_.arrivals(op.unit.id) != op.indices.size()) return false;
-  locations_.clear();
-  for (const int index : op.indices) locations_.push_back(board_.coming_location(op.unit.id, index));
-  const bool done = op.backend != nullptr
-                        ? op.backend->run_for_all(op.traits, op.count, locations_)
-                        : std::all_of(locations_.begin(), locations_.end(), [](auto location) { return location == kNoBlock; });
-  if (!done) return false;
-  board_.reset_arrivals(op.unit.id, 1);
-  board_.give_results(op.unit.id, op.indices);
+  // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
+  if (!is_valid(op) || !op.all_same || board_.tail() != board_.read_position()) return false;
+  const std::uint32_t unit = op.unit.id;
+  blocks_.clear();
+  for (const int index : op.indices) {
+    const std::uint64_t location = board_.coming_location(unit, index);
+    std::byte* const block = op.backend != nullptr ? op.backend->kept(index, location) : nullptr;
+    if (op.backend != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
+    blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
+  }
+  if (!board_.claim(unit, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
+  if (op.backend != nullptr) op.backend->run_for_all(op.traits, op.count, blocks_, op.parts);
+  board_.give_results(unit, op.indices);
+  board_.reset_arrivals(unit, 1);
   return true;
 }
 
@@ -316,7 +332,10 @@ void FastPath::take_result(PersistentOp& op) {
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   if (op.backend != nullptr && !(is_source && op.input == op.output)) {
     op.is_to_fetch = op.output == nullptr && op.allocate != nullptr;
-    if (!op.is_to_fetch && op.result_bytes > 0) std::memcpy(op.output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
+    // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
+    void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
+    const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
+    if (op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
@@ -339,7 +358,7 @@ void FastPath::take_result(PersistentOp& op) {
 void FastPath::fetch(PersistentOp& op) {
   if (!std::exchange(op.is_to_fetch, false)) return;
   void* const output = op.allocate(op.context, op.result_rows);
-  if (op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
+  if (op.result_bytes > 0) std::memcpy(output, op.block + op.result_at, op.result_bytes);
 }
 
 bool FastPath::end(Entry& entry, bool failed) {

@@ -68,7 +68,7 @@ class FastPath {
   Board& board_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< those in flight: their result may come without a record
-  std::vector<std::uint64_t> locations_ HVD_GUARDED_BY(engine_mutex);
+  std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
 };
 
 }  // namespace hvd

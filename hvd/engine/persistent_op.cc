@@ -9,6 +9,8 @@ bool PersistentOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
   const TensorSignature& tensor = signature->tensors.front();
   const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
+  if (call.kind == OpKind::Alltoall && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(), call.splits.end()))
+    return false;
   return tensor.dtype == call.dtype && std::equal(tensor.shape.begin(), tensor.shape.end(), call.shape.begin(), call.shape.end()) &&
          (!reduces || (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
                        signature->postscale_factor == call.postscale_factor)) &&

@@ -26,10 +26,11 @@ struct SmallCall {
   DataType dtype = DataType::Float32;
   std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
   const void* input = nullptr;
-  void* output = nullptr;  ///< may be null for Allgather and Reducescatter: then `allocate` is asked for it
+  void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then `allocate` is asked for it
   /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or by the one that drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
+  std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
   double postscale_factor = 1;
@@ -67,7 +68,11 @@ struct PersistentOp {
   BatchTraits traits;
   std::int64_t count = 0;  ///< elements of the input
   bool has_block = false;
-  std::uint64_t location = 0;  ///< of the block
+  std::uint64_t location = 0;       ///< of the block
+  std::byte* block = nullptr;       ///< this rank's own
+  std::byte* note = nullptr;        ///< its note on the board, if inputs and results fit in there: the fewest cache lines to travel
+  std::vector<std::int64_t> parts;  ///< of Alltoall: elements for each rank
+  std::size_t block_bytes = 1;      ///< that any rank's block has to hold
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
   std::size_t result_bytes = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <thread>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
@@ -42,6 +43,8 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
 
 constexpr int kNoFailure = -1;
 constexpr int kNobody = -1;
+constexpr std::uint64_t kClaimed = std::uint64_t{1} << 31;
+constexpr int kClaimSpins = 200;
 constexpr auto kLockSlice = std::chrono::milliseconds(100);  // between two looks at whether the lock's owner lives
 
 }  // namespace
@@ -74,17 +77,20 @@ struct alignas(64) Board::RankArea {
   std::array<char, kFailureText> failure_text{};
 };
 
-struct Board::SlotHead {
-  std::atomic<std::uint64_t> generation_and_arrivals{0};
+struct alignas(64) Board::SlotHead {
+  std::atomic<std::uint64_t> generation_and_arrivals{0};  // 32 bits each; of the arrivals the highest says that the round is claimed
   std::atomic<std::uint64_t> round{0};
 };
 
-struct Board::SlotRank {
+/// Two cache lines, which processors fetch together: what a rank says, and the beginning of its note, are in the first.
+struct alignas(64) Board::SlotRank {
   std::array<std::atomic<std::uint64_t>, 2> locations{};  // by the round's parity
   std::atomic<std::uint64_t> arrived_round{0};            // round + 1 of the last arrival
   std::atomic<std::uint64_t> stuck_round{0};              // the same of the last that has waited for long
   std::atomic<std::uint64_t> result_round{0};             // the same of the one that has ended without a record; 0 once taken
+  std::array<std::byte, kNoteBytes> note;
 };
+static_assert(Board::kNoteBytes == 128 - 5 * sizeof(std::uint64_t));
 
 std::size_t Board::bytes_needed(int ranks, std::uint32_t slots) {
   const auto n = static_cast<std::size_t>(ranks);
@@ -238,22 +244,43 @@ std::optional<Bytes> Board::read_next() {
   return record;
 }
 
+/// Returns the slot's generation and arrivals once nobody has claimed the round: that lasts for nanoseconds, unless the claimant has lost
+/// its core, or died, which ends the world.
+std::uint64_t Board::unclaimed(std::uint32_t slot) const {
+  const auto& word = head(slot).generation_and_arrivals;
+  for (int i = 0;; ++i) {
+    const std::uint64_t now = word.load(std::memory_order_seq_cst);
+    if ((now & kClaimed) == 0 || failed()) return now;
+    if (i < kClaimSpins) {
+      cpu_relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
 std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
   SlotHead& place = head(slot);
   SlotRank& mine = slot_rank(slot, self_);
-  mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_acquire);
-  do {
+  while (true) {
+    std::uint64_t now = unclaimed(slot);
     if (static_cast<std::uint32_t>(now >> 32) != generation) {
       mine.arrived_round.store(0, std::memory_order_relaxed);
       return 0;
     }
-  } while (!place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_seq_cst, std::memory_order_acquire));
-  return static_cast<std::uint32_t>(now) + 1;
+    mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_seq_cst, std::memory_order_acquire))
+      return static_cast<std::uint32_t>((now + 1) & ~kClaimed);
+  }
+}
+
+bool Board::claim(std::uint32_t slot, std::uint32_t generation, std::uint32_t arrived) {
+  std::uint64_t now = std::uint64_t{generation} << 32 | arrived;
+  return head(slot).generation_and_arrivals.compare_exchange_strong(now, now | kClaimed, std::memory_order_acq_rel);
 }
 
 std::uint32_t Board::arrivals(std::uint32_t slot) const {
-  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst));
+  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst) & ~kClaimed);
 }
 std::uint32_t Board::generation(std::uint32_t slot) const {
   return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_acquire) >> 32);
@@ -274,9 +301,11 @@ bool Board::evict(std::uint32_t slot) {
 }
 
 void Board::set_location(std::uint32_t slot, std::uint64_t location) {
+  static_cast<void>(unclaimed(slot));  // the round is the one that this rank is going to arrive in
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
   slot_rank(slot, self_).locations[round % 2].store(location, std::memory_order_relaxed);
 }
+std::span<std::byte, Board::kNoteBytes> Board::note(std::uint32_t slot, int rank) const { return slot_rank(slot, rank).note; }
 std::uint64_t Board::coming_location(std::uint32_t slot, int rank) const {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
   return slot_rank(slot, rank).locations[round % 2].load(std::memory_order_relaxed);
@@ -307,14 +336,13 @@ bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
 void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
   // The generation first: who arrives in between finds it over, and is not taken to have arrived in the next round.
   auto& word = head(slot).generation_and_arrivals;
-  std::uint64_t now = word.load(std::memory_order_acquire);
-  while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) {
-  }
+  std::uint64_t now = unclaimed(slot);
+  while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) now = unclaimed(slot);
   for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Board::give_results(std::uint32_t slot, std::span<const int> indices) {
-  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);  // one more than the one that has ended
+  const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + 1;  // as in `arrived_round`
   for (const int index : indices) slot_rank(slot, index).result_round.store(round, std::memory_order_release);
 }
 bool Board::has_result(std::uint32_t slot) const {

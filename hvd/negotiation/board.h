@@ -92,7 +92,11 @@ class Board {
   std::uint32_t arrive(std::uint32_t slot, std::uint32_t generation);
   [[nodiscard]] std::uint32_t arrivals(std::uint32_t slot) const;
   [[nodiscard]] std::uint32_t generation(std::uint32_t slot) const;
-  /// Starts a new round of a unit of `count` slots: nobody has arrived. Needs the lock, and every rank to have arrived.
+  /// Claims the end of the round in which all ranks that take part have arrived: `arrived` of them. Who has it is alone to say what comes
+  /// of the round, and must go on at once to `reset_arrivals`, up to where arrivals of the next round and `void_slot` wait. False if
+  /// another has it, or the round is over.
+  bool claim(std::uint32_t slot, std::uint32_t generation, std::uint32_t arrived);
+  /// Starts a new round of a unit of `count` slots: nobody has arrived. Needs the claim.
   void reset_arrivals(std::uint32_t slot, std::uint32_t count);
   /// Ends the slot's generation if nobody has arrived. Needs the lock.
   bool evict(std::uint32_t slot);
@@ -101,6 +105,9 @@ class Board {
   /// This rank's word for the tensor in `slot` in the coming round; set before arriving. A rank may be one round ahead of one that
   /// has not yet read what the last round brought, so two rounds' words are kept.
   void set_location(std::uint32_t slot, std::uint64_t location);
+  /// A few bytes of `rank` beside its word, to be written by it before it arrives, and by who has the claim.
+  static constexpr std::size_t kNoteBytes = 88;
+  [[nodiscard]] std::span<std::byte, kNoteBytes> note(std::uint32_t slot, int rank) const;
   /// The word of `rank` for the round that is gathering; all are there once all have arrived.
   [[nodiscard]] std::uint64_t coming_location(std::uint32_t slot, int rank) const;
   /// The word of `rank` for the last round that was agreed. Read it before arriving again.
@@ -117,7 +124,7 @@ class Board {
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
 
   // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path.h)
-  /// Tells the ranks with these indices that their results are where their locations said. Needs the lock; after `reset_arrivals`.
+  /// Tells the ranks with these indices that their results are there. Needs the claim; before `reset_arrivals`.
   void give_results(std::uint32_t slot, std::span<const int> indices);
   /// Whether the round in which this rank arrived last has ended so, and the result is still to be taken.
   [[nodiscard]] bool has_result(std::uint32_t slot) const;
@@ -179,6 +186,7 @@ class Board {
   [[nodiscard]] RankArea& area(int rank) const;
   [[nodiscard]] SlotHead& head(std::uint32_t slot) const;
   [[nodiscard]] SlotRank& slot_rank(std::uint32_t slot, int rank) const;
+  [[nodiscard]] std::uint64_t unclaimed(std::uint32_t slot) const;
   void lock_slowly();
   void own_lock(int result);
   [[nodiscard]] std::string name_of_rank(int index) const;

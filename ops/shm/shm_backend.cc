@@ -219,7 +219,7 @@ ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board&
       staging_(std::move(memory), std::move(arena), topology_.domain_index),
       stats_(std::move(stats)) {
   gathered_.reserve(static_cast<std::size_t>(kSmallBatchBytes));
-  blocks_.reserve(topology_.domain_ranks.size());
+  outputs_.reserve(topology_.domain_ranks.size());
   inputs_.reserve(topology_.domain_ranks.size());
 }
 
@@ -263,35 +263,44 @@ bool ShmBackend::any_rank_finishes(const BatchTraits& traits, std::int64_t bytes
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }
 
 std::optional<std::uint64_t> ShmBackend::keep(const BatchTraits& traits, std::size_t bytes) {
-  if (traits.kind == OpKind::Alltoall || (traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Adasum)) return std::nullopt;
+  if (traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Adasum) return std::nullopt;
   return staging_.keep(bytes);
 }
 void ShmBackend::drop(std::uint64_t location) noexcept { staging_.drop(location); }
 bool ShmBackend::is_free(std::uint64_t location) {
   return staging_.is_free(location, [this](std::uint64_t sequence) { return board_.is_over(sequence); });
 }
-std::byte* ShmBackend::kept(std::uint64_t location) { return staging_.address(staging_.self(), location); }
+std::byte* ShmBackend::kept(int index, std::uint64_t location) {
+  return Staging::is_kept(location) ? staging_.address(index, location) : nullptr;
+}
 
-bool ShmBackend::run_for_all(const BatchTraits& traits, std::int64_t count, std::span<const std::uint64_t> locations) {
-  if (!std::all_of(locations.begin(), locations.end(), Staging::is_kept)) return false;
-  const auto& ranks = traits.set->ranks;
-  blocks_.clear();
-  for (std::size_t i = 0; i < ranks.size(); ++i) blocks_.push_back(staging_.address(domain_index(ranks[i]), locations[i]));
+void ShmBackend::run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
+                             std::span<const std::int64_t> parts) {
   const std::size_t bytes = bytes_of(traits, count);
+  if (count == 0) return;
   if (traits.kind == OpKind::Broadcast) {
-    const auto* const source = blocks_[static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), traits.root) - ranks.begin())];
-    for (void* block : blocks_)
-      if (block != source && bytes > 0) std::memcpy(block, source, bytes);
-  } else if (traits.kind == OpKind::Allgather) {
-    gathered_.resize(bytes * blocks_.size());
-    for (std::size_t i = 0; bytes > 0 && i < blocks_.size(); ++i) std::memcpy(gathered_.data() + i * bytes, blocks_[i], bytes);
-    for (void* block : blocks_)
-      if (bytes > 0) std::memcpy(block, gathered_.data(), gathered_.size());
-  } else if (count > 0) {
-    inputs_.assign(blocks_.begin(), blocks_.end());
-    kernels::reduce(reduction_of(traits), inputs_, blocks_, static_cast<std::size_t>(count));
+    const auto& ranks = traits.set->ranks;
+    const auto* const source = blocks[static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), traits.root) - ranks.begin())];
+    for (std::byte* block : blocks)
+      if (block != source) std::memcpy(block, source, bytes);
+  } else if (traits.kind == OpKind::Allgather || traits.kind == OpKind::Alltoall) {
+    gathered_.resize(bytes * blocks.size());
+    for (std::size_t i = 0; i < blocks.size(); ++i) std::memcpy(gathered_.data() + i * bytes, blocks[i], bytes);
+    if (traits.kind == OpKind::Allgather) {
+      for (std::byte* block : blocks) std::memcpy(block, gathered_.data(), gathered_.size());
+      return;
+    }
+    const std::byte* from = gathered_.data();
+    for (std::size_t to = 0; to < blocks.size(); ++to) {
+      const std::size_t part = bytes_of(traits, parts[to]);
+      for (std::size_t i = 0; part > 0 && i < blocks.size(); ++i) std::memcpy(blocks[to] + i * part, from + i * bytes, part);
+      from += part;
+    }
+  } else {
+    inputs_.assign(blocks.begin(), blocks.end());
+    outputs_.assign(blocks.begin(), blocks.end());
+    kernels::reduce(reduction_of(traits), inputs_, outputs_, static_cast<std::size_t>(count));
   }
-  return true;
 }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {

@@ -28,8 +28,9 @@ class ShmBackend final : public Backend {
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
   void drop(std::uint64_t location) noexcept override;
   bool is_free(std::uint64_t location) override;
-  std::byte* kept(std::uint64_t location) override;
-  bool run_for_all(const BatchTraits& traits, std::int64_t count, std::span<const std::uint64_t> locations) override;
+  std::byte* kept(int index, std::uint64_t location) override;
+  void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
+                   std::span<const std::int64_t> parts) override;
   bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
@@ -43,7 +44,7 @@ class ShmBackend final : public Backend {
   const Topology topology_;
   Staging staging_;
   std::shared_ptr<StatsCounters> stats_;
-  std::vector<void*> blocks_;  // of `run_for_all`, as are the next two
+  std::vector<void*> outputs_;  // of `run_for_all`, as are the next two
   std::vector<const void*> inputs_;
   std::vector<std::byte> gathered_;
 };
