@@ -702,6 +702,7 @@ bool LeaderTree::take_held_back() {
     const std::size_t before = next.done;
     act_on(next.done, next.message, next.passed_on);
     any = any || next.done > before;
+    say_held();  // numbers may have come
     if (next.done < next.message.bytes.size()) break;
     held_back_.pop_front();
   }
