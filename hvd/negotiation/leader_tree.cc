@@ -31,18 +31,6 @@ enum class Item : std::uint8_t {
   Credit,
 };
 
-void put_key(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
-
-UnitKey get_key(Reader& reader) {
-  UnitKey key;
-  key.process_set = reader.get<int>();
-  const auto kind = reader.get<std::uint8_t>();
-  if (kind > static_cast<std::uint8_t>(OpKind::Control)) throw WireError("unknown kind of operation");
-  key.kind = static_cast<OpKind>(kind);
-  key.name = reader.get_string();
-  return key;
-}
-
 void merge(std::vector<bool>& into, const std::vector<bool>& from) {
   if (into.size() < from.size()) into.resize(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) into[i] = into[i] || from[i];
@@ -105,7 +93,7 @@ void LeaderTree::write(Gathered& gathered, bool up) {
     Writer item;
     item.put(up ? Item::IntroduceUp : Item::IntroduceDown);
     if (!up) item.put(introduction.id);
-    put_key(item, introduction.key);
+    encode(item, introduction.key);
     item.put_list(std::span<const Run>(introduction.ranks));
     encode(item, *introduction.signature);
     if (up) {
@@ -161,7 +149,7 @@ void LeaderTree::introduced(const UnitKey& key, int rank, const SharedSignature&
 void LeaderTree::receive_introduction(Reader& reader, bool from_parent) {
   Introduction introduction;
   if (from_parent) introduction.id = reader.get<std::uint32_t>();
-  introduction.key = get_key(reader);
+  introduction.key = decode_key(reader);
   introduction.ranks = reader.get_list<Run>();
   introduction.signature = std::make_shared<const Signature>(decode_signature(reader));
   if (from_parent) next_id_ = std::max(next_id_, introduction.id + 1);
@@ -360,23 +348,6 @@ void LeaderTree::learn_joined(int process_set, int rank) {
   if (!is_root()) send(parent_, Writer().put(Item::Joined).put(process_set).put(rank).bytes());
 }
 
-namespace {
-void put_stuck_ranks(Writer& writer, const std::vector<StuckRank>& stuck_ranks) {
-  writer.put(static_cast<std::uint32_t>(stuck_ranks.size()));
-  for (const auto& stuck_rank : stuck_ranks) writer.put(stuck_rank.rank).put(stuck_rank.kind);
-}
-std::vector<StuckRank> get_stuck_ranks(Reader& reader) {
-  std::vector<StuckRank> stuck_ranks;
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
-    const int rank = reader.get<int>();
-    const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
-    stuck_ranks.push_back({rank, kind});
-  }
-  return stuck_ranks;
-}
-}  // namespace
-
 void LeaderTree::stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   if (!held_.empty()) return;  // it must not pass what is said of before
   const std::uint64_t now = last_decision({process_set, name});
@@ -385,7 +356,7 @@ void LeaderTree::stuck(int process_set, const std::string& name, const std::vect
   said->second = now;
   Writer item;
   item.put(Item::Stuck).put(process_set).put_string(name).put(now);
-  put_stuck_ranks(item, stuck_ranks);
+  encode(item, stuck_ranks);
   if (!is_root()) return send(parent_, item.bytes());
   Reader reader(item.bytes());
   reader.get<std::uint8_t>();
@@ -401,7 +372,7 @@ void LeaderTree::receive_stuck(Reader& reader, std::span<const std::byte> item) 
   const auto* ranks = actions_.ranks_of(process_set);
   if (ranks == nullptr || said_after != last_decision(name)) return;
   auto& by_rank = stuck_[name];
-  for (const auto& stuck_rank : get_stuck_ranks(reader)) by_rank[stuck_rank.rank] = stuck_rank.kind;
+  for (const auto& stuck_rank : decode_stuck_ranks(reader)) by_rank[stuck_rank.rank] = stuck_rank.kind;
   std::vector<StuckRank> stuck_ranks;
   for (const int rank : *ranks) {
     const auto stuck_rank = by_rank.find(rank);
@@ -412,7 +383,7 @@ void LeaderTree::receive_stuck(Reader& reader, std::span<const std::byte> item) 
   if (std::none_of(stuck_ranks.begin(), stuck_ranks.end(), differs)) return;
   Writer out;
   out.put(Item::Conflict).put(process_set).put_string(name.second);
-  put_stuck_ranks(out, stuck_ranks);
+  encode(out, stuck_ranks);
   Reader again(out.bytes());
   again.get<std::uint8_t>();
   receive_conflict(again, out.bytes());
@@ -423,7 +394,7 @@ void LeaderTree::receive_conflict(Reader& reader, std::span<const std::byte> ite
   send_down(Bytes(item.begin(), item.end()));
   const int process_set = reader.get<int>();
   const Name name{process_set, reader.get_string()};
-  const auto stuck_ranks = get_stuck_ranks(reader);
+  const auto stuck_ranks = decode_stuck_ranks(reader);
   for (const auto& stuck_rank : stuck_ranks) {
     const UnitKey key{process_set, stuck_rank.kind, name.second};
     std::erase_if(held_, [&](const LocalEvent& news) { return news.kind == LocalEvent::Kind::Ready && news.key == key; });
@@ -457,14 +428,14 @@ namespace {
 void put_pledges(Writer& writer, const Pledges& pledges) {
   writer.put(static_cast<std::uint32_t>(pledges.size()));
   for (const auto& [key, rounds] : pledges) {
-    put_key(writer, key);
+    encode(writer, key);
     writer.put(rounds);
   }
 }
 Pledges get_pledges(Reader& reader) {
   Pledges pledges;
   for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
-    UnitKey key = get_key(reader);
+    UnitKey key = decode_key(reader);
     pledges[std::move(key)] = reader.get<std::uint32_t>();
   }
   return pledges;
@@ -526,7 +497,7 @@ void LeaderTree::doubted(const UnitKey& key) {
   if (is_root()) return refuse_if_hopeless(key);
   Writer item;
   item.put(Item::Doubt);
-  put_key(item, key);
+  encode(item, key);
   send(parent_, item.bytes());
 }
 
@@ -547,7 +518,7 @@ void LeaderTree::refuse_if_hopeless(const UnitKey& key) {
 void LeaderTree::refuse(const UnitKey& key, int rank) {
   Writer item;
   item.put(Item::Refuse);
-  put_key(item, key);
+  encode(item, key);
   item.put(rank);
   send_down(item.bytes());
   refused_at_ = ++decided_;
@@ -778,13 +749,13 @@ bool LeaderTree::act_on_item(const Bytes& bytes, const Message& message, bool pa
     }
     case Item::Doubt: {
       downwards(false);
-      const UnitKey key = get_key(reader);
+      const UnitKey key = decode_key(reader);
       if (actions_.ranks_of(key.process_set) != nullptr) doubted(key);
       break;
     }
     case Item::Refuse: {
       downwards(true);
-      const UnitKey key = get_key(reader);
+      const UnitKey key = decode_key(reader);
       const int rank = reader.get<int>();
       static_cast<void>(expect_rank(key.process_set, rank));
       refuse(key, rank);

@@ -1,9 +1,6 @@
 #include "hvd/negotiation/negotiator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <utility>
 
@@ -12,24 +9,6 @@
 namespace hvd {
 
 namespace {
-
-enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave, End, Joining, JoinedUp, Conflict, Refuse, Doubt };
-
-void put_bits(Writer& writer, const std::vector<bool>& bits) {
-  std::vector<std::uint8_t> packed((bits.size() + 7) / 8);
-  for (std::size_t i = 0; i < bits.size(); ++i)
-    if (bits[i]) packed[i / 8] = static_cast<std::uint8_t>(packed[i / 8] | (1U << (i % 8)));
-  writer.put(static_cast<std::uint32_t>(bits.size())).put_list(std::span<const std::uint8_t>(packed));
-}
-
-std::vector<bool> get_bits(Reader& reader) {
-  const auto count = reader.get<std::uint32_t>();
-  const auto packed = reader.get_list<std::uint8_t>();
-  if (packed.size() != (std::size_t{count} + 7) / 8) throw WireError("bit list of the wrong length");
-  std::vector<bool> bits(count);
-  for (std::size_t i = 0; i < count; ++i) bits[i] = ((packed[i / 8] >> (i % 8)) & 1U) != 0;
-  return bits;
-}
 
 /// The places in the set of ranks that follow one another.
 Run set_places(const ProcessSetInfo& set, Run ranks) {
@@ -47,33 +26,6 @@ std::size_t set_rank(const ProcessSetInfo& set, int rank) {
 }
 
 }  // namespace
-
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text) {
-  const auto [end, size] = joins == 0 ? fmt::format_to_n(text.data(), text.size(), "{}.noname.{}\n", name_of(kind), number)
-                                      : fmt::format_to_n(text.data(), text.size(), "{}.noname.{}.{}\n", name_of(kind), joins, number);
-  return {text.data(), static_cast<std::size_t>(end - text.data())};
-}
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number) {
-  std::array<char, kUnnamedText> text{};
-  return std::string(unnamed(kind, joins, number, text));
-}
-bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
-std::string_view display_name(const std::string& name) {
-  return std::string_view(name).substr(0, name.size() - (is_unnamed(name) ? 1 : 0));
-}
-
-void encode(Writer& writer, const Agreement& agreement) {
-  put_bits(writer, agreement.present);
-  writer.put_list(std::span<const int>(agreement.absent)).put(agreement.last);
-}
-
-Agreement decode_agreement(Reader& reader) {
-  Agreement agreement;
-  agreement.present = get_bits(reader);
-  agreement.absent = reader.get_list<int>();
-  agreement.last = reader.get<int>();
-  return agreement;
-}
 
 Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
                        std::uint32_t slots, bool groups_alone)
@@ -229,47 +181,12 @@ std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ra
     id = *range;
     generation = generation_of(id);
   }
-  Writer writer;
-  writer.put(RecordType::Introduce).put(id).put(generation).put_list(std::span<const Run>(ranks));
-  writer.put(key.process_set).put(key.kind).put_string(key.name);
-  encode(writer, signature);
-  return writer.take();
+  return Records::introduction(id, generation, ranks, key, signature);
 }
 
 std::optional<std::uint32_t> Negotiator::oldest(const std::function<bool(std::uint32_t)>& evictable) const {
   const auto found = std::find_if(usage_.begin(), usage_.end(), evictable);
   return found == usage_.end() ? std::nullopt : std::optional(*found);
-}
-
-Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::Evict).put(id).take(); }
-Bytes Negotiator::cut_record(int process_set, std::span<const std::uint64_t> sequences) {
-  return Writer().put(RecordType::Cut).put(process_set).put_list(sequences).take();
-}
-Bytes Negotiator::leaving(int rank, std::span<const Pledge> pledges) {
-  return Writer().put(RecordType::Leave).put(rank).put_list(pledges).take();
-}
-Bytes Negotiator::refusal(std::uint32_t id, int rank) { return Writer().put(RecordType::Refuse).put(id).put(rank).take(); }
-Bytes Negotiator::doubt(std::uint32_t id) { return Writer().put(RecordType::Doubt).put(id).take(); }
-Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
-Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
-  Writer writer;
-  writer.put(RecordType::Conflict).put(process_set).put_string(name).put(static_cast<std::uint32_t>(stuck_ranks.size()));
-  for (const auto& stuck_rank : stuck_ranks) writer.put(stuck_rank.rank).put(stuck_rank.kind);
-  return writer.take();
-}
-Bytes Negotiator::joining(int process_set, int rank) { return Writer().put(RecordType::Joining).put(process_set).put(rank).take(); }
-Bytes Negotiator::joined_up(int process_set, int rank) { return Writer().put(RecordType::JoinedUp).put(process_set).put(rank).take(); }
-Bytes Negotiator::agreement(std::uint32_t id, const Agreement& what) {
-  Writer writer;
-  writer.put(RecordType::Agree).put(id);
-  encode(writer, what);
-  return writer.take();
-}
-Bytes Negotiator::host_readiness(std::uint32_t id, const Agreement& what) {
-  Writer writer;
-  writer.put(RecordType::HostReady).put(id);
-  encode(writer, what);
-  return writer.take();
 }
 
 void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes) {
@@ -334,14 +251,7 @@ const ProcessSetInfo& Negotiator::known_set(int id, int rank) const {
 }
 
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
-  const auto id = reader.get<std::uint32_t>();
-  const auto generation = reader.get<std::uint32_t>();
-  const auto ranks = reader.get_list<Run>();
-  UnitKey key;
-  key.process_set = reader.get<int>();
-  key.kind = reader.get<OpKind>();
-  key.name = reader.get_string();
-  auto signature = std::make_shared<const Signature>(decode_signature(reader));
+  auto [id, generation, ranks, key, signature] = decode_introduction(reader);
   if (!has_process_set(key.process_set)) throw WireError("unknown process set");
   const auto& set = process_set(key.process_set);
   Runs places;
@@ -454,10 +364,7 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   const auto& set = this->process_set(process_set);
   std::vector<int> ranks;
   std::vector<SharedSignature> signatures;
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
-    const int rank = reader.get<int>();
-    const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
+  for (const auto& [rank, kind] : decode_stuck_ranks(reader)) {
     const Unit* unit = find({process_set, kind, name});
     const auto signature = unit == nullptr ? nullptr : unit->signatures.of(set_rank(set, rank));
     if (!signature) continue;  // forgotten here meanwhile

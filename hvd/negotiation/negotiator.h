@@ -21,25 +21,12 @@
 #include "hvd/negotiation/planner.h"
 #include "hvd/negotiation/pledges.h"
 #include "hvd/negotiation/rank_signatures.h"
+#include "hvd/negotiation/records.h"
 #include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/unit_names.h"
 #include "hvd/topology.h"
 
 namespace hvd {
-
-/// A name that the library makes up for a submission without one; the newline keeps it apart from users' names.
-/// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
-/// The same, written into `text`, which has room for kUnnamedText characters.
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
-inline constexpr std::size_t kUnnamedText = 72;
-bool is_unnamed(const std::string& name);
-/// The name as messages show it.
-std::string_view display_name(const std::string& name);
-
-/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
-inline constexpr std::string_view kAddProcessSet = "add_process_set";
-inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
-inline constexpr std::string_view kJoin = "join";
 
 /// One life of a unit: an id is given out again once the unit is evicted, with the next generation.
 struct UnitRef {
@@ -73,22 +60,6 @@ struct CutBatch {
   std::uint64_t order = 0;     ///< equal on all ranks of the process set, which count their batches
   Scope scope = Scope::Domain;
   PlannedBatch plan;
-};
-
-/// What is said when all ranks of a domain, or all ranks, are ready for a unit.
-struct Agreement {
-  std::vector<bool> present;  ///< per tensor: some rank has it
-  std::vector<int> absent;    ///< global ranks of the set that have joined and did not submit it, ascending
-  int last = -1;              ///< Join: the rank that joined last; Control: the process set made or removed
-};
-void encode(Writer& writer, const Agreement& agreement);
-/// Throws WireError on malformed input.
-Agreement decode_agreement(Reader& reader);
-
-/// What a rank is stuck with under a name.
-struct StuckRank {
-  int rank = 0;
-  OpKind kind = OpKind::Allreduce;
 };
 
 /// What reading a record brought about, for the engine to act on.
@@ -133,7 +104,7 @@ struct Outcomes {
   }
 };
 
-class Negotiator {
+class Negotiator : public Records {
  public:
   /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in `cut`.
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
@@ -180,26 +151,6 @@ class Negotiator {
   }
   /// The least recently used id that `evictable` lets go.
   std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
-  static Bytes eviction(std::uint32_t id);
-  static Bytes agreement(std::uint32_t id, const Agreement& what);
-  static Bytes host_readiness(std::uint32_t id, const Agreement& what);
-  /// Cuts what is agreed on the set. `sequences`: the numbers of the batches that this makes, as many as `batches_of_next_cut` says; none
-  /// where no rank of this domain takes part.
-  static Bytes cut_record(int process_set, std::span<const std::uint64_t> sequences);
-  /// `rank` submits nothing more. `pledges`: what it still takes part in.
-  static Bytes leaving(int rank, std::span<const Pledge> pledges = {});
-  /// The unit can never be complete, because `rank` has left. Its slots are void already.
-  static Bytes refusal(std::uint32_t id, int rank);
-  /// A rank of this domain waits for the unit, and a rank that takes part in it has left: the root is to say whether it can be complete.
-  static Bytes doubt(std::uint32_t id);
-  /// The root has said its last word: all ranks of all domains have left.
-  static Bytes end();
-  /// `rank` takes part in nothing of the set until all its ranks have joined.
-  static Bytes joining(int process_set, int rank);
-  /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
-  static Bytes conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks);
-  /// What the domain was ready for without the rank stands in the log.
-  static Bytes joined_up(int process_set, int rank);
 
   /// Reads one record, which ends at `position` of the log.
   void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
