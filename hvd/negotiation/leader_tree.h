@@ -6,19 +6,27 @@
 /// nothing is gathered at the root but one number per tensor and child. Introductions that a leader passes on together and that say the
 /// same travel as one, with the list of their ranks. Ranks that have joined are waited for no more; the leaders learn of them on the way
 /// up, after what their domains were ready for without them. When all ranks have left and the root has decided what came before, it says
-/// so: the end. Run by the leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
+/// so: the end.
+///
+/// The state is in parts: LeaderLinks (place in the tree, what is to be sent), LeaderInbox (what comes, and what of it waits),
+/// UnsaidEvents, TensorNumbers, ReadinessCounts, StuckNames, DepartedRanks. Here is what happens between them. Run by the leader's driver.
+/// Fails by throwing BackendError (wire) or WireError (a malformed message).
 
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <list>
-#include <map>
-#include <set>
-#include <unordered_map>
+#include <string>
 #include <vector>
 
 #include "hvd/errors.h"
-#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/departed_ranks.h"
+#include "hvd/negotiation/leader_inbox.h"
+#include "hvd/negotiation/leader_links.h"
+#include "hvd/negotiation/leader_messages.h"
+#include "hvd/negotiation/local_events.h"
+#include "hvd/negotiation/readiness_counts.h"
+#include "hvd/negotiation/stuck_names.h"
+#include "hvd/negotiation/tensor_numbers.h"
 #include "hvd/transport.h"
 
 namespace hvd {
@@ -47,174 +55,93 @@ struct LeaderTreeActions {
   std::function<int(int rank)> domain_of;
 };
 
-/// What a domain's log says that the other domains are to know, in the log's order.
-struct LocalEvent {
-  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Doubted, Removed };
-  Kind kind = Kind::Introduced;
-  UnitKey key = {};                ///< Introduced, Ready, Doubted; of Joined and Removed the process set alone
-  int rank = -1;                   ///< Introduced, Joined, Left
-  SharedSignature signature = {};  ///< Introduced
-  Agreement what = {};             ///< Ready
-  Pledges pledges = {};            ///< Left
-};
-
 class LeaderTree {
  public:
   /// `capacity`: how many tensors are remembered that nobody waits for; beyond it those go that were not decided for longest.
   LeaderTree(Transport& transport, LeaderTreeActions actions, std::size_t capacity = 4096);
+  LeaderTree(const LeaderTree&) = delete;
+  LeaderTree& operator=(const LeaderTree&) = delete;
 
   /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its children.
-  [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains);
+  [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains) { return LeaderLinks::neighbours_of(domain, domains); }
   /// Returns the message that says that the world has failed, as any rank may send it to any leader.
-  [[nodiscard]] static Bytes failure_message(const Status& status);
+  [[nodiscard]] static Bytes failure_message(const Status& status) { return LeaderItems::message_of(LeaderItems::fail(status)); }
 
   // ---- what this domain has to say; the next `advance` sends it
-  void tell(LocalEvent news);
+  void tell(LocalEvent event);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
   void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
   /// Root: tells all other domains that the set's next batches are cut.
-  void announce_cut(int process_set);
+  void announce_cut(int process_set) { links_.send_down(LeaderItems::cut(process_set)); }
   /// Others: tells the root that so many cuts of the set are over in this domain.
-  void tell_credit(int process_set, int domain, std::uint64_t over);
+  void tell_credit(int process_set, int domain, std::uint64_t over) { links_.send_up(LeaderItems::credit(process_set, domain, over)); }
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
-  [[nodiscard]] bool all_left() const { return left_.size() == actions_.ranks_of(0)->size(); }
+  [[nodiscard]] bool all_left() const { return departed_.count() == actions_.ranks_of(0)->size(); }
   /// Root: tells all other domains so, once what is decided is cut.
-  void announce_end();
+  void announce_end() { links_.send_down(LeaderItems::end()); }
 
   /// Sends what has gathered and acts on what has arrived. True if there was anything.
   bool advance();
-  [[nodiscard]] bool is_root() const { return transport_.domain() == 0; }
+  [[nodiscard]] bool is_root() const { return links_.is_root(); }
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
-  /// Some domain of this leader's subtree is ready for something that is not decided yet.
   /// Tensors that this leader remembers.
-  [[nodiscard]] std::size_t tensors_kept() const { return known_.size(); }
+  [[nodiscard]] std::size_t tensors_kept() const { return numbers_.count(); }
   /// Process sets and names of which it remembers more than their tensors.
-  [[nodiscard]] std::size_t sets_and_names_kept() const {
-    return joined_.size() + join_order_.size() + subtrees_.size() + stuck_said_.size() + stuck_.size();
-  }
-  [[nodiscard]] bool is_waiting() const { return !counts_.empty() || !held_.empty() || !held_back_.empty(); }
+  [[nodiscard]] std::size_t sets_and_names_kept() const { return counts_.sets_kept() + stuck_names_.count(); }
+  /// Some domain of this leader's subtree is ready for something that is not decided yet.
+  [[nodiscard]] bool is_waiting() const { return !counts_.is_empty() || !unsaid_.is_empty() || inbox_.is_waiting(); }
 
  private:
-  using Name = std::pair<int, std::string>;  ///< process set and name
-  /// What ranks say of a tensor, all the same.
-  struct Introduction {
-    std::uint32_t id = 0;  ///< on the way down
-    UnitKey key;
-    SharedSignature signature;
-    Runs ranks;
-  };
-  /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
-  /// equal.
-  struct Gathered {
-    std::vector<Introduction> list;
-    std::map<UnitKey, std::size_t> last;  ///< of each key, in the list
-    void add(const Introduction& introduction);
-  };
-  struct Known {
-    UnitKey key;
-    std::vector<Introduction> remote;  ///< what ranks of other domains said, for the day this domain forgets it; runs ascending and apart
-    std::uint64_t decided_at = 0;      ///< the decision that was the last about it
-    std::list<std::uint32_t>::iterator usage = {};  ///< root: its place in `usage_`
-  };
-  /// Of this domain and the children's subtrees, those that are ready.
-  struct Count {
-    std::set<int> subtrees;  ///< by their first domain
-    Agreement what;
-  };
-
+  // ---- what this domain says
   void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
-  void say_held();
   void removed(int process_set);
-  void left(int rank, Pledges pledges, int subtree);
+  void say_unsaid();
+  void say(const LocalEvent& event);
+
+  // ---- what the others say
+  bool act_on(const Bytes& item, int from, bool passed_on);
+  void act_on_upward(LeaderItem item, Reader& reader, const Bytes& bytes, int from);
+  bool act_on_downward(LeaderItem item, Reader& reader, const Bytes& bytes, int from, bool passed_on);
+  void receive_introduction(Introduction introduction, bool from_parent);
+  void receive_ready(Reader& reader, int from);
+  void receive_agreement(Reader& reader, const Bytes& item, bool passed_on);
   void receive_leaving(Reader& reader, int from);
+  void receive_failure(Reader& reader, const Bytes& item, int from);
+  [[nodiscard]] bool expect_ranks(int process_set, const Runs& runs) const;
+
+  // ---- decisions
+  void count_ready(std::uint32_t id, int subtree, const Agreement& what);
+  void pass_on_if_complete(std::uint32_t id);
+  void decide(std::uint32_t id, Agreement what);
+  void decided(std::uint32_t id);
+  void learn_joined(int process_set, int rank);
+  void left(int rank, Pledges pledges, int subtree);
   void spread_leaving(int rank, int from);
   void doubted(const UnitKey& key);
   void refuse_if_hopeless(const UnitKey& key);
   void refuse(const UnitKey& key, int rank);
+  void note_stuck(const StuckReport& report);
+  void end_conflict(const StuckReport& report);
+
+  // ---- numbers
   void forget(const UnitKey& key);
-  void retire_some();
   void retire(std::vector<std::uint32_t> ids);
   void answer_if_complete();
-  void end_retiring(const std::vector<std::uint32_t>& forgotten);
-  [[nodiscard]] std::uint64_t last_decision(const Name& name) const;
-  void receive(const Message& message);
-  void hold_back(Message message);
-  void hold_back_leaving(int rank, int from);
-  bool take_held_back();
-  void act_on(std::size_t& at, const Message& message, bool passed_on);
-  bool act_on_item(const Bytes& bytes, const Message& message, bool passed_on);
-  void receive_failure(Reader& reader, std::span<const std::byte> item, int from);
-  bool pass_on_decisions(const Message& message);
-  bool expect_rank(int process_set, int rank);
-  bool expect_ranks(int process_set, const Runs& runs);
-  void receive_introduction(Reader& reader, bool from_parent);
-  std::uint32_t number_of(const UnitKey& key);
-  void learn(const Introduction& introduction);
-  void count_ready(std::uint32_t id, int subtree, const Agreement& what);
-  void pass_on_if_complete(std::uint32_t id);
-  void decide(std::uint32_t id, const Agreement& what);
-  void decided(std::uint32_t id);
-  void note_join(int process_set, int rank);
-  void learn_joined(int process_set, int rank);
-  [[nodiscard]] int subtree_of(int domain) const;
-  const std::set<int>& subtrees_with(int process_set);
-  void receive_credit(Reader& reader, const Bytes& item);
-  void receive_stuck(Reader& reader, std::span<const std::byte> item);
-  void receive_conflict(Reader& reader, std::span<const std::byte> item);
-  void send(int domain, const Bytes& item);
-  void send_down(const Bytes& item);
-  void write(Gathered& gathered, bool up);
-  bool flush();
+  void end_retiring(const std::vector<std::uint32_t>& given_up);
 
-  Transport& transport_;
+  LeaderLinks links_;
+  LeaderInbox inbox_;
   LeaderTreeActions actions_;
-  int parent_ = -1;
-  struct Child {
-    int domain, end;  ///< its subtree is [domain, end)
-  };
-  std::vector<Child> children_;
-  std::map<UnitKey, std::uint32_t> ids_;
-  std::unordered_map<std::uint32_t, Known> known_;
-  std::unordered_map<std::uint32_t, Count> counts_;
-  std::vector<LocalEvent> held_;                 ///< Ready before the root's number for it came down; what must not overtake that
-  std::map<int, std::set<int>> joined_;          ///< of the subtree, by process set
-  std::map<int, std::vector<int>> join_order_;   ///< by process set: ranks that are known to have joined, as that became known
-  std::map<int, std::set<int>> subtrees_;        ///< with ranks of a process set
-  std::set<int> left_;                           ///< root: ranks that have left
-  PledgeTable pledged_;                          ///< root: from the round on that is not decided yet
-  std::uint32_t next_id_ = 0;                    ///< above all numbers that were ever given, as far as is known here
-  std::uint64_t decided_ = 0;                    ///< decisions so far: the same count everywhere, at the same place in the stream
-  std::uint64_t refused_at_ = 0;                 ///< the last of them that refused a tensor
-  std::map<Name, std::uint64_t> stuck_said_;     ///< this domain has said so, when this was the last decision about the name
-  std::map<Name, std::map<int, OpKind>> stuck_;  ///< root: by rank, for what
-  Gathered up_, down_;                           // introductions to be sent before whatever is sent next
-  std::map<int, Writer> outgoing_;
-  /// Begins with a cut from the parent that this domain has no room for yet; after it what came later from there, and that ranks have left,
-  /// which must not overtake what was decided before. That is the flow control of batches:
-  /// what is decided comes in one order, so a domain that lags behind takes up no more of it until its batches are over.
-  struct HeldBack {
-    Message message;
-    std::size_t done = 0;    ///< bytes of it that have been acted on
-    bool passed_on = false;  ///< the children have all of it already; of ranks that have left: the parent
-    bool begun = false;      ///< whether that has been decided
-  };
-  std::deque<HeldBack> held_back_;
+  UnsaidEvents unsaid_;
+  TensorNumbers numbers_;
+  ReadinessCounts counts_;
+  StuckNames stuck_names_;
+  DepartedRanks departed_;  // root
   bool failed_ = false;
-
-  // The root lets go of numbers in two steps. It asks all domains to forget some tensors; each says which of them it still uses; then the
-  // root says of which the numbers are given up. A domain that has forgotten one and meets it again in between introduces it again, and
-  // does not say that it is ready before it knows whether the number still holds.
-  std::size_t capacity_;
-  std::list<std::uint32_t> usage_;       ///< root: all numbers, the one longest not decided first
-  std::uint64_t retired_at_ = 0;         ///< root: decisions when it asked last
-  std::vector<std::uint32_t> retiring_;  ///< what was asked for, until the root says what came of it
-  std::size_t answers_missing_ = 0;      ///< children that have not answered
-  std::set<std::uint32_t> in_use_;       ///< of `retiring_`, in this subtree
-  std::set<UnitKey> unsure_;             ///< forgotten by this domain, and the number may not hold
 };
 
 }  // namespace hvd

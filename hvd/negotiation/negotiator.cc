@@ -1,9 +1,6 @@
 #include "hvd/negotiation/negotiator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <utility>
 
@@ -11,136 +8,21 @@
 
 namespace hvd {
 
-namespace {
-
-enum class RecordType : std::uint8_t { Introduce, Agree, HostReady, Cut, Evict, Leave, End, Joining, JoinedUp, Conflict, Refuse, Doubt };
-
-void put_bits(Writer& writer, const std::vector<bool>& bits) {
-  std::vector<std::uint8_t> packed((bits.size() + 7) / 8);
-  for (std::size_t i = 0; i < bits.size(); ++i)
-    if (bits[i]) packed[i / 8] = static_cast<std::uint8_t>(packed[i / 8] | (1U << (i % 8)));
-  writer.put(static_cast<std::uint32_t>(bits.size())).put_list(std::span<const std::uint8_t>(packed));
-}
-
-std::vector<bool> get_bits(Reader& reader) {
-  const auto count = reader.get<std::uint32_t>();
-  const auto packed = reader.get_list<std::uint8_t>();
-  if (packed.size() != (std::size_t{count} + 7) / 8) throw WireError("bit list of the wrong length");
-  std::vector<bool> bits(count);
-  for (std::size_t i = 0; i < count; ++i) bits[i] = ((packed[i / 8] >> (i % 8)) & 1U) != 0;
-  return bits;
-}
-
-/// The places in the set of ranks that follow one another.
-Run set_places(const ProcessSetInfo& set, Run ranks) {
-  // The list ascends, so that the run is in it if its ends are as far apart there.
-  const auto first = std::lower_bound(set.ranks.begin(), set.ranks.end(), ranks.first);
-  const bool fits = ranks.count > 0 && ranks.count <= set.ranks.end() - first && *first == ranks.first;
-  if (!fits || first[ranks.count - 1] - ranks.first != ranks.count - 1) throw WireError("rank outside its process set");
-  return {static_cast<int>(first - set.ranks.begin()), ranks.count};
-}
-
-std::size_t set_rank(const ProcessSetInfo& set, int rank) {
-  const auto place = std::lower_bound(set.ranks.begin(), set.ranks.end(), rank);
-  if (place == set.ranks.end() || *place != rank) throw WireError("rank outside its process set");
-  return static_cast<std::size_t>(place - set.ranks.begin());
-}
-
-}  // namespace
-
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text) {
-  const auto [end, size] = joins == 0 ? fmt::format_to_n(text.data(), text.size(), "{}.noname.{}\n", name_of(kind), number)
-                                      : fmt::format_to_n(text.data(), text.size(), "{}.noname.{}.{}\n", name_of(kind), joins, number);
-  return {text.data(), static_cast<std::size_t>(end - text.data())};
-}
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number) {
-  std::array<char, kUnnamedText> text{};
-  return std::string(unnamed(kind, joins, number, text));
-}
-bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
-std::string_view display_name(const std::string& name) {
-  return std::string_view(name).substr(0, name.size() - (is_unnamed(name) ? 1 : 0));
-}
-
-void encode(Writer& writer, const Agreement& agreement) {
-  put_bits(writer, agreement.present);
-  writer.put_list(std::span<const int>(agreement.absent)).put(agreement.last);
-}
-
-Agreement decode_agreement(Reader& reader) {
-  Agreement agreement;
-  agreement.present = get_bits(reader);
-  agreement.absent = reader.get_list<int>();
-  agreement.last = reader.get<int>();
-  return agreement;
-}
-
 Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
                        std::uint32_t slots, bool groups_alone)
     : topology_(topology),
+      sets_(topology_, std::move(sets)),
       fusion_threshold_bytes_(fusion_threshold_bytes),
       groups_alone_(groups_alone),
-      slot_capacity_(slots),
-      left_(static_cast<std::size_t>(topology.size)) {
-  for (auto& set : sets) add_process_set(std::move(set));
-  free_slots_[0] = slots;
-}
+      free_slots_(slots),
+      left_(static_cast<std::size_t>(topology.size)) {}
 
-void Negotiator::add_process_set(ProcessSetInfo set) {
-  const auto here = std::count_if(set.ranks.begin(), set.ranks.end(),
-                                  [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
-  while (std::any_of(sets_.begin(), sets_.end(), [&](const auto& other) { return !other->removed && other->info->number == set.number; }))
-    ++set.number;
-  auto fresh = std::make_unique<Set>();
-  fresh->info = std::make_shared<const ProcessSetInfo>(std::move(set));
-  fresh->local_members = static_cast<std::uint32_t>(here);
-  const std::lock_guard lock(sets_mutex_);
-  next_set_ = std::max(next_set_, fresh->info->id + 1);
-  sets_.push_back(std::move(fresh));
-}
-
-Negotiator::Set* Negotiator::find_set(int id) const {
-  const auto below = [](const std::unique_ptr<Set>& known, int wanted) { return known->info->id < wanted; };
-  const auto place = std::lower_bound(sets_.begin(), sets_.end(), id, below);
-  return place != sets_.end() && (*place)->info->id == id ? place->get() : nullptr;
-}
-Negotiator::Set& Negotiator::set(int id) const {
-  Set* const found = find_set(id);
-  if (found == nullptr) throw WireError("unknown process set");
-  return *found;
-}
-bool Negotiator::has_process_set(int id) const {
-  const std::shared_lock lock(sets_mutex_);
-  const Set* const found = find_set(id);
-  return found != nullptr && !found->removed;
-}
-const ProcessSetInfo& Negotiator::process_set(int id) const {
-  const std::shared_lock lock(sets_mutex_);
-  return *set(id).info;
-}
-std::shared_ptr<const ProcessSetInfo> Negotiator::share_process_set(int id) const {
-  const std::shared_lock lock(sets_mutex_);
-  const Set* const found = find_set(id);
-  return found == nullptr || found->removed ? nullptr : found->info;
-}
-const std::vector<int>* Negotiator::ranks_unless_removed(int id) const {
-  if (id < 0 || id >= next_set_) throw WireError("unknown process set");
-  const Set* const found = find_set(id);
-  return found == nullptr || found->removed ? nullptr : &found->info->ranks;
-}
 void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
-  const std::lock_guard lock(sets_mutex_);
-  removed_sets_ -= std::erase_if(sets_, [&](const std::unique_ptr<Set>& set) {
-    const auto unit = ids_.lower_bound(UnitKey{set->info->id, OpKind{}, {}});
-    const bool has_units = unit != ids_.end() && unit->first.process_set == set->info->id;
-    return set->removed && !has_units && !in_use(set->info->id);
+  sets_.bury([&](int id) {
+    const auto unit = ids_.lower_bound(UnitKey{id, OpKind{}, {}});
+    const bool has_units = unit != ids_.end() && unit->first.process_set == id;
+    return has_units || in_use(id);
   });
-}
-std::uint32_t Negotiator::local_members(int process_set) const { return set(process_set).local_members; }
-const std::vector<int>& Negotiator::joined(int process_set) const { return set(process_set).joined; }
-int Negotiator::last_joined(int process_set) const { return set(process_set).last_joined; }
-Scope Negotiator::scope_of(int process_set) const {
-  return local_members(process_set) == this->process_set(process_set).ranks.size() ? Scope::Domain : Scope::World;
 }
 
 std::vector<const Unit*> Negotiator::units_of(int process_set) const {
@@ -207,13 +89,7 @@ bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& ab
 
 bool Negotiator::introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const {
   const auto& set = process_set(unit.key.process_set);
-  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(set_places(set, run), signature); });
-}
-
-std::optional<std::uint32_t> Negotiator::free_range(std::uint32_t slots) const {
-  for (const auto& [first, length] : free_slots_)
-    if (length >= slots) return first;
-  return std::nullopt;
+  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(places_in(set, run), signature); });
 }
 
 std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
@@ -224,52 +100,17 @@ std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ra
     id = known->second;
     generation = units_.at(id).generation;
   } else {
-    const auto range = free_range(std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature.tensors.size())));
+    const auto range = free_slots_.find(std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature.tensors.size())));
     if (!range) return std::nullopt;
     id = *range;
     generation = generation_of(id);
   }
-  Writer writer;
-  writer.put(RecordType::Introduce).put(id).put(generation).put_list(std::span<const Run>(ranks));
-  writer.put(key.process_set).put(key.kind).put_string(key.name);
-  encode(writer, signature);
-  return writer.take();
+  return Records::introduction(id, generation, ranks, key, signature);
 }
 
 std::optional<std::uint32_t> Negotiator::oldest(const std::function<bool(std::uint32_t)>& evictable) const {
   const auto found = std::find_if(usage_.begin(), usage_.end(), evictable);
   return found == usage_.end() ? std::nullopt : std::optional(*found);
-}
-
-Bytes Negotiator::eviction(std::uint32_t id) { return Writer().put(RecordType::Evict).put(id).take(); }
-Bytes Negotiator::cut_record(int process_set, std::span<const std::uint64_t> sequences) {
-  return Writer().put(RecordType::Cut).put(process_set).put_list(sequences).take();
-}
-Bytes Negotiator::leaving(int rank, std::span<const Pledge> pledges) {
-  return Writer().put(RecordType::Leave).put(rank).put_list(pledges).take();
-}
-Bytes Negotiator::refusal(std::uint32_t id, int rank) { return Writer().put(RecordType::Refuse).put(id).put(rank).take(); }
-Bytes Negotiator::doubt(std::uint32_t id) { return Writer().put(RecordType::Doubt).put(id).take(); }
-Bytes Negotiator::end() { return Writer().put(RecordType::End).take(); }
-Bytes Negotiator::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
-  Writer writer;
-  writer.put(RecordType::Conflict).put(process_set).put_string(name).put(static_cast<std::uint32_t>(stuck_ranks.size()));
-  for (const auto& stuck_rank : stuck_ranks) writer.put(stuck_rank.rank).put(stuck_rank.kind);
-  return writer.take();
-}
-Bytes Negotiator::joining(int process_set, int rank) { return Writer().put(RecordType::Joining).put(process_set).put(rank).take(); }
-Bytes Negotiator::joined_up(int process_set, int rank) { return Writer().put(RecordType::JoinedUp).put(process_set).put(rank).take(); }
-Bytes Negotiator::agreement(std::uint32_t id, const Agreement& what) {
-  Writer writer;
-  writer.put(RecordType::Agree).put(id);
-  encode(writer, what);
-  return writer.take();
-}
-Bytes Negotiator::host_readiness(std::uint32_t id, const Agreement& what) {
-  Writer writer;
-  writer.put(RecordType::HostReady).put(id);
-  encode(writer, what);
-  return writer.take();
 }
 
 void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes) {
@@ -305,20 +146,15 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
     case RecordType::Joining: {
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
-      known_set(id, rank);
-      auto& joined = set(id).joined;
-      const auto place = std::lower_bound(joined.begin(), joined.end(), rank);
-      if (place != joined.end() && *place == rank) return;
-      joined.insert(place, rank);
-      set(id).last_joined = rank;
-      return;
+      place_in(known_set(id), rank);
+      return sets_.join(id, rank);
     }
     case RecordType::Conflict:
       return apply_conflict(reader, outcomes);
     case RecordType::JoinedUp: {
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
-      known_set(id, rank);
+      place_in(known_set(id), rank);
       outcomes.joined.push_back({id, rank});
       return;
     }
@@ -326,26 +162,16 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
   throw WireError("unknown kind of record");
 }
 
-const ProcessSetInfo& Negotiator::known_set(int id, int rank) const {
+const ProcessSetInfo& Negotiator::known_set(int id) const {
   if (!has_process_set(id)) throw WireError("unknown process set");
-  const auto& set = process_set(id);
-  set_rank(set, rank);
-  return set;
+  return process_set(id);
 }
 
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
-  const auto id = reader.get<std::uint32_t>();
-  const auto generation = reader.get<std::uint32_t>();
-  const auto ranks = reader.get_list<Run>();
-  UnitKey key;
-  key.process_set = reader.get<int>();
-  key.kind = reader.get<OpKind>();
-  key.name = reader.get_string();
-  auto signature = std::make_shared<const Signature>(decode_signature(reader));
-  if (!has_process_set(key.process_set)) throw WireError("unknown process set");
-  const auto& set = process_set(key.process_set);
+  auto [id, generation, ranks, key, signature] = decode_introduction(reader);
+  const auto& set = known_set(key.process_set);
   Runs places;
-  for (const Run run : ranks) places.push_back(set_places(set, run));
+  for (const Run run : ranks) places.push_back(places_in(set, run));
   if (places.empty()) throw WireError("an introduction by nobody");
   if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size())) throw WireError("an introduction that makes no sense");
   const auto known = ids_.find(key);
@@ -354,11 +180,7 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   auto found = units_.find(id);
   if (found == units_.end()) {
     const auto slots = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature->tensors.size()));
-    auto range = free_slots_.find(id);
-    if (range == free_slots_.end() || range->second < slots) throw WireError("introduction of a slot that is not free");
-    const auto rest = range->second - slots;
-    free_slots_.erase(range);
-    if (rest > 0) free_slots_[id + slots] = rest;
+    free_slots_.take(id, slots);
     usage_.push_back(id);
     found =
         units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
@@ -371,44 +193,6 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   for (const Run run : ranks) outcomes.introduced.push_back({id, run});
 }
 
-Status Negotiator::judge(const Unit& unit, const std::vector<int>& absent) const {
-  std::vector<int> ranks;
-  std::vector<SharedSignature> signatures;
-  const auto& all = process_set(unit.key.process_set).ranks;
-  const auto& said = unit.signatures.said();
-  if (absent.empty() && said.size() == 1 && said.front().places == Run{0, static_cast<int>(all.size())}) return {};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (std::binary_search(absent.begin(), absent.end(), all[i])) continue;
-    const SharedSignature& signature = unit.signatures.of(i);
-    if (!signature) return {Status::Code::BackendError, "a tensor was agreed before every rank had introduced it"};
-    ranks.push_back(all[i]);
-    signatures.push_back(signature);
-  }
-  if (ranks.empty()) return {Status::Code::BackendError, "a tensor was agreed that no rank has submitted"};
-  Status status = verdict(display_name(unit.key.name), ranks, signatures);
-  if (!status.ok() || absent.empty()) return status;
-  // The values of those who have joined count as zeros; where there is no such value, they are missed.
-  if (unit.key.kind == OpKind::Barrier || unit.key.kind == OpKind::Allreduce) return {};
-  return {Status::Code::Joined,
-          formatted("{} '{}': rank{} {} {} joined and cannot take part", name_of(unit.key.kind), display_name(unit.key.name),
-                    absent.size() == 1 ? "" : "s", rank_list(absent), absent.size() == 1 ? "has" : "have")};
-}
-
-std::vector<std::int64_t> Negotiator::total_bytes(const Unit& unit, const Signature& first) const {
-  std::vector<std::int64_t> bytes;
-  const bool gathers = unit.key.kind == OpKind::Allgather || unit.key.kind == OpKind::Alltoall;
-  for (std::size_t i = 0; i < first.tensors.size(); ++i) {
-    std::int64_t elements = 0;
-    if (gathers) {
-      for (const auto& [places, signature] : unit.signatures.said()) elements += places.count * element_count(signature->tensors[i].shape);
-    } else {
-      elements = element_count(first.tensors[i].shape);
-    }
-    bytes.push_back(elements * static_cast<std::int64_t>(element_bytes(first.tensors[i].dtype)));
-  }
-  return bytes;
-}
-
 void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   Agreement what = decode_agreement(reader);
@@ -416,10 +200,10 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
   usage_.splice(usage_.end(), usage_, unit.usage);
   if (unit.queued || !has_process_set(unit.key.process_set)) throw WireError("an agreement out of turn");
   for (std::size_t i = 0; i < what.absent.size(); ++i) {
-    set_rank(process_set(unit.key.process_set), what.absent[i]);
+    place_in(process_set(unit.key.process_set), what.absent[i]);
     if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
   }
-  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, what.absent);
+  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, process_set(unit.key.process_set), what.absent);
   unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
   pledged_.consume(unit.key);
@@ -438,10 +222,9 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
     if (unit.key.kind == OpKind::Join) {
-      auto& set = this->set(unit.key.process_set);
       // Within a domain the log says who came last; whose arrival completed the agreement may be another.
-      if (unit.scope == Scope::Domain) what.last = set.last_joined;
-      set.joined.clear();
+      if (unit.scope == Scope::Domain) what.last = last_joined(unit.key.process_set);
+      sets_.end_join(unit.key.process_set);
     }
   }
   outcomes.agreed.push_back({id, std::move(status), std::move(what)});
@@ -450,16 +233,12 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
 void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   const int process_set = reader.get<int>();
   const std::string name = reader.get_string();
-  if (!has_process_set(process_set)) throw WireError("unknown process set");
-  const auto& set = this->process_set(process_set);
+  const auto& set = known_set(process_set);
   std::vector<int> ranks;
   std::vector<SharedSignature> signatures;
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
-    const int rank = reader.get<int>();
-    const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a stuck_rank to an unknown kind of operation");
+  for (const auto& [rank, kind] : decode_stuck_ranks(reader)) {
     const Unit* unit = find({process_set, kind, name});
-    const auto signature = unit == nullptr ? nullptr : unit->signatures.of(set_rank(set, rank));
+    const auto signature = unit == nullptr ? nullptr : unit->signatures.of(place_in(set, rank));
     if (!signature) continue;  // forgotten here meanwhile
     ranks.push_back(rank);
     signatures.push_back(signature);
@@ -486,7 +265,7 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
   if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
   for (const auto& [id, rounds] : reader.get_list<Pledge>()) {
     const Unit& unit = known_unit(id);
-    set_rank(process_set(unit.key.process_set), rank);
+    place_in(process_set(unit.key.process_set), rank);
     if (rounds == 0) throw WireError("a pledge of nothing");
     outcomes.pledges[unit.key] += rounds;
     if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
@@ -499,7 +278,7 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   const int rank = reader.get<int>();
   const Unit& unit = known_unit(id);
-  set_rank(process_set(unit.key.process_set), rank);
+  place_in(process_set(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
   const Status status(Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
                                                         name_of(unit.key.kind), display_name(unit.key.name), rank));
@@ -515,27 +294,21 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outc
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
     if (signature.root <= 0 || !has_process_set(signature.root)) return;
-    {
-      const std::lock_guard lock(sets_mutex_);
-      set(signature.root).removed = true;
-      ++removed_sets_;
-    }
+    sets_.remove(signature.root);
     for (const Unit* other : units_of(signature.root))
       if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
     for (const auto& dropped : outcomes.dropped) forget(dropped.id);
     pledged_.forget_set(signature.root);
     return;
   }
-  ProcessSetInfo info{next_set_, {}, -1};
+  std::vector<int> ranks;
   for (const auto rank : signature.tensors.front().shape) {
     if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
-    if (!info.ranks.empty() && rank <= info.ranks.back()) throw WireError("a process set whose ranks are not ascending");
-    if (rank == topology_.rank) info.rank = static_cast<int>(info.ranks.size());
-    info.ranks.push_back(static_cast<int>(rank));
+    if (!ranks.empty() && rank <= ranks.back()) throw WireError("a process set whose ranks are not ascending");
+    ranks.push_back(static_cast<int>(rank));
   }
-  what.last = info.id;
-  if (info.ranks.empty()) throw WireError("a process set without ranks");
-  add_process_set(std::move(info));
+  if (ranks.empty()) throw WireError("a process set without ranks");
+  what.last = sets_.add(std::move(ranks));
 }
 
 Unit& Negotiator::known_unit(std::uint32_t id) {
@@ -560,7 +333,7 @@ void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& out
       unit.undecided = unit.queued = false;
       unit.cut_at = position;
     }
-    const std::uint64_t order = ++orders_[{scope, this->set(process_set).info->number}];
+    const std::uint64_t order = ++orders_[{scope, this->process_set(process_set).number}];
     outcomes.batches.push_back({here ? sequences[i] : 0, order, scope, std::move(plans[i])});
   }
 }
@@ -575,18 +348,7 @@ void Negotiator::forget(std::uint32_t id) {
   if (ambiguous_.contains({key.process_set, key.name}) && units_of(key.process_set, key.name).size() < 2)
     ambiguous_.erase({key.process_set, key.name});
   units_.erase(found);
-  auto range = free_slots_.emplace(id, slots).first;
-  if (const auto next = std::next(range); next != free_slots_.end() && range->first + range->second == next->first) {
-    range->second += next->second;
-    free_slots_.erase(next);
-  }
-  if (range != free_slots_.begin()) {
-    const auto previous = std::prev(range);
-    if (previous->first + previous->second == range->first) {
-      previous->second += range->second;
-      free_slots_.erase(range);
-    }
-  }
+  free_slots_.give_back(id, slots);
 }
 
 bool Negotiator::all_left() const {
@@ -596,9 +358,9 @@ bool Negotiator::all_left() const {
 std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   std::vector<int> leavers;
   if (!any_left_) return leavers;
-  const Set& of = set(unit.key.process_set);
-  for (const int rank : of.info->ranks) {
-    const bool excused = unit.key.kind != OpKind::Join && std::binary_search(of.joined.begin(), of.joined.end(), rank);
+  const auto& joined = this->joined(unit.key.process_set);
+  for (const int rank : process_set(unit.key.process_set).ranks) {
+    const bool excused = unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
     if (left_[static_cast<std::size_t>(rank)] && !excused) leavers.push_back(rank);
   }
   return leavers;

@@ -11,7 +11,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -20,52 +19,15 @@
 #include "hvd/backend.h"
 #include "hvd/negotiation/planner.h"
 #include "hvd/negotiation/pledges.h"
-#include "hvd/negotiation/rank_signatures.h"
+#include "hvd/negotiation/process_sets.h"
+#include "hvd/negotiation/records.h"
 #include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/slot_ranges.h"
+#include "hvd/negotiation/unit.h"
+#include "hvd/negotiation/unit_names.h"
 #include "hvd/topology.h"
 
 namespace hvd {
-
-/// A name that the library makes up for a submission without one; the newline keeps it apart from users' names.
-/// Numbers start again when all ranks of the set have joined, as those that joined early have used fewer: `joins` is how often that was.
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
-/// The same, written into `text`, which has room for kUnnamedText characters.
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
-inline constexpr std::size_t kUnnamedText = 72;
-bool is_unnamed(const std::string& name);
-/// The name as messages show it.
-std::string_view display_name(const std::string& name);
-
-/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
-inline constexpr std::string_view kAddProcessSet = "add_process_set";
-inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
-inline constexpr std::string_view kJoin = "join";
-
-/// One life of a unit: an id is given out again once the unit is evicted, with the next generation.
-struct UnitRef {
-  std::uint32_t id = 0;
-  std::uint32_t generation = 0;
-  auto operator<=>(const UnitRef&) const = default;
-};
-
-/// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by the root for all of them.
-enum class Scope : std::uint8_t { Domain, World };
-
-struct Unit {
-  std::uint32_t id = 0;
-  std::uint32_t generation = 0;
-  UnitKey key;
-  Scope scope = Scope::Domain;
-  std::uint32_t slots = 1;                   ///< consecutive slots from `id`, one per tensor
-  RankSignatures signatures;                 ///< of those ranks of the set that have introduced it
-  bool settled = false;                      ///< just these have been found to agree: not to be looked at again
-  std::list<std::uint32_t>::iterator usage;  ///< place in the least-recently-used list
-  bool undecided = false;                    ///< ready in this domain, or agreed, and not yet cut
-  bool queued = false;                       ///< agreed and not yet cut
-  std::uint64_t cut_at = 0;                  ///< the log's position when it was last cut
-
-  [[nodiscard]] UnitRef ref() const { return {id, generation}; }
-};
 
 /// A batch that all its ranks are to run now.
 struct CutBatch {
@@ -73,22 +35,6 @@ struct CutBatch {
   std::uint64_t order = 0;     ///< equal on all ranks of the process set, which count their batches
   Scope scope = Scope::Domain;
   PlannedBatch plan;
-};
-
-/// What is said when all ranks of a domain, or all ranks, are ready for a unit.
-struct Agreement {
-  std::vector<bool> present;  ///< per tensor: some rank has it
-  std::vector<int> absent;    ///< global ranks of the set that have joined and did not submit it, ascending
-  int last = -1;              ///< Join: the rank that joined last; Control: the process set made or removed
-};
-void encode(Writer& writer, const Agreement& agreement);
-/// Throws WireError on malformed input.
-Agreement decode_agreement(Reader& reader);
-
-/// What a rank is stuck with under a name.
-struct StuckRank {
-  int rank = 0;
-  OpKind kind = OpKind::Allreduce;
 };
 
 /// What reading a record brought about, for the engine to act on.
@@ -133,29 +79,27 @@ struct Outcomes {
   }
 };
 
-class Negotiator {
+class Negotiator : public Records {
  public:
   /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in `cut`.
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
              bool groups_alone = false);
 
-  /// Sets are made and removed by agreement (OpKind::Control); an id is never given again. Any thread. Returns the set; a removed one is
-  /// there, and the reference valid, until `bury_removed`. Throws WireError if it is not there.
-  [[nodiscard]] const ProcessSetInfo& process_set(int id) const;
-  /// Any thread. Returns the set, or null if there is none, or none any more.
-  [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share_process_set(int id) const;
-  [[nodiscard]] bool has_process_set(int id) const;
-  /// Returns the ranks of the set, or null if it was removed. Throws WireError if there has never been such a set.
-  [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const;
-  [[nodiscard]] bool has_removed_sets() const { return removed_sets_ > 0; }
+  // ---- process sets, which are made and removed by agreement (OpKind::Control); as in hvd/negotiation/process_sets.h
+  [[nodiscard]] const ProcessSetInfo& process_set(int id) const { return sets_.info(id); }
+  [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share_process_set(int id) const { return sets_.share(id); }
+  [[nodiscard]] bool has_process_set(int id) const { return sets_.has(id); }
+  [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const { return sets_.ranks_unless_removed(id); }
+  [[nodiscard]] bool has_removed_sets() const { return sets_.has_removed(); }
   /// Forgets removed sets that are neither `in_use` nor those of a unit.
   void bury_removed(const std::function<bool(int)>& in_use);
+  [[nodiscard]] std::uint32_t local_members(int process_set) const { return sets_.local_members(process_set); }
+  [[nodiscard]] Scope scope_of(int process_set) const { return sets_.scope_of(process_set); }
+  [[nodiscard]] const std::vector<int>& joined(int process_set) const { return sets_.joined(process_set); }
+  [[nodiscard]] int last_joined(int process_set) const { return sets_.last_joined(process_set); }
   /// Of this table, for what is to stay bounded: process sets, and names that are known.
-  [[nodiscard]] std::size_t sets_kept() const { return sets_.size(); }
+  [[nodiscard]] std::size_t sets_kept() const { return sets_.count(); }
   [[nodiscard]] std::size_t units_kept() const { return units_.size(); }
-  /// How many ranks of the set live in this domain.
-  [[nodiscard]] std::uint32_t local_members(int process_set) const;
-  [[nodiscard]] Scope scope_of(int process_set) const;
 
   [[nodiscard]] const Unit* find(const UnitKey& key) const;
   [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
@@ -180,26 +124,6 @@ class Negotiator {
   }
   /// The least recently used id that `evictable` lets go.
   std::optional<std::uint32_t> oldest(const std::function<bool(std::uint32_t)>& evictable) const;
-  static Bytes eviction(std::uint32_t id);
-  static Bytes agreement(std::uint32_t id, const Agreement& what);
-  static Bytes host_readiness(std::uint32_t id, const Agreement& what);
-  /// Cuts what is agreed on the set. `sequences`: the numbers of the batches that this makes, as many as `batches_of_next_cut` says; none
-  /// where no rank of this domain takes part.
-  static Bytes cut_record(int process_set, std::span<const std::uint64_t> sequences);
-  /// `rank` submits nothing more. `pledges`: what it still takes part in.
-  static Bytes leaving(int rank, std::span<const Pledge> pledges = {});
-  /// The unit can never be complete, because `rank` has left. Its slots are void already.
-  static Bytes refusal(std::uint32_t id, int rank);
-  /// A rank of this domain waits for the unit, and a rank that takes part in it has left: the root is to say whether it can be complete.
-  static Bytes doubt(std::uint32_t id);
-  /// The root has said its last word: all ranks of all domains have left.
-  static Bytes end();
-  /// `rank` takes part in nothing of the set until all its ranks have joined.
-  static Bytes joining(int process_set, int rank);
-  /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
-  static Bytes conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks);
-  /// What the domain was ready for without the rank stands in the log.
-  static Bytes joined_up(int process_set, int rank);
 
   /// Reads one record, which ends at `position` of the log.
   void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
@@ -215,7 +139,7 @@ class Negotiator {
   [[nodiscard]] std::vector<int> domains_of_next_cut(int process_set) const;
   /// How many batches the set's next cut makes.
   [[nodiscard]] std::size_t batches_of_next_cut(int process_set) const;
-  [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_range(slots).has_value(); }
+  [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_slots_.find(slots).has_value(); }
 
   [[nodiscard]] const std::vector<bool>& left() const { return left_; }
   [[nodiscard]] bool any_left() const { return any_left_; }
@@ -227,10 +151,6 @@ class Negotiator {
   /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
 
-  /// Ranks of the set that have joined, ascending.
-  [[nodiscard]] const std::vector<int>& joined(int process_set) const;
-  /// Of this domain's ranks, the one that joined last.
-  [[nodiscard]] int last_joined(int process_set) const;
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
@@ -241,7 +161,7 @@ class Negotiator {
   [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 
  private:
-  const ProcessSetInfo& known_set(int id, int rank) const;
+  const ProcessSetInfo& known_set(int id) const;
   void apply_introduction(Reader& reader, Outcomes& outcomes);
   void apply_agreement(Reader& reader, Outcomes& outcomes);
   void apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes);
@@ -249,38 +169,20 @@ class Negotiator {
   void apply_leaving(Reader& reader, Outcomes& outcomes);
   void apply_refusal(Reader& reader, Outcomes& outcomes);
   void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
-  void add_process_set(ProcessSetInfo set);
   void forget(std::uint32_t id);
-  [[nodiscard]] std::optional<std::uint32_t> free_range(std::uint32_t slots) const;
-  [[nodiscard]] Status judge(const Unit& unit, const std::vector<int>& absent) const;
-  [[nodiscard]] std::vector<std::int64_t> total_bytes(const Unit& unit, const Signature& first) const;
   Unit& known_unit(std::uint32_t id);
   [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;
 
-  struct Set {
-    std::shared_ptr<const ProcessSetInfo> info;
-    std::uint32_t local_members = 0;
-    std::vector<int> joined;
-    int last_joined = -1;  ///< of this domain's ranks
-    bool removed = false;
-  };
-  [[nodiscard]] Set* find_set(int id) const;
-  [[nodiscard]] Set& set(int id) const;
-
   const Topology topology_;
-  mutable std::shared_mutex sets_mutex_;    // guards the list and `removed`; the rest is for the engine's mutex
-  std::vector<std::unique_ptr<Set>> sets_;  // by id, ascending
-  int next_set_ = 0;
-  std::size_t removed_sets_ = 0;
+  ProcessSets sets_;
   std::uint64_t fusion_threshold_bytes_;
   bool groups_alone_;
-  std::uint32_t slot_capacity_;
 
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Unit> units_;
   std::set<std::pair<int, std::string>> ambiguous_;
-  std::list<std::uint32_t> usage_;                         // least recently used first
-  std::map<std::uint32_t, std::uint32_t> free_slots_;      // first slot -> length
+  std::list<std::uint32_t> usage_;  // least recently used first
+  SlotRanges free_slots_;
   std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
   std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
   std::vector<bool> left_;

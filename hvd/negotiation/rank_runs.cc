@@ -35,4 +35,12 @@ void remove(Runs& runs, Run run) {
   runs = std::move(rest);
 }
 
+std::optional<Run> find_run(std::span<const int> ascending, Run run) {
+  // The list ascends, so that the run is in it if its ends are as far apart there.
+  const auto first = std::lower_bound(ascending.begin(), ascending.end(), run.first);
+  const bool fits = run.count > 0 && run.count <= ascending.end() - first && *first == run.first;
+  if (!fits || first[run.count - 1] - run.first != run.count - 1) return std::nullopt;
+  return Run{static_cast<int>(first - ascending.begin()), run.count};
+}
+
 }  // namespace hvd

@@ -2,6 +2,8 @@
 /// Lists of ranks, written as runs: what all ranks of a large world say alike then takes as much memory, and as many bytes on the wire, as
 /// what one says. Plain values and functions without state.
 
+#include <optional>
+#include <span>
 #include <vector>
 
 namespace hvd {
@@ -19,5 +21,7 @@ using Runs = std::vector<Run>;
 void add(Runs& runs, Run run);
 /// Takes the ranks of `run` out, as far as they are in the list.
 void remove(Runs& runs, Run run);
+/// Returns the places of the run's ranks in a list of ranks that ascends; none if one of them is not in it.
+std::optional<Run> find_run(std::span<const int> ascending, Run run);
 
 }  // namespace hvd

@@ -28,22 +28,29 @@ compile() {
   shift 2
   fresh "$object" || "$clang" "$@" -c -o "$object" "$source"
 }
-objects=("$folder/${name}_fuzz.o") compilers=()
-compile "${objects[0]}" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}" &
-compilers+=($!)
-for source in negotiation/{negotiator,leader_tree,signature,planner,pledges} errors types base/text; do # the longest first, two at a time
-  part=${source##*/}
+objects=() compilers=()
+# start <object> <source> <flag>... : compiles, two at a time
+start() {
   if [ ${#compilers[@]} -ge 2 ]; then
     wait "${compilers[0]}"
     compilers=("${compilers[@]:1}")
   fi
-  compile "$folder/$part.o" "$root/hvd/$source.cc" "${flags[@]/fuzzer/fuzzer-no-link}" &
+  compile "$@" &
   compilers+=($!)
-  objects+=("$folder/$part.o")
+}
+start "$folder/${name}_fuzz.o" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}"
+# The longest first. What is not needed the linker leaves in the library.
+mapfile -t sources < <(cd "$root/hvd" && ls -S negotiation/*.cc base/*.cc errors.cc types.cc)
+for source in "${sources[@]}"; do
+  object=$folder/$(tr / _ <<<"${source%.cc}").o
+  start "$object" "$root/hvd/$source" "${flags[@]/fuzzer/fuzzer-no-link}"
+  objects+=("$object")
 done
 for compiler in "${compilers[@]}"; do wait "$compiler"; done
+library=$folder/library.a
+fresh "$library" || { rm -f "$library" && ar rcs "$library" "${objects[@]}"; }
 target=$folder/${name}_fuzz
-fresh "$target" || "$clang" "${flags[@]}" -o "$target" "${objects[@]}"
+fresh "$target" || "$clang" "${flags[@]}" -o "$target" "$folder/${name}_fuzz.o" "$library"
 cd "$folder"
 "$target" -max_total_time="$seconds" -max_len=4096 -malloc_limit_mb=64 -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=1 2>"$name.log" || {
   tail -n 60 "$name.log"

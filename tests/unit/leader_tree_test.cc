@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "hvd/negotiation/leader_tree.h"
@@ -39,6 +40,8 @@ class Measuring final : public Transport {
 
 struct Leader {
   std::vector<Heard> heard;
+  std::vector<std::string> agreed;
+  bool has_room = true;  // for the next batch
   std::unique_ptr<Measuring> wire;
   std::unique_ptr<LeaderTree> relay;
 };
@@ -54,7 +57,8 @@ struct Tree {
           for (int rank = run.first; rank < run.first + run.count; ++rank)
             leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
-      actions.agree = [](const UnitKey&, const Agreement&) {};
+      actions.agree = [&leader](const UnitKey& about, const Agreement&) { leader.agreed.push_back(about.name); };
+      actions.cut = [&leader](int) { return leader.has_room; };
       actions.ranks_of = [this](int) { return &everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
       leader.wire = std::make_unique<Measuring>(mail, host);
@@ -146,6 +150,23 @@ TEST_CASE("relay: what is ready does not overtake its introduction, and the larg
     for (const auto& message : tree.leaders[0].wire->sent) order.push_back(message.from);
     CHECK(order == std::vector<int>{2, 1});
   }
+}
+
+TEST_CASE("relay: what became ready while a cut was waited with is said as soon as there is room") {
+  Tree tree;
+  auto& slow = tree.leaders[3];
+  slow.has_room = false;
+  tree.leaders[0].relay->announce_cut(0);
+  tree.settle();  // host 3 does not go on before it has room for the batch
+  for (int host = 0; host < kHosts; ++host) {
+    tree.say(host * kRanksPerHost, shaped(4));
+    tree.leaders[static_cast<std::size_t>(host)].relay->tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
+  }
+  tree.settle();
+  CHECK(tree.leaders[0].agreed.empty());  // host 3 has not heard the tensor's number, so that it cannot say that it is ready
+  slow.has_room = true;
+  tree.settle();
+  for (const auto& leader : tree.leaders) CHECK(leader.agreed == std::vector<std::string>{"t"});
 }
 
 }  // namespace hvd::test

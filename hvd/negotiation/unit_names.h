@@ -1,0 +1,31 @@
+#pragma once
+/// The names of submissions that have none of their own: those that the library makes up, and those of the operations by which process sets
+/// come and go. Values and pure functions; any thread.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "hvd/types.h"
+
+namespace hvd {
+
+/// Returns a name for a submission without one; its newline keeps it apart from users' names. Numbers start again when all ranks of the set
+/// have joined, as those that joined early have used fewer: `joins` is how often that was.
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
+/// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has written.
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
+inline constexpr std::size_t kUnnamedText = 72;
+/// Returns whether the library has made up the name.
+bool is_unnamed(const std::string& name);
+/// Returns the name as messages show it.
+std::string_view display_name(const std::string& name);
+
+/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
+inline constexpr std::string_view kAddProcessSet = "add_process_set";
+inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
+inline constexpr std::string_view kJoin = "join";
+
+}  // namespace hvd
