@@ -29,6 +29,7 @@ struct SmallCall {
   /// Returns memory for so many rows; called once at most, before the operation is done, on whichever thread drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
+  std::int64_t output_rows = -1;  ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
   double postscale_factor = 1;
