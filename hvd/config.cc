@@ -92,6 +92,8 @@ Enum choice(const Variable& variable, const std::array<std::pair<std::string_vie
 constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
 constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory{
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
+constexpr std::array<std::pair<std::string_view, DirectCopies>, 2> kDirectCopies{
+    {{"auto", DirectCopies::Auto}, {"off", DirectCopies::Off}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
     {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
 constexpr std::array<std::pair<std::string_view, NcclRegistration>, 3> kNcclRegistrations{
@@ -139,6 +141,7 @@ Config Config::from_environment() {
   if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
   if (auto v = variable("ELASTIC")) config.elastic = choice(*v, kSwitch);
   if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
+  if (auto v = variable("DIRECT_COPIES")) config.direct_copies = choice(*v, kDirectCopies);
   if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
   if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
   return config;

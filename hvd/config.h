@@ -15,6 +15,8 @@ namespace hvd {
 
 /// SharedMemory says whether ranks of one host work in shared memory; see Config::shared_memory.
 enum class SharedMemory : std::uint8_t { Auto, Off };
+/// DirectCopies says whether ranks of one host read each other's ordinary memory; see Config::direct_copies.
+enum class DirectCopies : std::uint8_t { Auto, Off };
 /// GpuBackend says how GPU tensors travel; see Config::gpu_backend.
 enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
 /// NcclRegistration says what NCCL is told of its memory; see Config::nccl_registration.
@@ -87,6 +89,11 @@ struct Config {
   /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
   /// several times slower; for measuring, and for hosts that forbid one process to see another's memory.
   SharedMemory shared_memory = SharedMemory::Auto;
+
+  /// Whether ranks of one host read large tensors of each other where they are, by one copy that the kernel makes (process_vm_readv),
+  /// instead of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto or off, default auto). Auto: where `init()` finds that
+  /// all ranks of the host may. Off: for measuring; a rank's tensor may then change hands before the others have come to read it.
+  DirectCopies direct_copies = DirectCopies::Auto;
 
   /// How GPU tensors travel (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by NCCL among ranks that have a GPU each;
   /// through CUDA IPC among ranks of a host that share one; otherwise staged through host memory, which is slow. The other words are for

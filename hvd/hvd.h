@@ -191,6 +191,22 @@ Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buff
 /// Does what `grouped_reducescatter_async` does, and waits.
 std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options = {});
 
+/// Does what `allgather` does, and writes the result to `output`: memory of the caller's, of the input's type, device and dimensions beyond
+/// the first. Throws InvalidArgument at the call where it cannot fit, and Mismatch on all ranks, at `wait()`, where some rank's output has
+/// more or fewer rows than come; nothing is written then. Host buffers may overlap; the input is copied first then.
+Handle<void> allgather_into_async(const Buffer& output, const Buffer& input, const AllgatherOptions& options = {});
+/// Does what `allgather_into_async` does, and waits.
+void allgather_into(const Buffer& output, const Buffer& input, const AllgatherOptions& options = {});
+/// Does what `alltoall` does, and writes the rows to `output`, as `allgather_into_async` does. `wait()` returns how many came from each
+/// rank.
+Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options = {});
+/// Does what `alltoall_into_async` does, and waits.
+std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options = {});
+/// Does what `reducescatter` does, and writes this rank's rows to `output`, as `allgather_into_async` does.
+Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input, const ReducescatterOptions& options = {});
+/// Does what `reducescatter_into_async` does, and waits.
+void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options = {});
+
 /// Says that this rank has no more to give, and blocks. Until all ranks of the set have joined, its values in allreduces count as zeros (an
 /// average still divides by the size of the set), and operations that cannot do without it raise Joined on the others. Returns, on all
 /// ranks, the one that joined last. Meanwhile submissions of this rank to the set throw Joined.

@@ -25,6 +25,8 @@ struct TensorArgument {
   std::vector<std::int64_t> splits = {};  ///< Alltoall: rows for each rank of the set, in the set's order
   std::string name = {};                  ///< of a member of a group: what messages call it; not negotiated
   bool padded = false;                    ///< from the end of `output` to the next multiple of `kMemberAlignment` it may be overwritten
+  /// Allgather, Alltoall into memory that exists: the rows that it has, which must be as many as come; -1: `allocate` makes as many.
+  std::int64_t output_rows = -1;
 };
 
 /// A Submission is one operation: of a tensor, or of a group that becomes ready together and fails together. Barrier and Join have no

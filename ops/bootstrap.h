@@ -64,6 +64,10 @@ class Bootstrap {
   /// of its own, with private memory; `topology` then says so, on all ranks alike. Returns why, empty if all hosts share.
   std::string share_memory(const Config& config, Topology& topology, DomainMemory& memory) const;
 
+  /// Finds out whether the ranks of each domain may read one another's ordinary memory, and notes it in `memory`: the same on all ranks of
+  /// a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
+  std::string find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const;
+
   /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
   /// `give_up`, which then ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,

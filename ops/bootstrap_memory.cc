@@ -8,6 +8,7 @@
 
 #include "hvd/negotiation/board.h"
 #include "ops/bootstrap.h"
+#include "ops/shm/peer_memory.h"
 #include "ops/shm/shared_memory.h"
 
 namespace hvd {
@@ -132,6 +133,30 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
     memory = private_memory(config);
   }
   return why;
+}
+
+std::string Bootstrap::find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const {
+  const bool wanted = config.direct_copies == DirectCopies::Auto;
+  memory.direct_copies = wanted;
+  if (!has_mpi()) return {};
+  const auto word = std::make_unique<std::uint64_t>(static_cast<std::uint64_t>(::getpid()) << 32 ^ static_cast<std::uint64_t>(rank()));
+  const auto places = allgather(Writer().put(reinterpret_cast<std::uint64_t>(word.get())).put(*word).take());
+  std::string mine = wanted ? "" : "HVD_DIRECT_COPIES=off";
+  for (std::size_t i = 0; i < topology.domain_ranks.size() && mine.empty(); ++i) {
+    Reader place(places[static_cast<std::size_t>(topology.domain_ranks[i])]);
+    const auto address = place.get<std::uint64_t>();
+    const auto expected = place.get<std::uint64_t>();
+    if (topology.domain_ranks[i] != rank())
+      mine = why_unreadable(memory.processes.at(i), reinterpret_cast<const std::uint64_t*>(address), expected);
+  }
+  const auto all = allgather(Writer().put_string(mine).take());
+  for (const int other : topology.domain_ranks) {
+    const std::string said = Reader(all[static_cast<std::size_t>(other)]).get_string();
+    if (said.empty()) continue;
+    memory.direct_copies = false;
+    return topology.domain_ranks.size() > 1 ? said : std::string();
+  }
+  return {};
 }
 
 }  // namespace hvd

@@ -61,12 +61,14 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
       throw InvalidArgument(formatted("{} (rank {})", said, rank));
 }
 
-std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared, const std::string& devices) {
+std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared,
+                     const std::string& why_not_direct, const std::string& devices) {
   const auto plural = [](int n, const char* noun) { return formatted("{} {}{}", n, noun, n == 1 ? "" : "s"); };
   std::string path = topology.size == 1                        ? "alone"
                      : topology.domains == 1                   ? "shared memory"
                      : topology.domains == topology.cross_size ? "shared memory within hosts, MPI between them"
                                                                : "MPI";
+  if (!why_not_direct.empty()) path += formatted(" (no direct copies: {})", why_not_direct);
   if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
   return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
                    plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
@@ -180,6 +182,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   DomainMemory memory;
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
   const Topology topology = parts.topology;
+  const std::string why_not_direct = ranks.find_direct_copies(config, topology, memory);
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
@@ -190,7 +193,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.backends = std::move(backends.all);
 
   World world;
-  world.description = describe(topology, ranks, why_not_shared, backends.devices);
+  world.description = describe(topology, ranks, why_not_shared, why_not_direct, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   world.has_mpi = ranks.has_mpi();
   if (topology.domain_ranks.size() > 1 || topology.size == 1) {

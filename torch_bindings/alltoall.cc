@@ -2,10 +2,12 @@
 #include <torch/torch.h>
 
 #include <numeric>
+#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/into.h"
 #include "torch_bindings/operation.h"
 #include "torch_bindings/tensors.h"
 
@@ -29,6 +31,23 @@ std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOpti
   return {here.const_data_ptr<std::int64_t>(), here.const_data_ptr<std::int64_t>() + here.numel()};
 }
 
+/// `rows`: of the operation, once it is done.
+detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Tensor& input, const std::vector<std::int64_t>& splits,
+                                   const std::shared_ptr<Operation::Rows>& rows) {
+  const std::int64_t unsent = input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+  return [options, unsent, rows](const Tensors& gradients) {
+    AlltoallOptions back{.name = options.name.empty() ? "" : options.name + ".gradient", .splits = {}, .process_set = options.process_set};
+    back.splits = torch::tensor(rows->at(0));
+    at::Tensor gradient = alltoall(gradients.front(), back).output;
+    if (unsent > 0) {
+      auto sizes = gradient.sizes().vec();
+      sizes.front() = unsent;
+      gradient = at::cat({gradient, at::zeros(sizes, gradient.options())});
+    }
+    return Tensors{gradient};
+  };
+}
+
 std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOptions& options) {
   constexpr std::string_view kWhat = "alltoall";
   detail::check_group({tensor}, kWhat, options.name, Form::Fresh);
@@ -43,29 +62,28 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   const auto splits = splits_of(tensor, options);
   submission.tensors.front().splits = splits;
   detail::allocate_rows(operation);
-  if (detail::needs_gradient({tensor})) {
-    const std::int64_t unsent = tensor.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
-    operation->backward = [options, unsent, rows = operation->rows](const Tensors& gradients) {
-      AlltoallOptions back{
-          .name = options.name.empty() ? "" : options.name + ".gradient", .splits = {}, .process_set = options.process_set};
-      back.splits = torch::tensor(rows->at(0));
-      at::Tensor gradient = alltoall(gradients.front(), back).output;
-      if (unsent > 0) {
-        auto sizes = gradient.sizes().vec();
-        sizes.front() = unsent;
-        gradient = at::cat({gradient, at::zeros(sizes, gradient.options())});
-      }
-      return Tensors{gradient};
-    };
-  }
+  if (detail::needs_gradient({tensor})) operation->backward = exchange_rule(options, tensor, splits, operation->rows);
   return operation;
 }
 
-Handle<AlltoallResult> start_exchange(const std::shared_ptr<Operation>& operation, const AlltoallOptions& options, After after) {
+Handle<AlltoallResult> with_splits(const Handle<Tensors>& handle, const std::shared_ptr<Operation>& operation,
+                                   const AlltoallOptions& options) {
   const at::Device device = options.splits ? options.splits->device() : at::Device(at::kCPU);
-  return detail::start(operation, after).map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
+  return handle.map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
     return AlltoallResult{tensors.front(), torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
   });
+}
+
+Handle<AlltoallResult> start_exchange(const std::shared_ptr<Operation>& operation, const AlltoallOptions& options, After after) {
+  return with_splits(detail::start(operation, after), operation, options);
+}
+
+Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options, After after) {
+  const detail::Target target(std::move(output), input, OpKind::Alltoall, options.name);
+  const auto splits = splits_of(input, options);
+  const auto operation = target.operation(options.process_set, splits);
+  const auto rule = input.dim() == 0 ? detail::GradientRule() : exchange_rule(options, input, splits, operation->rows);
+  return with_splits(target.start(operation, after, rule), operation, options);
 }
 
 }  // namespace
@@ -75,6 +93,13 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options
 }
 Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {
   return start_exchange(exchanging(tensor, options), options, After::Return);
+}
+
+AlltoallResult alltoall_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+  return exchange_into(std::move(output), input, options, After::Wait).wait();
+}
+Handle<AlltoallResult> alltoall_into_async(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+  return exchange_into(std::move(output), input, options, After::Return);
 }
 
 }  // namespace hvd

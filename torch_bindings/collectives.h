@@ -89,6 +89,21 @@ Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOp
 /// @}
 
 /// @{
+/// Do what allgather, alltoall and reducescatter do, and write the result to `output`, which they return: a CPU or CUDA tensor of the
+/// input's type, device and dimensions beyond the first, contiguous or not, with as many rows as come. What cannot fit is refused at the
+/// call; where some rank's output has more or fewer rows than come, all ranks get Mismatch at `wait()`, and nothing is written. Output and
+/// input may share memory; the input is copied first then. Writing counts as a change of `output` for autograd. Where grad mode is on,
+/// gradients of it go to `input` as those of the plain form do, and a leaf that requires a gradient, or a view of one, is refused as
+/// `output`.
+at::Tensor allgather_into(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options = {});
+Handle<at::Tensor> allgather_into_async(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options = {});
+AlltoallResult alltoall_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options = {});
+Handle<AlltoallResult> alltoall_into_async(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options = {});
+at::Tensor reducescatter_into(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options = {});
+Handle<at::Tensor> reducescatter_into_async(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options = {});
+/// @}
+
+/// @{
 /// Averages or sums sparse COO tensors of one size, whose entries may be anywhere; the result is sparse and coalesced. Travels as an
 /// allgather of indices and values. Not differentiable.
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});

@@ -24,6 +24,10 @@ bool changes_history(const at::Tensor& tensor, std::string_view what, const std:
 /// Counts as a change: backward then refuses to use `tensor` where it had saved what was in it before. Nothing on inference tensors, which
 /// are never saved.
 void note_change(const at::Tensor& tensor);
+/// Throws InvalidArgument for one of several views that one operation made (split, chunk, unbind), whose history cannot be rewritten.
+void refuse_several_views(const at::Tensor& tensor, std::string_view what, const std::string& name);
+/// From now on `output`, which has been written to, is a function of `input`: its gradients go by `rule` there, and to nothing that it was.
+void write_history(const at::Tensor& output, const at::Tensor& input, GradientRule rule);
 /// From now on gradients of `tensor` go by `rule` to what it was before.
 void rewrite_history(const at::Tensor& tensor, GradientRule rule);
 

@@ -1,8 +1,11 @@
 // Reducescatter of tensors.
 #include <torch/torch.h>
 
+#include <utility>
+
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/into.h"
 #include "torch_bindings/operation.h"
 #include "torch_bindings/small_calls.h"
 #include "torch_bindings/tensors.h"
@@ -14,6 +17,16 @@ namespace {
 using detail::Form;
 using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
+
+detail::GradientRule scatter_rule(const ReducescatterOptions& options) {
+  return [options](const Tensors& gradients) {
+    const std::string name = options.name.empty() ? "" : options.name + ".gradient";
+    const double ranks = options.op == ReduceOp::Sum ? options.process_set.size() : 1;
+    Tensors whole = grouped_allgather(gradients, {.name = name, .process_set = options.process_set});
+    for (auto& gradient : whole) gradient.mul_(ranks * options.prescale_factor * options.postscale_factor);
+    return whole;
+  };
+}
 
 std::shared_ptr<Operation> scattering(const Tensors& tensors, const ReducescatterOptions& options) {
   constexpr std::string_view kWhat = "reducescatter";
@@ -30,16 +43,16 @@ std::shared_ptr<Operation> scattering(const Tensors& tensors, const Reducescatte
   submission.device = detail::device_of(tensors.front());
   for (const auto& tensor : tensors) operation->add(detail::dense_of(tensor), {}, kWhat);
   detail::allocate_rows(operation);
-  if (detail::needs_gradient(tensors)) {
-    operation->backward = [options](const Tensors& gradients) {
-      const std::string name = options.name.empty() ? "" : options.name + ".gradient";
-      const double ranks = options.op == ReduceOp::Sum ? options.process_set.size() : 1;
-      Tensors whole = grouped_allgather(gradients, {.name = name, .process_set = options.process_set});
-      for (auto& gradient : whole) gradient.mul_(ranks * options.prescale_factor * options.postscale_factor);
-      return whole;
-    };
-  }
+  if (detail::needs_gradient(tensors)) operation->backward = scatter_rule(options);
   return operation;
+}
+
+Handle<Tensors> scatter_into(const detail::Target& target, const ReducescatterOptions& options, After after) {
+  const auto operation = target.operation(options.process_set);
+  operation->submission.op = options.op;
+  operation->submission.prescale_factor = options.prescale_factor;
+  operation->submission.postscale_factor = options.postscale_factor;
+  return target.start(operation, after, scatter_rule(options));
 }
 
 }  // namespace
@@ -56,6 +69,16 @@ Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions
 }
 Handle<Tensors> grouped_reducescatter_async(const Tensors& tensors, const ReducescatterOptions& options) {
   return detail::start(scattering(tensors, options), After::Return);
+}
+
+at::Tensor reducescatter_into(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+  const detail::Target target(std::move(output), input, OpKind::Reducescatter, options.name);
+  if (!target.run_small(options)) scatter_into(target, options, After::Wait);
+  return target.output();
+}
+Handle<at::Tensor> reducescatter_into_async(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+  const detail::Target target(std::move(output), input, OpKind::Reducescatter, options.name);
+  return detail::first(scatter_into(target, options, After::Return));
 }
 
 }  // namespace hvd

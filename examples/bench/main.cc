@@ -16,6 +16,7 @@
 #include "examples/bench/race.h"
 #include "examples/bench/raw_mpi.h"
 #include "examples/bench/report.h"
+#include "examples/bench/sweep.h"
 #include "examples/bench/workload.h"
 
 namespace bench {
@@ -117,6 +118,7 @@ std::vector<std::vector<std::size_t>> workloads(const Options& options) {
 int run(const Options& options) {
   require_backend(options);
   require_wires(options);
+  if (options.sweep) return run_sweep(options) == 0 ? 0 : 1;
   std::unique_ptr<Report> report;
   std::string mistake;
   try {

@@ -99,6 +99,8 @@ void check(const Options& options) {
   const bool scatters = options.collective == Collective::Reducescatter;
   if (scatters && options.op != hvd::ReduceOp::Sum && options.op != hvd::ReduceOp::Average)
     throw WrongOptions("--op: reducescatter knows sum and average only");
+  if (options.into && !is_shared_out(options.collective) && !options.sweep)
+    throw WrongOptions("--into goes with --collective allgather, alltoall and reducescatter only: the others always do");
   if (options.grouped && options.collective != Collective::Allreduce) throw WrongOptions("--grouped goes with --collective allreduce only");
   for (const auto wire : options.wires) {
     if (wire == hvd::Compression::none()) continue;
@@ -152,6 +154,9 @@ CommandLine parse_command_line(int argc, char** argv) {
   app.add_flag("--out-of-place", out_of_place, "Same as --place out");
   app.add_option("--wire", wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")->delimiter(',');
   app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
+  app.add_flag("--into", options.into, "Allgather, alltoall and reducescatter write into memory that exists, as MPI's do");
+  app.add_flag("--sweep", options.sweep,
+               "All collectives from --min-bytes to --max-bytes by --factor (16) against MPI: a table of ratios, and how many are won");
   app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");
   app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")->check(CLI::Range(1, 1'000'000));
   app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")->check(CLI::Range(0, 1'000'000));
@@ -195,6 +200,13 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   options.wires.clear();
   for (const auto& word : wire) options.wires.push_back(choose(kWires, "--wire", word));
+  if (options.sweep) {
+    if (app.count("--factor") == 0) options.factor = 16;
+    options.versus_mpi = true;
+    if (app.count("--collective") + app.count("--model") + app.count("--device") + app.count("--versus") > 0)
+      throw WrongOptions(
+          "--sweep measures all collectives of host tensors against MPI; it goes without --collective, --model, --device and --versus");
+  }
   // What these have no choice in.
   if (options.collective == Collective::Broadcast) options.in_place = {true};
   if (is_shared_out(options.collective) || options.collective == Collective::Barrier) options.in_place = {false};

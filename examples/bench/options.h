@@ -34,6 +34,8 @@ struct Options {
   std::vector<hvd::Compression> wires{hvd::Compression::none()};  ///< one row each: how the values travel
   bool on_gpu = false;
   bool async = false;
+  bool into = false;     ///< an allgather, alltoall or reducescatter writes to memory that exists
+  bool sweep = false;    ///< all collectives and sizes against MPI; see sweep.h
   bool grouped = false;  ///< an allreduce is submitted as a group, a model's gradients as one
   int rounds = 11;       ///< measured; each takes all subjects in turn
   int warmup = 2;        ///< rounds before them

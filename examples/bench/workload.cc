@@ -26,6 +26,12 @@ std::vector<std::size_t> share_of(const std::vector<std::size_t>& counts, Collec
   return shares;
 }
 
+/// What this rank gets of `counts` in memory that exists.
+std::vector<std::size_t> results_of(const std::vector<std::size_t>& counts, Collective collective) {
+  if (collective != Collective::Reducescatter) return counts;
+  return {counts.front() / static_cast<std::size_t>(hvd::size())};
+}
+
 /// The host of each rank; where they do not share memory, each is one of its own.
 std::vector<int> hosts() {
   std::int32_t mine = ranks_share_memory() ? hvd::cross_rank() : hvd::rank();
@@ -83,7 +89,8 @@ Subject::Subject(const Options& options, const std::vector<std::size_t>& counts,
       in_place_(in_place),
       wire_(wire),
       input_(share_of(counts, options.collective), options.dtype, whereabouts()) {
-  if (!in_place && options.collective == Collective::Allreduce) output_.emplace(counts, options.dtype, whereabouts());
+  if (writes_into() || (!in_place && options.collective == Collective::Allreduce))
+    output_.emplace(results_of(counts, options.collective), options.dtype, whereabouts());
   const std::size_t elements = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   for (std::size_t i = 0; i < counts.size(); ++i) {
     inputs_.push_back(input_.buffer(i));
@@ -111,7 +118,26 @@ void Subject::run_allreduce() {
   for (const auto& handle : handles_) handle.wait();
 }
 
+void Subject::run_into() {
+  const hvd::Buffer &from = inputs_[0], &to = outputs_[0];
+  switch (options_.collective) {
+    case Collective::Allgather:
+      return options_.async ? hvd::allgather_into_async(to, from, gather_options_).wait() : hvd::allgather_into(to, from, gather_options_);
+    case Collective::Alltoall:
+      if (options_.async) {
+        hvd::alltoall_into_async(to, from, exchange_options_).wait();
+      } else {
+        hvd::alltoall_into(to, from, exchange_options_);
+      }
+      return;
+    default:
+      return options_.async ? hvd::reducescatter_into_async(to, from, scatter_options_).wait()
+                            : hvd::reducescatter_into(to, from, scatter_options_);
+  }
+}
+
 void Subject::run() {
+  if (writes_into()) return run_into();
   switch (options_.collective) {
     case Collective::Allreduce:
       return run_allreduce();
@@ -161,16 +187,17 @@ std::size_t Subject::count_wrong_shares() const {
   const std::size_t element = hvd::element_bytes(options_.dtype);
   if (options_.collective == Collective::Reducescatter) {
     const std::size_t share = whole / ranks;
-    if (gathered_.data.size() != share * element) return whole;
-    return count_wrong_reduced(question(), 0, gathered_.data, self * share);
+    const std::span<const std::byte> got = output_ ? (*output_)[0] : std::span<const std::byte>(gathered_.data);
+    if (got.size() != share * element) return whole;
+    return count_wrong_reduced(question(), 0, got, self * share);
   }
   const bool gathers = options_.collective == Collective::Allgather;
-  const auto& got = gathers ? gathered_.data : exchanged_.data;
+  const std::span<const std::byte> got = output_ ? (*output_)[0] : gathers ? std::span<const std::byte>(gathered_.data) : exchanged_.data;
   const std::size_t share = gathers ? whole : whole / ranks;
   if (got.size() != share * ranks * element) return whole * ranks;
   std::size_t wrong = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank)
-    wrong += count_wrong_copied(question(), static_cast<int>(rank), 0, std::span(got).subspan(rank * share * element, share * element),
+    wrong += count_wrong_copied(question(), static_cast<int>(rank), 0, got.subspan(rank * share * element, share * element),
                                 gathers ? 0 : self * share);
   return wrong;
 }

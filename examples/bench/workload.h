@@ -59,7 +59,7 @@ class Subject {
   [[nodiscard]] bool in_arena() const { return in_arena_; }
   [[nodiscard]] bool in_place() const { return in_place_; }
   [[nodiscard]] std::string memory() const { return in_arena_ ? "arena" : "ordinary"; }
-  [[nodiscard]] std::string place() const { return in_place_ ? "in" : "out"; }
+  [[nodiscard]] std::string place() const { return in_place_ ? "in" : writes_into() ? "into" : "out"; }
   [[nodiscard]] std::string wire() const { return name_of(wire_); }
   /// Once, all tensors: submitted as a burst and then waited for where there are several, or with --async.
   void run();
@@ -71,6 +71,8 @@ class Subject {
 
  private:
   [[nodiscard]] Place whereabouts() const { return {in_arena_, options_.on_gpu, {.op = options_.op}}; }
+  [[nodiscard]] bool writes_into() const { return options_.into && is_shared_out(options_.collective); }
+  void run_into();
   [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
   void run_allreduce();
   [[nodiscard]] Question question() const;

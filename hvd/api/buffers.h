@@ -4,6 +4,7 @@
 ///   hvd.cc        the world as users see it: ranks, process sets, timeline, join and barrier
 ///   buffers.cc    allreduce and broadcast of raw buffers
 ///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
+///   into.cc       the same, with results in memory that exists
 
 #include <string>
 #include <string_view>

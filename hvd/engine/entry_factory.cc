@@ -68,7 +68,8 @@ Signature EntryFactory::signature_of(const Submission& submission) {
   signature.postscale_factor = submission.postscale_factor;
   const bool has_root = submission.kind == OpKind::Broadcast || submission.kind == OpKind::Control;
   signature.root = has_root ? submission.root : 0;
-  for (const auto& tensor : submission.tensors) signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits});
+  for (const auto& tensor : submission.tensors)
+    signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits, tensor.output_rows});
   return signature;
 }
 

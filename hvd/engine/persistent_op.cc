@@ -14,7 +14,9 @@ bool PersistentOp::fits(const SmallCall& call) const {
   return tensor.dtype == call.dtype && std::equal(tensor.shape.begin(), tensor.shape.end(), call.shape.begin(), call.shape.end()) &&
          (!reduces || (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
                        signature->postscale_factor == call.postscale_factor)) &&
-         (call.kind != OpKind::Broadcast || signature->root == call.root);
+         (call.kind != OpKind::Broadcast || signature->root == call.root) &&
+         (call.kind == OpKind::Reducescatter ? call.output_rows < 0 || call.output_rows == result_rows
+                                             : call.output_rows == tensor.output_rows);
 }
 
 std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, std::string_view name) const {

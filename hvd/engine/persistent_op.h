@@ -31,6 +31,7 @@ struct SmallCall {
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
+  std::int64_t output_rows = -1;         ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
   double postscale_factor = 1;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/output_rows.h"
 
 namespace hvd {
 
@@ -204,6 +205,9 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
     if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
   }
   Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, process_set(unit.key.process_set), what.absent);
+  if (status.ok() && !unit.settled && what.absent.empty())
+    status = verdict_on_outputs(display_name(unit.key.name), process_set(unit.key.process_set).ranks,
+                                [&](std::size_t place) -> const Signature& { return *unit.signatures.of(place); });
   unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
   pledged_.consume(unit.key);

@@ -105,6 +105,7 @@ void encode(Writer& writer, const Signature& signature) {
     writer.put(tensor.dtype);
     writer.put_list(std::span<const std::int64_t>(tensor.shape));
     if (signature.kind == OpKind::Alltoall) writer.put_list(std::span<const std::int64_t>(tensor.splits));
+    if (dims_after_first_only(signature.kind)) writer.put(tensor.output_rows);
   }
 }
 
@@ -122,6 +123,7 @@ Signature decode_signature(Reader& reader) {
     tensor.dtype = checked_enum(reader.get<std::uint8_t>(), DataType::Complex128);
     tensor.shape = reader.get_list<std::int64_t>();
     if (signature.kind == OpKind::Alltoall) tensor.splits = reader.get_list<std::int64_t>();
+    if (dims_after_first_only(signature.kind)) tensor.output_rows = reader.get<std::int64_t>();
     signature.tensors.push_back(std::move(tensor));
   }
   return signature;
@@ -139,6 +141,7 @@ bool is_plausible(const Signature& signature, std::size_t ranks) {
       elements *= std::max<std::int64_t>(1, size);
     }
     if (by_rows && tensor.shape.empty()) return false;
+    if (tensor.output_rows < -1) return false;
     if (kind != OpKind::Alltoall) continue;
     if (tensor.splits.size() != ranks) return false;
     std::int64_t left = tensor.shape.front();

@@ -19,6 +19,7 @@ struct TensorSignature {
   DataType dtype = DataType::Float32;
   Shape shape;
   std::vector<std::int64_t> splits;  ///< Alltoall: rows for each rank of the set, in the set's order; otherwise empty
+  std::int64_t output_rows = -1;     ///< Allgather, Alltoall: rows of the memory that the result goes to; -1: as many as come
   bool operator==(const TensorSignature&) const = default;
 };
 

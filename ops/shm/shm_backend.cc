@@ -1,33 +1,47 @@
 #include "ops/shm/shm_backend.h"
 
 #include <algorithm>
-#include <array>
+#include <chrono>
 #include <cstring>
-#include <numeric>
+#include <thread>
 #include <utility>
 
+#include "hvd/base/futex.h"
 #include "hvd/errors.h"
 #include "ops/host_ops.h"
 #include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
+#include "ops/shm/pull_execution.h"
 
 namespace hvd {
 
 namespace {
 
-constexpr std::size_t kChunkBytes = 256 << 10;
+constexpr std::size_t kMostChunkBytes = 256 << 10;
+constexpr std::size_t kLeastChunkBytes = 32 << 10;
+constexpr std::size_t kChunksPerRank = 2;
+
+constexpr auto kLinger = std::chrono::microseconds(100);
+constexpr int kYields = 20;
+
+/// Whether each rank takes what it needs from the others.
+constexpr bool pulls(OpKind kind) { return is_pulled(kind) || kind == OpKind::Broadcast; }
 
 /// A run of one member's elements inside a chunk.
 struct Piece {
   std::size_t member, begin, count;
 };
 
-/// The batch's elements cut into chunks of about kChunkBytes, or, where tensors are not to be cut, one for each: the same on every rank.
+/// The batch's elements cut into chunks, or, where tensors are not to be cut, one for each: the same on every rank. There are some for each
+/// rank, unless they would become so small that claiming them costs more than it gains, or so large that they leave the cache.
 class Chunks {
  public:
   Chunks(const Batch& batch, bool whole_tensors) {
     const std::size_t element = element_bytes(batch.traits.dtype);
-    const std::size_t per_chunk = kChunkBytes / element;
+    std::int64_t elements = 0;
+    for (const auto& member : batch.members) elements += member.count;
+    const std::size_t wanted = bytes_of(batch.traits, elements) / (kChunksPerRank * batch.ranks.size());
+    const std::size_t per_chunk = std::clamp(wanted / kMemberAlignment * kMemberAlignment, kLeastChunkBytes, kMostChunkBytes) / element;
     std::size_t room = 0;
     for (std::size_t member = 0; member < batch.members.size(); ++member) {
       const auto count = static_cast<std::size_t>(batch.members[member].count);
@@ -60,17 +74,16 @@ class Chunks {
   std::vector<std::size_t> first_piece_;
 };
 
-/// Allreduce and broadcast: chunks are claimed, results are written into every rank's block.
+/// Allreduce: chunks are claimed, results are written into every rank's block.
 class ClaimedExecution final : public Execution {
  public:
   ClaimedExecution(ShmBackend& backend, Batch batch)
       : backend_(backend),
         batch_(std::move(batch)),
         state_(backend.board().batch(batch_.sequence)),
-        is_adasum_(batch_.traits.kind == OpKind::Allreduce && batch_.traits.op == ReduceOp::Adasum),
+        is_adasum_(batch_.traits.op == ReduceOp::Adasum),
         chunks_(batch_, is_adasum_) {
     for (const int rank : batch_.ranks) members_.push_back(backend_.domain_index(rank));
-    if (batch_.traits.kind == OpKind::Broadcast) root_ = backend_.domain_index(batch_.traits.root);
     reduction_ = reduction_of(batch_.traits);
     zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
   }
@@ -88,7 +101,8 @@ class ClaimedExecution final : public Execution {
       if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.size())
         state_.complete.store(true, std::memory_order_release);
     }
-    if (!state_.complete.load(std::memory_order_acquire)) return worked ? Progress::Advanced : Progress::Idle;
+    if (!(worked ? backend_.linger(state_) : state_.complete.load(std::memory_order_acquire)))
+      return worked ? Progress::Advanced : Progress::Idle;
     if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) {
           return Staging::is_staged(member.locations[static_cast<std::size_t>(backend_.staging().self())]);
         }))
@@ -107,11 +121,6 @@ class ClaimedExecution final : public Execution {
     const auto at = [&](int index) {
       return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + piece.begin * element;
     };
-    if (batch_.traits.kind == OpKind::Broadcast) {
-      for (const int index : members_)
-        if (index != root_) std::memcpy(at(index), at(root_), piece.count * element);
-      return;
-    }
     inputs_.clear();
     outputs_.clear();
     for (const int index : members_) {
@@ -141,7 +150,6 @@ class ClaimedExecution final : public Execution {
   const bool is_adasum_;
   Chunks chunks_;
   std::vector<int> members_;  // indices in the domain, in rank order
-  int root_ = 0;
   kernels::Reduction reduction_;
   bool zeros_count_ = false;  // of the ranks that have joined
   std::vector<std::byte> zeros_;
@@ -151,65 +159,6 @@ class ClaimedExecution final : public Execution {
   std::vector<void*> outputs_;
 };
 
-/// Allgather, alltoall, reducescatter: each rank takes from all ranks' blocks what belongs into its own output.
-class PullExecution final : public Execution {
- public:
-  PullExecution(ShmBackend& backend, Batch batch)
-      : backend_(backend), batch_(std::move(batch)), state_(backend.board().batch(batch_.sequence)) {}
-
-  Progress advance() override {
-    const bool pulled_now = !std::exchange(pulled_, true);
-    if (pulled_now) {
-      for (const auto& member : batch_.members) batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
-      if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
-        state_.complete.store(true, std::memory_order_release);
-        backend_.board().ring_waiters();  // ranks that wait with memory of their own in use
-      }
-    }
-    // The others read from this rank's blocks until all have what they want. A staged block can wait for that without its owner.
-    const auto in_place = [&](const BatchMember& member) { return !Staging::is_staged(my_location(member)); };
-    const bool complete = state_.complete.load(std::memory_order_acquire);
-    if (!complete && std::any_of(batch_.members.begin(), batch_.members.end(), in_place))
-      return pulled_now ? Progress::Advanced : Progress::Idle;
-    for (const auto& member : batch_.members) backend_.staging().release_later(batch_.sequence, my_location(member));
-    return Progress::Done;
-  }
-
- private:
-  [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
-    return member.locations[static_cast<std::size_t>(backend_.staging().self())];
-  }
-  [[nodiscard]] const std::byte* input_of(const BatchMember& member, std::size_t place) const {
-    const int index = backend_.domain_index(batch_.ranks[place]);
-    return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
-  }
-
-  void copy(const BatchMember& member) {
-    auto* to = static_cast<std::byte*>(member.output);
-    for (std::size_t place = 0; place < batch_.ranks.size(); ++place) {
-      const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
-      const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
-      if (bytes > 0) std::memcpy(to, input_of(member, place) + skipped, bytes);
-      to += bytes;
-    }
-  }
-
-  void reduce(const BatchMember& member) {
-    const auto place = static_cast<std::size_t>(batch_.traits.set->rank);
-    const auto own = member.counts.begin() + static_cast<std::ptrdiff_t>(place);
-    const std::size_t skipped = bytes_of(batch_.traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
-    std::vector<const void*> inputs;
-    for (std::size_t other = 0; other < batch_.ranks.size(); ++other) inputs.push_back(input_of(member, other) + skipped);
-    const std::array<void*, 1> output{member.output};
-    if (*own > 0) kernels::reduce(reduction_of(batch_.traits), inputs, output, static_cast<std::size_t>(*own));
-  }
-
-  ShmBackend& backend_;
-  Batch batch_;
-  BatchState& state_;
-  bool pulled_ = false;
-};
-
 }  // namespace
 
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
@@ -217,7 +166,8 @@ ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board&
     : board_(board),
       topology_(std::move(topology)),
       staging_(std::move(memory), std::move(arena), topology_.domain_index),
-      stats_(std::move(stats)) {
+      stats_(std::move(stats)),
+      has_cores_(topology_.domain_ranks.size() <= std::thread::hardware_concurrency()) {
   gathered_.reserve(static_cast<std::size_t>(kSmallBatchBytes));
   outputs_.reserve(topology_.domain_ranks.size());
   inputs_.reserve(topology_.domain_ranks.size());
@@ -226,6 +176,26 @@ ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board&
 int ShmBackend::domain_index(int rank) const {
   const auto& ranks = topology_.domain_ranks;
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+bool ShmBackend::linger(const BatchState& batch) const {
+  const auto is_complete = [&] { return batch.complete.load(std::memory_order_acquire); };
+  const auto until = std::chrono::steady_clock::now() + kLinger;
+  for (int turn = 0; !is_complete() && std::chrono::steady_clock::now() < until; ++turn) {
+    if (has_cores_) {
+      cpu_relax();
+    } else if (turn < kYields) {
+      std::this_thread::yield();  // the one awaited may be the next to run here
+    } else {
+      break;
+    }
+  }
+  return is_complete();
+}
+
+std::byte* ShmBackend::scratch(std::size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return scratch_.data();
 }
 
 bool ShmBackend::supports(const BatchTraits& traits) const {
@@ -237,27 +207,30 @@ bool ShmBackend::supports(const BatchTraits& traits) const {
 
 std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const std::size_t bytes = bytes_of(traits, member.count);
+  const bool small = static_cast<std::int64_t>(bytes) <= kSmallBatchBytes;
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == topology_.rank;
-  if (is_pulled(traits.kind)) {
+  if (pulls(traits.kind)) {
+    if (!is_source) return staging_.nowhere();
     // What is small is copied even out of the arena, so that this rank need not wait until the others have read it.
-    const auto place = static_cast<std::int64_t>(bytes) > kSmallBatchBytes ? staging_.find(member.input) : std::nullopt;
-    if (place) {
+    if (const auto place = small ? std::nullopt : staging_.find(member.input)) {
       stats_->add(stats_->bytes_zero_copy, bytes);
       return *place;
     }
   } else if (const auto place = staging_.find(member.output)) {
-    member.copied = is_source && member.input != member.output && bytes > 0;
+    member.copied = member.input != member.output && bytes > 0;
     if (member.copied) std::memcpy(member.output, member.input, bytes);
     if (member.input == member.output) stats_->add(stats_->bytes_zero_copy, bytes);
     return *place;
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
-  member.copied = is_source && bytes > 0;
-  return staging_.stage(is_source ? member.input : nullptr, bytes);
+  if (pulls(traits.kind) && !small)
+    if (const auto place = staging_.show(member.input, bytes)) return *place;
+  member.copied = bytes > 0;
+  return staging_.stage(member.input, bytes);
 }
 
-bool ShmBackend::any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const {
-  return !is_pulled(traits.kind) || bytes <= kSmallBatchBytes;
+bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const {
+  return true;  // where a rank needs the others after all, its execution rings for them
 }
 
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }
@@ -304,7 +277,7 @@ void ShmBackend::run_for_all(const BatchTraits& traits, std::int64_t count, std:
 }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
-  if (is_pulled(batch.traits.kind)) return std::make_unique<PullExecution>(*this, std::move(batch));
+  if (pulls(batch.traits.kind)) return std::make_unique<PullExecution>(*this, std::move(batch));
   return std::make_unique<ClaimedExecution>(*this, std::move(batch));
 }
 

@@ -1,9 +1,10 @@
 #pragma once
 /// ShmBackend has the collectives among ranks that share memory. Everything happens in the ranks' arenas: a tensor that lives there is
 /// worked on in place, another is staged there when it is submitted (while it is still in the submitter's cache) and copied back
-/// when the batch is done. Reductions and broadcasts are cut into chunks that any rank claims, so that a rank that is not scheduled
+/// when the batch is done. Allreduces are cut into chunks that any rank claims, so that a rank that is not scheduled
 /// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
-/// order, whoever does it and whatever batch it travels in.
+/// order, whoever does it and whatever batch it travels in. Where a rank only takes from the others (ops/shm/pull_execution.h), large
+/// tensors elsewhere are not staged but read where they are.
 /// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when there is no more memory to share.
 
 #include "hvd/backend.h"
@@ -38,6 +39,11 @@ class ShmBackend final : public Backend {
   [[nodiscard]] Staging& staging() { return staging_; }
   [[nodiscard]] Board& board() const { return board_; }
   [[nodiscard]] int domain_index(int rank) const;
+  /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
+  [[nodiscard]] bool linger(const BatchState& batch) const;
+  /// Returns memory for one call of `advance`, kept from one to the next.
+  std::byte* scratch(std::size_t bytes);
+  [[nodiscard]] int rank() const { return topology_.rank; }
 
  private:
   Board& board_;
@@ -47,6 +53,8 @@ class ShmBackend final : public Backend {
   std::vector<void*> outputs_;  // of `run_for_all`, as are the next two
   std::vector<const void*> inputs_;
   std::vector<std::byte> gathered_;
+  std::vector<std::byte> scratch_;
+  const bool has_cores_;  // one for each rank
 };
 
 }  // namespace hvd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "hvd/errors.h"
@@ -11,12 +12,24 @@ namespace hvd {
 namespace {
 constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // of a location: the block is the backend's, not the user's
 constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // and stays when what it held is released
+constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown, which says where the user's memory is
 constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
 constexpr std::uint64_t kOffset = kBeyond - 1;
+constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // and what follows is a number
+bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhere; }
+
+/// What a rank says of memory that the others may read where it is.
+struct Shown {
+  const std::byte* memory;  // an address of the owner's
+};
 }  // namespace
 
 Staging::Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self)
-    : memory_(std::move(memory)), arena_(std::move(arena)), self_(self), overflow_(std::make_shared<Overflow>(memory_.processes, self)) {
+    : memory_(std::move(memory)),
+      arena_(std::move(arena)),
+      self_(self),
+      overflow_(std::make_shared<Overflow>(memory_.processes, self)),
+      peers_(memory_.processes, self, memory_.direct_copies) {
   owner_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<Overflow>>>(memory_.owner, overflow_);
 }
 
@@ -32,6 +45,18 @@ std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
   if (input != nullptr && bytes > 0) std::memcpy(address(self_, location), input, bytes);
   return location;
 }
+
+std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes) {
+  if (!arena_ || !peers_.can_be_read(memory, bytes)) return std::nullopt;
+  std::byte* const block = arena_->try_allocate(sizeof(Shown));
+  if (block == nullptr) return std::nullopt;
+  new (block) Shown{static_cast<const std::byte*>(memory)};
+  return arena_->offset(block) | kStaged | kShown;
+}
+
+std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }
+
+bool Staging::is_users(std::uint64_t location) { return !is_staged(location) || ((location & kShown) != 0 && !is_nowhere(location)); }
 
 bool Staging::is_staged(std::uint64_t location) { return (location & kStaged) != 0; }
 
@@ -60,7 +85,7 @@ bool Staging::is_free(std::uint64_t location, const std::function<bool(std::uint
 bool Staging::is_kept(std::uint64_t location) { return (location & kKept) != 0; }
 
 void Staging::release(std::uint64_t location) noexcept {
-  if (!is_staged(location) || is_kept(location)) return;
+  if (!is_staged(location) || is_kept(location) || is_nowhere(location)) return;
   if ((location & kBeyond) != 0) return overflow_->free(location & kOffset);
   arena_->free(arena_->at(location & kOffset));
 }
@@ -72,7 +97,7 @@ void Staging::take_out(std::uint64_t location, void* output, std::size_t bytes) 
 }
 
 void Staging::release_later(std::uint64_t sequence, std::uint64_t location) {
-  if (!is_staged(location)) return;
+  if (!is_staged(location) || is_nowhere(location)) return;
   if (is_kept(location)) deferred_kept_.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   deferred_.push_back({sequence, location});
@@ -91,6 +116,21 @@ void Staging::release_over(const std::function<bool(std::uint64_t sequence)>& is
 std::byte* Staging::address(int index, std::uint64_t location) {
   if ((location & kBeyond) != 0) return overflow_->address(index, location & kOffset);
   return memory_.arenas[static_cast<std::size_t>(index)].data() + (location & kOffset);
+}
+
+const std::byte* Staging::address_here(int index, std::uint64_t location) {
+  const std::byte* const place = address(index, location);
+  if ((location & kShown) == 0) return place;
+  return peers_.is_here(index) ? reinterpret_cast<const Shown*>(place)->memory : nullptr;
+}
+
+bool Staging::read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
+  if (bytes == 0) return true;
+  if (const std::byte* const here = address_here(index, location); here != nullptr) {
+    if (to != here + skipped) std::memcpy(to, here + skipped, bytes);
+    return true;
+  }
+  return peers_.read(index, to, reinterpret_cast<const Shown*>(address(index, location))->memory + skipped, bytes);
 }
 
 }  // namespace hvd

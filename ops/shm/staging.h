@@ -12,6 +12,7 @@
 
 #include "ops/shm/arena.h"
 #include "ops/shm/overflow.h"
+#include "ops/shm/peer_memory.h"
 
 namespace hvd {
 
@@ -24,7 +25,15 @@ class Staging {
   [[nodiscard]] std::optional<std::uint64_t> find(const void* address) const;
   /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
+  /// Returns a location through which the other ranks read `bytes` of memory of the user's where it is, once it is agreed that they may.
+  /// None where they may not.
+  std::optional<std::uint64_t> show(const void* memory, std::size_t bytes);
+  /// Returns the location of a tensor that nobody takes anything from: another one each time.
+  [[nodiscard]] std::uint64_t nowhere();
+  /// Returns whether the location is a block that is owned here, and may be released.
   [[nodiscard]] static bool is_staged(std::uint64_t location);
+  /// Returns whether the tensor is in memory of the user's, which must not go before all have read it.
+  [[nodiscard]] static bool is_users(std::uint64_t location);
   /// Returns a block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory, or the
   /// arena is full.
   std::optional<std::uint64_t> keep(std::size_t bytes);
@@ -40,8 +49,12 @@ class Staging {
   void release_later(std::uint64_t sequence, std::uint64_t location);
   void release_over(const std::function<bool(std::uint64_t sequence)>& is_over);
 
-  /// Where the tensor of the rank with this index in the domain is, in this process.
+  /// Where the tensor of the rank with this index in the domain is, in this process. Not of memory that is shown.
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
+  /// The same of any tensor; null if it must be fetched by `read`.
+  [[nodiscard]] const std::byte* address_here(int index, std::uint64_t location);
+  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
+  bool read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
   [[nodiscard]] int self() const { return self_; }
   /// Keeps the mappings alive.
   [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }
@@ -51,10 +64,12 @@ class Staging {
   std::shared_ptr<Arena> arena_;
   const int self_;
   std::shared_ptr<Overflow> overflow_;
+  PeerMemory peers_;
   std::shared_ptr<void> owner_;
   struct Deferred {
     std::uint64_t sequence, location;
   };
+  std::atomic<std::uint64_t> nowheres_{0};
   std::mutex mutex_;
   std::vector<Deferred> deferred_;
   std::atomic<std::size_t> deferred_kept_{0};

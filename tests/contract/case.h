@@ -73,6 +73,7 @@ void add_gather_cases(Cases& cases, const Setting& setting);
 void add_broadcast_cases(Cases& cases, const Setting& setting);
 void add_alltoall_cases(Cases& cases, const Setting& setting);
 void add_reducescatter_cases(Cases& cases, const Setting& setting);
+void add_into_cases(Cases& cases, const Setting& setting);
 void add_set_cases(Cases& cases, const Setting& setting);
 void add_join_cases(Cases& cases, const Setting& setting);
 void add_mismatch_cases(Cases& cases, const Setting& setting);

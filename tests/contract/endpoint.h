@@ -13,12 +13,13 @@
 
 namespace hvd::contract {
 
-/// Memory of the caller's. `output` is only looked at by allreduce and broadcast.
+/// Memory of the caller's. `output` is only looked at by allreduce and broadcast, and where the call is `into` it.
 struct Tensor {
   DataType dtype = DataType::Float32;
   Shape shape;
   void* input = nullptr;
   void* output = nullptr;
+  std::int64_t output_rows = -1;  ///< of a call `into` it
 };
 
 /// What one rank calls.
@@ -33,6 +34,7 @@ struct Call {
   Device device;
   std::vector<Tensor> tensors;
   std::vector<std::int64_t> splits;
+  bool into = false;  ///< Allgather, Alltoall, Reducescatter of one tensor: the result goes to its output
 };
 
 /// What an operation that makes its own output returns for a tensor.

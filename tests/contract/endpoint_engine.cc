@@ -27,6 +27,12 @@ Submission submission_of(const Call& call, const std::shared_ptr<Results>& resul
     results->push_back({{}, tensor.shape, {}});
   }
   if (own_output) return submission;
+  if (call.into) {
+    // Of a reducescatter every rank knows by itself how many rows come.
+    if (call.kind != OpKind::Reducescatter) submission.tensors.front().output_rows = call.tensors.front().output_rows;
+    submission.allocate = [to = call.tensors.front().output](std::size_t, std::int64_t) { return to; };
+    return submission;
+  }
   submission.allocate = [results, call](std::size_t index, std::int64_t rows) {
     Made& made = results->at(index);
     made.shape.front() = rows;

@@ -49,10 +49,31 @@ Wait nothing(Handle<void> handle) {
   };
 }
 
+/// Of a call `into` memory that exists.
+Buffer output_of(const Call& call) {
+  Buffer output = buffers(call, true).front();
+  if (!output.shape.empty()) output.shape.front() = call.tensors.front().output_rows;
+  return output;
+}
+Wait start_into(const Call& call, const Buffer& input) {
+  const Buffer output = output_of(call);
+  if (call.kind == OpKind::Allgather) return nothing(allgather_into_async(output, input, gather_options(call)));
+  if (call.kind == OpKind::Reducescatter) return nothing(reducescatter_into_async(output, input, scatter_options(call)));
+  return [handle = alltoall_into_async(output, input, exchange_options(call))] { return Results{{{}, {}, handle.wait()}}; };
+}
+Results run_into(const Call& call, const Buffer& input) {
+  const Buffer output = output_of(call);
+  if (call.kind == OpKind::Alltoall) return {{{}, {}, alltoall_into(output, input, exchange_options(call))}};
+  call.kind == OpKind::Allgather ? allgather_into(output, input, gather_options(call))
+                                 : reducescatter_into(output, input, scatter_options(call));
+  return {};
+}
+
 class FrontEndpoint final : public Endpoint {
  public:
   Wait start(const Call& call) override {
     const auto inputs = buffers(call, false);
+    if (call.into) return start_into(call, inputs[0]);
     const bool single = inputs.size() == 1;
     switch (call.kind) {
       case OpKind::Allreduce: {
@@ -75,6 +96,7 @@ class FrontEndpoint final : public Endpoint {
 
   Results run(const Call& call) override {
     const auto inputs = buffers(call, false);
+    if (call.into) return run_into(call, inputs[0]);
     const bool single = inputs.size() == 1;
     switch (call.kind) {
       case OpKind::Allreduce: {

@@ -81,7 +81,7 @@ void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
 
 /// Rank 0 has joined; what cannot do without it fails on the others, and works afterwards. The ranks meet in another set of all of them,
 /// so that the others join only when rank 0 has tried what it may no longer do.
-void missed(Context& context, OpKind kind) {
+void missed(Context& context, OpKind kind, bool into) {
   context.need(kind);
   const int meeting = context.endpoint.add_set(context.ranks_of(SetKind::Global));
   const Memory memory(context, false, Block(static_cast<std::size_t>(context.size) * 4));
@@ -91,6 +91,13 @@ void missed(Context& context, OpKind kind) {
   call.device = context.setting.device;
   call.root = context.size - 1;
   call.tensors = {{DataType::Float32, {context.size}, memory.data(), memory.data()}};
+  const auto n = static_cast<std::int64_t>(context.size);
+  const Memory result(context, false, Block(static_cast<std::size_t>(n * n) * 4));
+  if (into) {
+    call.into = true;
+    call.tensors.front().output = result.data();
+    call.tensors.front().output_rows = kind == OpKind::Allgather ? n * n : kind == OpKind::Alltoall ? n : 1;
+  }
   std::function<int()> joining;
   try {
     if (context.rank == 0) {
@@ -138,8 +145,11 @@ void add_join_cases(Cases& cases, const Setting& setting) {
                          [=](Context& context) { join_one_by_one(context, dtype, op); }});
   if (setting.size < 2) return;
   for (const OpKind kind : {OpKind::Allgather, OpKind::Broadcast, OpKind::Alltoall, OpKind::Reducescatter})
-    cases.push_back(
-        {"join/missed by operation " + std::to_string(static_cast<int>(kind)), [=](Context& context) { missed(context, kind); }});
+    for (const bool into : {false, true}) {
+      if (into && kind == OpKind::Broadcast) continue;
+      cases.push_back({"join/missed by operation " + std::to_string(static_cast<int>(kind)) + (into ? " into" : ""),
+                       [=](Context& context) { missed(context, kind, into); }});
+    }
 }
 
 void run_shutdown_cell(Context& context) {

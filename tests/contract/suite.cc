@@ -13,6 +13,7 @@ Cases all_cases(const Setting& setting) {
     add_broadcast_cases(cases, setting);
     add_alltoall_cases(cases, setting);
     add_reducescatter_cases(cases, setting);
+    add_into_cases(cases, setting);
     add_set_cases(cases, setting);
     add_join_cases(cases, setting);
     add_mismatch_cases(cases, setting);

@@ -54,6 +54,23 @@ refused() {
   if [ -z "$problem" ] && ! grep -a '^hvd_bench: ' "$work/err" | grep -qF -- "$words"; then problem="the message does not say '$words'"; fi
   verdict "$name: $(grep -am 1 '^hvd_bench: ' "$work/err")" "$problem"
 }
+# sweep: all cells of two sizes are there, right, counted, and in the file
+sweep() {
+  local problem= counted
+  run -np 2 "$bench" --sweep "${quick[@]}" -b 64 -e 128K -f 2048 --json "$work/sweep.json"
+  if [ "$status" -ne 0 ]; then problem="exit code $status"; fi
+  if grep -aq WRONG "$work/out"; then problem=${problem:-"wrong results"}; fi
+  counted=$(grep -aE '^# [a-z0-9]+ +[0-9]+ cells: ' "$work/out" | awk '{ printf "%s=%s ", $2, $3 }')
+  if [ "$counted" != "main=10 arena=10 fp16=2 bf16=2 grouped=2 plain=6 " ]; then problem=${problem:-"it counts $counted"}; fi
+  python3 - "$work/sweep.json" <<'PYTHON' 2>>"$work/err" || problem=${problem:-"the JSON file is not what it should be"}
+import json, sys
+sweep = json.load(open(sys.argv[1]))
+assert sweep["sweep"] and sweep["ranks"] == 2 and len(sweep["rows"]) == 32, len(sweep["rows"])
+assert all(row["wrong"] == 0 and row["time_us"] > 0 and row["mpi_us"] > 0 for row in sweep["rows"])
+assert sum(sweep["counts"]["main"][word] for word in ("won", "level", "lost")) == 10
+PYTHON
+  verdict "a sweep" "$problem"
+}
 quick=(--check --iterations 2 --warmup 0 --repeats 2)
 everywhere=(--memory "ordinary,arena" --place "in,out")
 
@@ -158,6 +175,9 @@ start refused "one tensor to be packed" 2 "--versus packed goes with --model" "$
 start refused "a model that is broadcast" 2 "--model goes with --collective allreduce" "$bench" --model resnet18 --collective broadcast
 start refused "an arena where there is none" 2 "share no memory" -np 2 "$bench" --backend mpi --in-arena
 start refused "--backend shm where there is none" 2 "share no memory" -np 2 -x HVD_SHARED_MEMORY=off "$bench" --backend shm
+start refused "a sweep of one collective" 2 "--sweep measures all collectives" "$bench" --sweep --collective alltoall
+start refused "an allreduce into" 2 "--into goes with" "$bench" --into
+start sweep
 start refused "a JSON file that cannot be" 1 "$cases_folder/none/a.json" -np 2 "$bench" --json "$cases_folder/none/a.json"
 
 finish_cases

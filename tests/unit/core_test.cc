@@ -404,6 +404,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
       {"HIERARCHICAL_ALLREDUCE", "1", "?", "one of 0, 1", [](const Config& c) { return c.hierarchical_allreduce; }},
       {"ELASTIC", "1", "maybe", "one of 0, 1", [](const Config& c) { return c.elastic; }},
       {"SHARED_MEMORY", "off", "on", "one of auto, off", [](const Config& c) { return c.shared_memory == SharedMemory::Off; }},
+      {"DIRECT_COPIES", "off", "on", "one of auto, off", [](const Config& c) { return c.direct_copies == DirectCopies::Off; }},
       {"GPU_BACKEND", "staged", "nvlink", "one of auto, nccl, shared, staged",
        [](const Config& c) { return c.gpu_backend == GpuBackend::Staged; }},
       {"ARENA_BYTES", "1048576", "1", "bytes, 1048576 to", [](const Config& c) { return c.arena_bytes == 1 << 20; }},

@@ -1,0 +1,99 @@
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "hvd/api/buffers.h"
+#include "hvd/api/outputs.h"
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+namespace {
+
+/// Returns a submission whose result goes to `output`, which `check_output` has let pass.
+Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const std::string& name, const ProcessSet& set) {
+  Submission submission;
+  submission.kind = kind;
+  submission.name = name;
+  submission.process_set = set.id();
+  submission.device = input.device;
+  const void* from = input.data;
+  if (overlap(output, input)) {
+    // Others may read the input until all are done, and this rank writes the output before that.
+    if (input.device != Device())
+      throw InvalidArgument(formatted("{}_into '{}': the output overlaps the input; give it memory of its own", name_of(kind), name));
+    const std::size_t bytes = static_cast<std::size_t>(element_count(input.shape)) * element_bytes(input.dtype);
+    const std::shared_ptr<std::byte[]> copy(new std::byte[bytes]);
+    std::memcpy(copy.get(), input.data, bytes);
+    from = copy.get();
+    submission.keep_alive = copy;
+  }
+  submission.tensors.push_back({from, nullptr, input.dtype, input.shape, nullptr, true});
+  if (kind != OpKind::Reducescatter && !output.shape.empty()) submission.tensors.front().output_rows = output.shape.front();
+  submission.allocate = [data = output.data](std::size_t /*index*/, std::int64_t /*rows*/) { return data; };
+  return submission;
+}
+
+Submission gathering(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  check_output(OpKind::Allgather, options.name, output, input, options.process_set);
+  return writing(OpKind::Allgather, output, input, options.name, options.process_set);
+}
+
+Submission scattering(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  check_output(OpKind::Reducescatter, options.name, output, input, options.process_set);
+  Submission submission = writing(OpKind::Reducescatter, output, input, options.name, options.process_set);
+  set_reduction(submission, options);
+  return submission;
+}
+
+Submission exchanging(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  std::vector<std::int64_t> splits = options.splits;
+  if (splits.empty() && !input.shape.empty()) splits = even_splits(input.shape.front(), options.process_set.size(), options.name);
+  check_output(OpKind::Alltoall, options.name, output, input, options.process_set, splits);
+  Submission submission = writing(OpKind::Alltoall, output, input, options.name, options.process_set);
+  submission.tensors.front().splits = std::move(splits);
+  return submission;
+}
+
+/// Tries the way of small operations that come back. What it cannot judge (rows, for one) it leaves to the long way.
+template <class Options>
+bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options) {
+  const bool alike = output.dtype == input.dtype && output.device == input.device && output.shape.size() == input.shape.size();
+  if (!alike || input.shape.empty() || !is_on_host(input) || !is_on_host(output) || overlap(output, input)) return false;
+  for (std::size_t d = 1; d < input.shape.size(); ++d)
+    if (output.shape[d] != input.shape[d]) return false;
+  SmallCall call = small_call(kind, input, output, options.name, options.process_set);
+  if constexpr (requires { options.op; }) set_reduction(call, options);
+  call.output_rows = output.shape.front();
+  return engine()->try_fast_path(call);
+}
+
+}  // namespace
+
+Handle<void> allgather_into_async(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  return submit_only(gathering(output, input, options));
+}
+void allgather_into(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  if (!run_small(OpKind::Allgather, output, input, options)) submit_and_wait(gathering(output, input, options));
+}
+
+Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  return submit_only(scattering(output, input, options));
+}
+void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  if (!run_small(OpKind::Reducescatter, output, input, options)) submit_and_wait(scattering(output, input, options));
+}
+
+Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  auto running = engine();
+  auto pending = running->submit(exchanging(output, input, options));
+  return {std::move(running), pending, [pending] { return pending->rows.front(); }};
+}
+std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  const auto running = engine();
+  const auto pending = running->submit(exchanging(output, input, options), After::Wait);
+  running->wait(*pending);
+  return pending->rows.front();
+}
+
+}  // namespace hvd

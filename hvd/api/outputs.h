@@ -1,0 +1,22 @@
+#pragma once
+/// What the forms share that write their result into memory that exists (`allgather_into`, `alltoall_into`, `reducescatter_into`), on
+/// buffers and on tensors: the checks that a rank can make by itself. Any thread. They fail with InvalidArgument, which names the
+/// operation.
+
+#include <string>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+/// Throws InvalidArgument if no `input` of other ranks could make the result fit `output`: its type, device and dimensions beyond the first
+/// must be the input's, and it must have room for what this rank itself gives. Whether it has just as many rows as come is known when all
+/// ranks have said theirs (a Mismatch on all of them if not), but for a reducescatter and in a set of one rank, where it is checked here.
+/// `splits`: of an alltoall; empty: the first dimension is divided evenly.
+void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input, const ProcessSet& set,
+                  const std::vector<std::int64_t>& splits = {});
+
+/// Returns whether the two share a byte.
+bool overlap(const Buffer& a, const Buffer& b);
+
+}  // namespace hvd

@@ -1,0 +1,122 @@
+#include "ops/shm/pull_execution.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "ops/host_ops.h"
+#include "ops/kernels/reduce.h"
+
+namespace hvd {
+
+namespace {
+
+/// What of all ranks' inputs is brought here at once to be reduced: it stays in the second-level cache.
+constexpr std::size_t kScratchBytes = 512 << 10;
+
+}  // namespace
+
+PullExecution::PullExecution(ShmBackend& backend, Batch batch)
+    : backend_(backend), batch_(std::move(batch)), state_(backend.board().batch(batch_.sequence)) {}
+
+Progress PullExecution::advance() {
+  const bool pulls_now = !std::exchange(tried_, true);
+  if (pulls_now) {
+    pulled_ = pull();
+    if (pulled_ && state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
+      state_.complete.store(true, std::memory_order_release);
+      backend_.board().ring_waiters();  // ranks that wait with memory of their own in use
+    }
+  }
+  if (!pulled_) return Progress::Idle;
+  // The others read from this rank's memory until all have what they want. A staged block can wait for that without its owner.
+  const auto in_use = [&](const BatchMember& member) { return Staging::is_users(my_location(member)); };
+  if (std::any_of(batch_.members.begin(), batch_.members.end(), in_use)) {
+    if (pulls_now && !backend_.linger(state_)) backend_.board().ring_all_workers();  // of ranks that are not waiting for this batch
+    if (!state_.complete.load(std::memory_order_acquire)) return pulls_now ? Progress::Advanced : Progress::Idle;
+  }
+  for (const auto& member : batch_.members) backend_.staging().release_later(batch_.sequence, my_location(member));
+  return Progress::Done;
+}
+
+std::uint64_t PullExecution::my_location(const BatchMember& member) const {
+  return member.locations[static_cast<std::size_t>(backend_.staging().self())];
+}
+
+std::uint64_t PullExecution::location_of(const BatchMember& member, std::size_t place) const {
+  return member.locations[static_cast<std::size_t>(index_of(place))];
+}
+
+bool PullExecution::pull() {
+  return std::all_of(batch_.members.begin(), batch_.members.end(), [&](const BatchMember& member) {
+    if (batch_.traits.kind == OpKind::Broadcast) return take_from_root(member);
+    return batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
+  });
+}
+
+bool PullExecution::take_from_root(const BatchMember& member) {
+  const std::size_t bytes = bytes_of(batch_.traits, member.count);
+  if (batch_.traits.root == backend_.rank()) {
+    if (bytes > 0 && member.output != member.input) std::memcpy(member.output, member.input, bytes);
+    return true;
+  }
+  const int root = backend_.domain_index(batch_.traits.root);
+  return backend_.staging().read(root, member.locations[static_cast<std::size_t>(root)], 0, member.output, bytes);
+}
+
+/// Each rank begins with its own part and goes on with that of the next: not all with the same.
+bool PullExecution::copy(const BatchMember& member) {
+  const std::size_t ranks = batch_.ranks.size();
+  const auto self =
+      static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), backend_.rank()) - batch_.ranks.begin());
+  for (std::size_t turn = 0; turn < ranks; ++turn) {
+    const std::size_t place = (self + turn) % ranks;
+    const auto before = std::accumulate(member.counts.begin(), member.counts.begin() + static_cast<std::ptrdiff_t>(place), std::int64_t{0});
+    const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
+    const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
+    auto* const to = static_cast<std::byte*>(member.output) + bytes_of(batch_.traits, before);
+    if (bytes > 0 && !backend_.staging().read(index_of(place), location_of(member, place), skipped, to, bytes)) return false;
+  }
+  return true;
+}
+
+bool PullExecution::reduce(const BatchMember& member) {
+  const auto place = static_cast<std::size_t>(batch_.traits.set->rank);
+  const auto own = member.counts.begin() + static_cast<std::ptrdiff_t>(place);
+  const std::size_t element = element_bytes(batch_.traits.dtype);
+  const std::size_t skipped = bytes_of(batch_.traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
+  const auto count = static_cast<std::size_t>(*own);
+  if (count == 0) return true;
+  const std::size_t ranks = batch_.ranks.size();
+  std::vector<const void*> whole(ranks), inputs(ranks);
+  std::size_t elsewhere = 0;
+  for (std::size_t other = 0; other < ranks; ++other) {
+    whole[other] = backend_.staging().address_here(index_of(other), location_of(member, other));
+    elsewhere += whole[other] == nullptr ? 1 : 0;
+  }
+  const std::size_t most =
+      elsewhere == 0 ? count
+                     : std::max<std::size_t>(kMemberAlignment, kScratchBytes / elsewhere / kMemberAlignment * kMemberAlignment) / element;
+  const std::size_t block = (std::min(most, count) * element + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment;
+  std::byte* const scratch = backend_.scratch(elsewhere * block);
+  const kernels::Reduction reduction = reduction_of(batch_.traits);
+  for (std::size_t begin = 0; begin < count; begin += most) {
+    const std::size_t some = std::min(most, count - begin);
+    const std::size_t from = skipped + begin * element;
+    auto* free = scratch;
+    for (std::size_t other = 0; other < ranks; ++other) {
+      inputs[other] = whole[other] == nullptr ? free : static_cast<const std::byte*>(whole[other]) + from;
+      if (whole[other] != nullptr) continue;
+      if (!backend_.staging().read(index_of(other), location_of(member, other), from, free, some * element)) return false;
+      free += block;
+    }
+    const std::array<void*, 1> output{static_cast<std::byte*>(member.output) + begin * element};
+    kernels::reduce(reduction, inputs, output, some);
+  }
+  return true;
+}
+
+}  // namespace hvd

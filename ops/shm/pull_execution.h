@@ -1,0 +1,37 @@
+#pragma once
+/// PullExecution runs a batch in which each rank takes what it needs out of the others' inputs, which stay as they are: allgather,
+/// alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that is shown
+/// to the other ranks (Staging::show); each rank writes its own output alone. The thread that has the turn drives it. It fails with
+/// BackendError when memory that was shown cannot be read.
+
+#include <cstdint>
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/board.h"
+#include "ops/shm/shm_backend.h"
+
+namespace hvd {
+
+class PullExecution final : public Execution {
+ public:
+  PullExecution(ShmBackend& backend, Batch batch);
+  Progress advance() override;
+
+ private:
+  [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const;
+  [[nodiscard]] std::uint64_t location_of(const BatchMember& member, std::size_t place) const;
+  [[nodiscard]] int index_of(std::size_t place) const { return backend_.domain_index(batch_.ranks[place]); }
+  // These return false if the process of a rank has ended: then there is nothing left to wait for but that the world fails.
+  bool pull();
+  bool copy(const BatchMember& member);
+  bool take_from_root(const BatchMember& member);
+  bool reduce(const BatchMember& member);
+
+  ShmBackend& backend_;
+  Batch batch_;
+  BatchState& state_;
+  bool tried_ = false;
+  bool pulled_ = false;
+};
+
+}  // namespace hvd
