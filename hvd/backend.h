@@ -17,6 +17,7 @@
 
 #include "hvd/types.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// A ProcessSetInfo says which ranks are in a process set.
@@ -152,3 +153,4 @@ class Backend {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

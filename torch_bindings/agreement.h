@@ -12,6 +12,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd::detail {
 
 /// Throws InvalidArgument unless `root_rank` is a rank of the set. Sends nothing.
@@ -42,3 +43,4 @@ at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOpt
 std::string words_of_current_exception();
 
 }  // namespace hvd::detail
+#pragma GCC visibility pop

@@ -29,6 +29,7 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint_error.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 struct CheckpointOptions {
@@ -108,3 +109,4 @@ class Checkpoint {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

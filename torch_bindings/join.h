@@ -23,8 +23,11 @@
 #include "hvd/hvd.h"
 
 namespace hvd {
-
 class GradientReducer;
+}  // namespace hvd
+
+#pragma GCC visibility push(default)
+namespace hvd {
 
 /// JoinOptions are those of DistributedDataParallel::join and DistributedOptimizer::join; equal on all ranks.
 struct JoinOptions {
@@ -105,3 +108,4 @@ class [[nodiscard]] JoinGuard {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

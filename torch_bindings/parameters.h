@@ -21,6 +21,7 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/agreement.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Tensors with their names, as `named_parameters().pairs()` of a module gives them.
@@ -202,3 +203,4 @@ std::vector<T> allgather_object(const T& object, const ProcessSet& process_set =
 }
 
 }  // namespace hvd
+#pragma GCC visibility pop
