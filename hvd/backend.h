@@ -20,6 +20,8 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
+class FastPathMemory;
+
 /// A ProcessSetInfo says which ranks are in a process set.
 struct ProcessSetInfo {
   int id = 0;              ///< the same on all ranks, 0 for the global set
@@ -126,22 +128,9 @@ class Backend {
   /// memory, or no more.
   virtual std::shared_ptr<void> allocate(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return nullptr; }
 
-  // ---- small operations that one rank does for all of the domain (hvd/engine/fast_path.h); any thread, one at a time
-  /// Returns where a block of this rank's own is that all ranks of the domain see, as `prepare` would have returned it; it stays until
-  /// `drop`. None where the backend cannot do such an operation so.
-  virtual std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return std::nullopt; }
-  /// Gives a kept block back.
-  virtual void drop(std::uint64_t /*location*/) noexcept {}
-  /// Returns whether the block may be filled: not while others read from it what it held for a batch.
-  virtual bool is_free(std::uint64_t /*location*/) { return true; }
-  /// Returns the address of this rank's own block.
-  virtual std::byte* kept(std::uint64_t /*location*/) { return nullptr; }
-  /// Does the operation for all ranks of the set, whose locations are `locations`, in the set's order. Returns false, and nothing has
-  /// happened, unless all are kept blocks. Otherwise the blocks, which hold inputs of `count` elements, then hold results: Allgather all
-  /// inputs one after the other, all others (Reducescatter too) `count` elements.
-  virtual bool run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::uint64_t> /*locations*/) {
-    return false;
-  }
+  /// Returns the memory in which one rank of the domain does small operations for all (hvd/fast_path_memory.h), if this backend has any. It
+  /// lives as long as the backend.
+  virtual FastPathMemory* fast_path_memory() { return nullptr; }
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }

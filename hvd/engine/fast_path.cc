@@ -56,7 +56,7 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   }
   const std::size_t ranks = set.ranks.size();
   const TensorSignature& tensor = entry.signature.tensors.front();
-  op->backend = entry.backends.front();
+  op->memory = entry.backends.front()->fast_path_memory();
   op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, set);
   op->count = element_count(tensor.shape);
   op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
@@ -108,8 +108,8 @@ std::unique_ptr<Entry> FastPath::entry_for(PersistentOp& op, const Entry& like) 
   entry->submission.allocate = [raw = &op](std::size_t /*index*/, std::int64_t rows) -> void* {
     return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
   };
-  entry->locations.assign(op.backend != nullptr ? 1 : 0, op.location);
-  entry->prepared.assign(op.backend != nullptr ? 1 : 0, true);
+  entry->locations.assign(op.memory != nullptr ? 1 : 0, op.location);
+  entry->prepared.assign(op.memory != nullptr ? 1 : 0, true);
   return entry;
 }
 
@@ -117,10 +117,11 @@ void FastPath::make(const Entry& entry) noexcept {
   try {
     auto op = describe(entry);
     if (!op) return;
-    if (op->backend != nullptr) {
+    if (op->location != kNoBlock) {
       if (!make_space()) return;
       drop(entry.key);
-      const auto location = op->backend->keep(op->traits, std::max<std::size_t>({op->input_bytes, op->result_bytes, 1}));
+      if (op->memory == nullptr) return;
+      const auto location = op->memory->keep(op->traits, std::max<std::size_t>({op->input_bytes, op->result_bytes, 1}));
       if (!location) return;
       op->location = *location;
     }
@@ -137,7 +138,7 @@ void FastPath::make(const Entry& entry) noexcept {
 }
 
 void FastPath::drop(const UnitKey& key) noexcept {
-  if (const auto op = ops_.remove(key); op && op->backend != nullptr) op->backend->drop(op->location);
+  if (const auto op = ops_.remove(key); op && op->memory != nullptr) op->memory->drop(op->location);
 }
 
 std::size_t FastPath::drop_all() {
@@ -154,7 +155,7 @@ Entry* FastPath::ready(PersistentOp& op, const SmallCall& call) {
   if (!op.fits(call) || !table().joined(call.process_set).empty() || !table().knows(op.unit.id)) return nullptr;
   const Unit& unit = table().unit(op.unit.id);
   if (unit.generation != op.unit.generation || unit.signatures[static_cast<std::size_t>(set.rank)] != op.signature) return nullptr;
-  if (op.backend != nullptr && !op.backend->is_free(op.location)) return nullptr;
+  if (op.memory != nullptr && !op.memory->is_free(op.location)) return nullptr;
   if (!ledger_.put_back(op.place)) return nullptr;
   Entry& entry = *ledger_.find(op.unit);
   entry.state = EntryState::Waiting;
@@ -175,7 +176,7 @@ Entry* FastPath::ready(PersistentOp& op, const SmallCall& call) {
   pending.waited_for.store(true, std::memory_order_relaxed);
   pending.status = {};
   if (op.input_bytes > 0 && (call.kind != OpKind::Broadcast || call.root == parts_.topology.rank))
-    std::memcpy(op.backend->kept(op.location), call.input, op.input_bytes);
+    std::memcpy(op.memory->kept(op.location), call.input, op.input_bytes);
   return &entry;
 }
 
@@ -256,8 +257,8 @@ bool FastPath::run_for_all(const PersistentOp& op) {
     indices_.push_back(index);
     locations_.push_back(board_.coming_location(op.unit.id, index));
   }
-  const bool done = op.backend != nullptr
-                        ? op.backend->run_for_all(op.traits, op.count, locations_)
+  const bool done = op.memory != nullptr
+                        ? op.memory->run_for_all(op.traits, op.count, locations_)
                         : std::all_of(locations_.begin(), locations_.end(), [](auto location) { return location == kNoBlock; });
   if (!done) return false;
   board_.reset_arrivals(op.unit.id, 1);
@@ -280,14 +281,14 @@ void FastPath::take_result(Entry& entry) {
   const PersistentOp& op = *entry.op;
   board_.take_result(entry.unit.id);
   const bool is_source = entry.key.kind == OpKind::Broadcast && entry.signature.root == parts_.topology.rank;
-  if (op.backend != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
+  if (op.memory != nullptr && !(is_source && entry.submission.tensors.front().input == entry.submission.tensors.front().output)) {
     void* output = entry.submission.tensors.front().output;
     if (output == nullptr && op.allocate != nullptr) output = op.allocate(op.context, op.result_rows);
-    if (op.result_bytes > 0) std::memcpy(output, op.backend->kept(op.location) + op.result_at, op.result_bytes);
+    if (op.result_bytes > 0) std::memcpy(output, op.memory->kept(op.location) + op.result_at, op.result_bytes);
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
-  if (op.backend != nullptr) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr) stats.add(stats.batches_run, 1);
   if (reduces(entry.key.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   entry.state = advance(entry.state, EntryEvent::Agree);
   engine_.finish(entry, {});

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "hvd/backend.h"
 #include "hvd/engine/ledger.h"
+#include "hvd/fast_path_memory.h"
 
 namespace hvd {
 
@@ -44,8 +44,8 @@ struct PersistentOp {
   Ledger::Place place;              ///< holds the entry while it is not in flight
   std::shared_ptr<HandleState> pending;
   UnitRef unit;
-  SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
-  Backend* backend = nullptr;  ///< null for a Barrier
+  SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
+  FastPathMemory* memory = nullptr;  ///< null for a Barrier
   BatchTraits traits;
   std::int64_t count = 0;      ///< elements of the input
   std::uint64_t location = 0;  ///< of the block
