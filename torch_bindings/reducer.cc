@@ -9,7 +9,7 @@
 #include "hvd/engine/engine.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/device.h"
-#include "torch_bindings/join.h"
+#include "torch_bindings/join_rounds.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {

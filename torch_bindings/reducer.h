@@ -27,9 +27,9 @@
 
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/distributed_options.h"
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_owners.h"
-#include "torch_bindings/optimizer.h"
 
 namespace hvd {
 
