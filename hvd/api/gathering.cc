@@ -44,14 +44,12 @@ struct Gathering {
   std::shared_ptr<std::vector<Gathered>> results;
 };
 
-Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const std::string& name, const ProcessSet& set) {
+template <class Options>
+Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Options& options) {
   Gathering made;
   made.results = std::make_shared<std::vector<Gathered>>();
   Submission& submission = made.submission;
-  submission.kind = kind;
-  submission.name = name;
-  submission.process_set = set.id();
-  submission.device = device_of(inputs, name_of(kind), name);
+  submission = request(kind, options, device_of(inputs, name_of(kind), options.name));
   std::vector<std::size_t> elements;
   for (const auto& input : inputs) {
     made.results->push_back({{}, input.shape});
@@ -68,17 +66,15 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const std::s
 }
 
 Gathering gathering(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
-  return gathering(OpKind::Allgather, inputs, options.name, options.process_set);
+  return gathering(OpKind::Allgather, inputs, options);
 }
 
 Gathering scattering(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
-  Gathering made = gathering(OpKind::Reducescatter, inputs, options.name, options.process_set);
-  set_reduction(made.submission, options);
-  return made;
+  return gathering(OpKind::Reducescatter, inputs, options);
 }
 
 Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) {
-  Gathering made = gathering(OpKind::Alltoall, {input}, options.name, options.process_set);
+  Gathering made = gathering(OpKind::Alltoall, {input}, options);
   auto& splits = made.submission.tensors.front().splits;
   splits = options.splits;
   if (splits.empty() && !input.shape.empty()) splits = even_splits(input.shape.front(), options.process_set.size(), options.name);
@@ -118,7 +114,7 @@ Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& op
 }
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Allgather, input, {}, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Allgather, input, {}, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(gathering({input}, options)).front());
@@ -135,8 +131,7 @@ Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOpt
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options.name, options.process_set);
-    set_reduction(call, options);
+    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(scattering({input}, options)).front());
@@ -159,7 +154,7 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) { 
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name) {
   Bytes copy = mine;
   const Buffer buffer{copy.data(), DataType::UInt8, {static_cast<std::int64_t>(copy.size())}, {}};
-  const Gathering made = gathering(OpKind::Allgather, {buffer}, std::string(name), {});
+  const Gathering made = gathering({buffer}, AllgatherOptions{.name = std::string(name), .process_set = {}});
   const auto pending = running.submit(made.submission, After::Wait);
   running.wait(*pending);
   std::vector<Bytes> all;
