@@ -13,25 +13,47 @@ function(hvd_sources out with_device)
   set(${out} "${sources}" PARENT_SCOPE)
 endfunction()
 
-# A library of the project: hvd_library(<name> <source>...) makes hvd_<name> and its alias hvd::<name>.
-# A floor that has no sources yet is an interface library, so that the others can link to it already.
-function(hvd_library name)
-  set(target hvd_${name})
-  if(ARGN)
-    add_library(${target} ${ARGN})
-    set(scope PUBLIC)
-    set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)   # not a part of the link interface, hence not exported
-    set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-                                               INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)   # shared ones find each other and LibTorch
-  else()
-    add_library(${target} INTERFACE)
+# Below the installation's prefix, the include root of this project's headers.
+set(HVD_INSTALL_INCLUDEDIR "${CMAKE_INSTALL_INCLUDEDIR}/hvd")
+
+# What all libraries of the project have in common.
+function(_hvd_library_properties target export_name)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${export_name})
+  get_target_property(type ${target} TYPE)
+  set(scope PUBLIC)
+  if(type STREQUAL "INTERFACE_LIBRARY")
     set(scope INTERFACE)
   endif()
-  add_library(hvd::${name} ALIAS ${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(${target} ${scope} cxx_std_20)
-  target_include_directories(${target} ${scope} $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-  set(HVD_SCOPE ${scope} PARENT_SCOPE)
+  target_include_directories(${target} ${scope} $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${HVD_INSTALL_INCLUDEDIR}>)
+endfunction()
+
+# A floor of the project: hvd_library(<name> <source>...) makes hvd_<name>, a static library with all that is in it. The programs of the
+# project that use internals link to that; hvd::<name> is what users link to: the same, or, with BUILD_SHARED_LIBS, hvd_shared_library().
+function(hvd_library name)
+  set(target hvd_${name})
+  add_library(${target} STATIC ${ARGN})
+  set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)   # not a part of the link interface, hence not exported
+  _hvd_library_properties(${target} ${name})
+  if(BUILD_SHARED_LIBS)   # the public headers say by a pragma what is visible
+    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  else()
+    add_library(hvd::${name} ALIAS ${target})
+  endif()
+endfunction()
+
+# A shared library of floors, where they are asked for: hvd_shared_library(<name> <file> <object>...) makes hvd_shared_<name>, lib<file>.so,
+# and its alias hvd::<name>.
+function(hvd_shared_library name file)
+  set(target hvd_shared_${name})
+  add_library(${target} SHARED ${ARGN})
+  _hvd_library_properties(${target} ${name})
+  add_library(hvd::${name} ALIAS ${target})
+  # They find each other and LibTorch.
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${file} LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
+                                             SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+                                             INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+  set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)
 endfunction()
 
 # A program of the project: hvd_program(<name> SOURCES <source>... LIBRARIES <target>...)
@@ -46,7 +68,7 @@ endfunction()
 function(hvd_torch_precompiled name)
   file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc" CONTENT "")   # written once
   add_library(${name} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc")
-  target_link_libraries(${name} PRIVATE hvd::libtorch hvd::ops hvd_build_flags)
+  target_link_libraries(${name} PRIVATE hvd::libtorch hvd_ops hvd_build_flags)
   target_precompile_headers(${name} PRIVATE "${PROJECT_SOURCE_DIR}/torch_bindings/pch.h")
 endfunction()
 
@@ -58,7 +80,7 @@ function(hvd_torch_program name)
     set(arg_PRECOMPILED hvd_torch_pch)
   endif()
   hvd_program(${name} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
-  target_link_libraries(${name} PRIVATE hvd::torch)
+  target_link_libraries(${name} PRIVATE hvd_torch)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${name} PRIVATE -fPIC)
   if(TARGET ${arg_PRECOMPILED})

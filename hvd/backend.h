@@ -17,7 +17,10 @@
 
 #include "hvd/types.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
+
+class FastPathMemory;
 
 /// A ProcessSetInfo says which ranks are in a process set.
 struct ProcessSetInfo {
@@ -126,21 +129,9 @@ class Backend {
   /// memory, or no more.
   virtual std::shared_ptr<void> allocate(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return nullptr; }
 
-  // ---- small operations that one rank does for all of the domain (hvd/engine/fast_path.h); any thread, one at a time
-  /// Returns where a block of this rank's own is that all ranks of the domain see, as `prepare` would have returned it; it stays until
-  /// `drop`. None where the backend cannot do such an operation so.
-  virtual std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) { return std::nullopt; }
-  /// Gives a kept block back.
-  virtual void drop(std::uint64_t /*location*/) noexcept {}
-  /// Returns whether the block may be filled: not while others read from it what it held for a batch.
-  virtual bool is_free(std::uint64_t /*location*/) { return true; }
-  /// Returns the address of a kept block of the rank with this index in the domain; null if the location is no kept block's.
-  virtual std::byte* kept(int /*index*/, std::uint64_t /*location*/) { return nullptr; }
-  /// Does the operation for all ranks of the set, in its order. Their blocks, which hold inputs of `count` elements, then hold results:
-  /// Allgather all inputs one after the other; Alltoall the rows for the rank, from each; all others (Reducescatter too) `count` elements.
-  /// `parts`: of Alltoall, how many elements each rank gets from each.
-  virtual void run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<std::byte* const> /*blocks*/,
-                           std::span<const std::int64_t> /*parts*/) {}
+  /// Returns the memory in which one rank of the domain does small operations for all (hvd/fast_path_memory.h), if this backend has any. It
+  /// lives as long as the backend.
+  virtual FastPathMemory* fast_path_memory() { return nullptr; }
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }
@@ -152,3 +143,4 @@ class Backend {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

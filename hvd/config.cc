@@ -11,7 +11,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/spawn.h"
 
 namespace hvd {
 

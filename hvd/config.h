@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/base/log.h"
+#include "hvd/base/log_level.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// SharedMemory says whether ranks of one host work in shared memory; see Config::shared_memory.
@@ -130,4 +131,13 @@ LauncherHints launcher_hints();
 /// Returns whether the user has fixed the number of threads per process (OMP_NUM_THREADS or MKL_NUM_THREADS).
 bool thread_count_is_fixed();
 
+namespace detail {
+// For spawn(), here because nothing else reads the environment.
+char** process_environment();
+/// The folder for what a rank has to say; empty if spawn() did not start it.
+const char* spawn_reports();
+inline constexpr const char* kSpawnReports = "HVD_SPAWN_REPORTS";
+}  // namespace detail
+
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Error is what all exceptions of the library derive from. Its text says what is wrong and what to do.
@@ -79,3 +80,4 @@ class Status {
 Status status_of_current_exception();
 
 }  // namespace hvd
+#pragma GCC visibility pop

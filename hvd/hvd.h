@@ -18,8 +18,11 @@
 #include "hvd/types.h"
 
 namespace hvd {
-
 class Engine;
+}  // namespace hvd
+
+#pragma GCC visibility push(default)
+namespace hvd {
 
 // ------------------------------------------------------------------------------------------------------- life and topology
 
@@ -248,3 +251,4 @@ bool Handle<T>::done() const {
 }
 
 }  // namespace hvd
+#pragma GCC visibility pop

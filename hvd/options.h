@@ -9,6 +9,7 @@
 
 #include "hvd/types.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// A ProcessSet stands for a group of ranks that has collectives of its own. It is a value: the global set unless made by `process_set` or
@@ -131,3 +132,4 @@ struct TimelineOptions {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

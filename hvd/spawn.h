@@ -7,6 +7,7 @@
 
 #include "hvd/errors.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Calls `work` in a process that a launcher has started (by this function or by hand), or for one rank. Otherwise starts `ranks`
@@ -22,12 +23,5 @@ namespace hvd {
 /// or TMPDIR is no folder; InvalidArgument for fewer than one rank.
 void spawn(int ranks, const std::function<void()>& work);
 
-namespace detail {
-// Defined where the environment is read (config.cc).
-char** process_environment();
-/// The folder for what a rank has to say; empty if spawn() did not start it.
-const char* spawn_reports();
-inline constexpr const char* kSpawnReports = "HVD_SPAWN_REPORTS";
-}  // namespace detail
-
 }  // namespace hvd
+#pragma GCC visibility pop

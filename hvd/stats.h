@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Stats are the counters as `hvd::stats()` has read them.
@@ -39,3 +40,4 @@ struct StatsCounters {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -12,6 +12,7 @@
 #include "hvd/errors.h"
 #include "hvd/types.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// A TensorArgument is one tensor of a submission.
@@ -70,3 +71,4 @@ struct HandleState {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Topology says who is where, as this rank sees it.
@@ -46,3 +47,4 @@ struct Topology {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

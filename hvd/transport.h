@@ -7,6 +7,7 @@
 
 #include "hvd/base/wire.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// A Message is what a leader has sent, whole.
@@ -30,3 +31,4 @@ class Transport {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

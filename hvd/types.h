@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// DataType is the element type of a tensor. It travels in signatures as its number: append, never reorder.
@@ -100,3 +101,4 @@ std::string_view name_of(DeviceKind kind);
 std::string to_string(const Shape& shape);
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -17,6 +17,7 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "hvd/engine/library_call.h"
 #include "hvd/hvd.h"
 #include "hvd/negotiation/signature.h"
 #include "ops/backends.h"

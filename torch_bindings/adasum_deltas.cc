@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/device.h"
@@ -111,13 +112,10 @@ void AdasumDeltas::put_back() {
 
 std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>& slots, std::size_t number) {
   const Slot& first = slots_[slots.front()];
-  Submission submission;
-  submission.kind = OpKind::Allreduce;
-  submission.op = ReduceOp::Adasum;
-  submission.process_set = terms_.process_set.id();
-  submission.device = detail::device_of(first.wire);
+  const AllreduceOptions options{
+      .name = formatted("{}/changes.{}", terms_.name, number), .op = ReduceOp::Adasum, .process_set = terms_.process_set};
+  Submission submission = request(OpKind::Allreduce, options, detail::device_of(first.wire));
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
-  submission.name = formatted("{}/changes.{}", terms_.name, number);
   std::vector<std::shared_ptr<void>> kept;
   for (const auto i : slots) {
     TensorArgument argument = detail::argument(slots_[i].wire, slots_[i].wire, slots_[i].name);

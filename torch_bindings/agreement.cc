@@ -10,7 +10,7 @@
 #include "hvd/base/text.h"
 #include "hvd/negotiation/signature.h"
 #include "torch_bindings/collectives.h"
-#include "torch_bindings/parameters.h"
+#include "torch_bindings/objects.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd::detail {
@@ -136,19 +136,6 @@ at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOpt
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {}: {}", rank(), refusal);
     throw Mismatch(error.what() + said_by_all(mine, options.name + "/refused", options.process_set));
-  }
-}
-
-std::string words_of_current_exception() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    const std::string words = error.what_without_backtrace();
-    return words.substr(0, words.find('\n'));
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
   }
 }
 

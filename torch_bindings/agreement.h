@@ -38,7 +38,4 @@ std::string said_by_all(const std::string& mine, const std::string& name, const 
 /// and not what the sum would have been. Ranks that all refuse get something.
 at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal);
 
-/// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call inside a `catch`.
-std::string words_of_current_exception();
-
 }  // namespace hvd::detail

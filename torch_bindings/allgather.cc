@@ -40,11 +40,7 @@ std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOpti
   detail::check_group(tensors, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
-  Submission& submission = operation->submission;
-  submission.kind = OpKind::Allgather;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.device = detail::device_of(tensors.front());
+  operation->submission = request(OpKind::Allgather, options, detail::device_of(tensors.front()));
   for (const auto& tensor : tensors) operation->add(detail::dense_of(tensor), {}, kWhat);
   detail::allocate_rows(operation);
   if (detail::needs_gradient(tensors)) operation->backward = gather_rule(options, operation->rows);

@@ -32,14 +32,7 @@ std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceO
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
   operation->in_place = form == Form::InPlace;
-  Submission& submission = operation->submission;
-  submission.kind = OpKind::Allreduce;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.op = options.op;
-  submission.prescale_factor = options.prescale_factor;
-  submission.postscale_factor = options.postscale_factor;
-  submission.device = detail::device_of(tensors.front());
+  operation->submission = request(OpKind::Allreduce, options, detail::device_of(tensors.front()));
   const at::NoGradGuard no_gradient;
   const Tensors all_dense = form == Form::InPlace ? detail::dense_in_place(tensors) : Tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {

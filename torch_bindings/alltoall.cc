@@ -53,14 +53,10 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   detail::check_group({tensor}, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = {tensor};
-  Submission& submission = operation->submission;
-  submission.kind = OpKind::Alltoall;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.device = detail::device_of(tensor);
+  operation->submission = request(OpKind::Alltoall, options, detail::device_of(tensor));
   operation->add(detail::dense_of(tensor), {}, kWhat);
   const auto splits = splits_of(tensor, options);
-  submission.tensors.front().splits = splits;
+  operation->submission.tensors.front().splits = splits;
   detail::allocate_rows(operation);
   if (detail::needs_gradient({tensor})) operation->backward = exchange_rule(options, tensor, splits, operation->rows);
   return operation;

@@ -5,6 +5,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// An AutocastGuard switches autocast on, or off, as long as it lives. Guards may be nested, also to switch autocast off for a part. The
@@ -26,3 +27,4 @@ class [[nodiscard]] AutocastGuard {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -35,12 +35,7 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
   operation->in_place = form == Form::InPlace;
-  Submission& submission = operation->submission;
-  submission.kind = OpKind::Broadcast;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.root = options.root_rank;
-  submission.device = detail::device_of(tensors.front());
+  operation->submission = request(OpKind::Broadcast, options, detail::device_of(tensors.front()));
   const at::NoGradGuard no_gradient;
   const Tensors all_dense = form == Form::InPlace ? detail::dense_in_place(tensors) : Tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -15,9 +15,9 @@
 #include "torch_bindings/checkpoint_parts.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"
+#include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/optimizer_state.h"
-#include "torch_bindings/parameters.h"
 
 namespace hvd {
 

@@ -29,8 +29,10 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint_error.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
+/// CheckpointOptions say what a Checkpoint keeps, and what belongs to it besides model and optimizer.
 struct CheckpointOptions {
   /// How many files stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
   /// Checkpoints in a folder do not meet unless one's path is another's `path`.N.
@@ -108,3 +110,4 @@ class Checkpoint {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

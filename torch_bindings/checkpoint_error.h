@@ -3,6 +3,7 @@
 
 #include "hvd/errors.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what is wrong.
@@ -11,3 +12,4 @@ struct CheckpointError : Error {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

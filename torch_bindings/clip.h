@@ -5,6 +5,7 @@
 
 #include "torch_bindings/optimizer.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Finishes the reductions (`step()` then does not reduce again), and scales the gradients of all parameters of the optimizer,
@@ -14,3 +15,4 @@ namespace hvd {
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type = 2);
 
 }  // namespace hvd
+#pragma GCC visibility pop

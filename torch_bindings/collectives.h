@@ -20,6 +20,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// @{
@@ -117,3 +118,4 @@ Handle<std::vector<at::Tensor>> grouped_broadcast_async_(std::vector<at::Tensor>
 }  // namespace detail
 
 }  // namespace hvd
+#pragma GCC visibility pop

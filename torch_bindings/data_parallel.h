@@ -21,6 +21,11 @@
 
 #include "hvd/errors.h"
 
+namespace hvd::detail {
+class ReplicaPool;
+}  // namespace hvd::detail
+
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// DataParallelOptions are those of data_parallel and DataParallel.
@@ -35,8 +40,7 @@ struct DataParallelOptions {
 
 namespace detail {
 using Forward = std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)>;
-/// Replicas of one module that no forward pass uses at present. Any thread.
-class ReplicaPool;
+/// Returns a pool of replicas of one module that no forward pass uses at present. Any thread.
 std::shared_ptr<ReplicaPool> make_replica_pool();
 /// `pool`: where replicas are taken from, and go to when their pass is over; null: they are made, and end with it.
 at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const Forward& forward, const at::Tensor& input,
@@ -110,3 +114,4 @@ requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> DataPar
 ->DataParallel<typename Holder::ContainedType>;
 
 }  // namespace hvd
+#pragma GCC visibility pop

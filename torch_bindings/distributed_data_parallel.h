@@ -36,6 +36,11 @@
 #include "torch_bindings/shared_buffers.h"
 
 namespace hvd {
+class GradientReducer;
+}  // namespace hvd
+
+#pragma GCC visibility push(default)
+namespace hvd {
 
 /// DistributedDataParallelOptions are those of a DistributedDataParallel; equal on all ranks.
 struct DistributedDataParallelOptions {
@@ -56,8 +61,6 @@ struct DistributedDataParallelOptions {
   /// See DistributedOptimizerOptions::gradients_are_views.
   bool gradients_are_views = true;
 };
-
-class GradientReducer;
 
 namespace detail {
 
@@ -240,3 +243,4 @@ requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> Distrib
 ->DistributedDataParallel<typename Holder::ContainedType>;
 
 }  // namespace hvd
+#pragma GCC visibility pop

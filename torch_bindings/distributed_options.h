@@ -8,6 +8,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// DistributedOptimizerOptions are those of a DistributedOptimizer; equal on all ranks.
@@ -40,3 +41,4 @@ struct DistributedOptimizerOptions {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -21,6 +21,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// GradScalerOptions are those of a GradScaler; equal on all ranks.
@@ -119,3 +120,4 @@ class GradScaler {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

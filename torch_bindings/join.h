@@ -18,13 +18,18 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "hvd/hvd.h"
 
 namespace hvd {
-
 class GradientReducer;
+}  // namespace hvd
+namespace hvd::detail {
+class JoinRounds;
+}  // namespace hvd::detail
+
+#pragma GCC visibility push(default)
+namespace hvd {
 
 /// JoinOptions are those of DistributedDataParallel::join and DistributedOptimizer::join; equal on all ranks.
 struct JoinOptions {
@@ -39,39 +44,8 @@ struct JoinOptions {
 };
 
 namespace detail {
-
-/// What ranks that still train tell one another at each step while guards are alive.
-class JoinRounds {
- public:
-  JoinRounds(std::string name, ProcessSet process_set, bool divide_by_initial_world_size);
-
-  /// Collective over the ranks that still train. Returns the first of them.
-  [[nodiscard]] int first_training() const;
-  /// Collective over them, after a reduction. Returns what an average over all ranks is to be multiplied by. Throws RankFailed if a rank
-  /// has left its guard by an exception.
-  double end_round();
-  /// The other ranks' next round throws.
-  [[nodiscard]] Handle<at::Tensor> announce_failure() const;
-  /// Collective over all. Throws RankFailed if `failed` on any of them.
-  void end(bool failed) const;
-  /// Whether a round has thrown here.
-  [[nodiscard]] bool has_thrown() const { return has_thrown_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }
-
- private:
-  [[nodiscard]] at::Tensor mark(unsigned char value) const;
-  void refuse_failed(const at::Tensor& marks) const;
-
-  const std::string name_;
-  const ProcessSet process_set_;
-  const bool divide_by_initial_world_size_;
-  bool has_thrown_ = false;
-};
-
 /// Throws InvalidArgument if `reducer` cannot do without a rank, or is in a guard already.
 std::shared_ptr<JoinRounds> begin_rounds(GradientReducer& reducer, const JoinOptions& options);
-
 }  // namespace detail
 
 /// A JoinGuard is what join() returns.
@@ -105,3 +79,4 @@ class [[nodiscard]] JoinGuard {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -13,6 +13,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Returns what the linear scaling rule makes of `rate`, found good for batches of `reference_batch_size`, for the global batch of all
@@ -50,3 +51,4 @@ class WarmupScheduler : public torch::optim::LRScheduler {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

@@ -7,7 +7,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
-#include "torch_bindings/parameters.h"
+#include "torch_bindings/objects.h"
 
 namespace hvd {
 

@@ -16,6 +16,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Returns which of `items` samples this rank evaluates: every size-th one, from its own rank on. Together each once, whatever the number
@@ -84,3 +85,4 @@ class [[nodiscard]] AveragedBuffers {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

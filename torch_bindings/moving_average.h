@@ -14,6 +14,7 @@
 
 #include "hvd/errors.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// ExponentialMovingAverageOptions are those of an ExponentialMovingAverage.
@@ -70,3 +71,4 @@ class ExponentialMovingAverage {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

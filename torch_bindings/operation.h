@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hvd/api/request.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 #include "torch_bindings/history.h"

@@ -344,7 +344,11 @@ void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const 
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   reconcile();
-  shards_ ? shards_->load(archive) : detail::load_state(wrapped_, archive);
+  const auto load_wrapped = [&] {
+    if (dynamic_cast<DistributedOptimizer*>(&wrapped_) != nullptr) return wrapped_.load(archive);  // which loads its own so
+    detail::load_state(wrapped_, archive);
+  };
+  shards_ ? shards_->load(load_wrapped) : load_wrapped();
   groups_->take_options();
 }
 

@@ -34,17 +34,23 @@
 #include "torch_bindings/distributed_options.h"
 
 namespace hvd {
-
 class AdasumDeltas;
 class GradientReducer;
+class OptimizerShards;
+}  // namespace hvd
+namespace hvd::detail {
+class SharedGroups;
+}  // namespace hvd::detail
+
+#pragma GCC visibility push(default)
+namespace hvd {
+
 class JoinGuard;
 struct JoinOptions;
-class OptimizerShards;
 
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
 void drop_scratch(torch::optim::Optimizer& optimizer);
-class SharedGroups;
 }  // namespace detail
 
 /// A DistributedOptimizer wraps an optimizer, and is one.
@@ -160,3 +166,4 @@ class DistributedOptimizer : public torch::optim::Optimizer {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

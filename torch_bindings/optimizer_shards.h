@@ -11,6 +11,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -54,8 +55,8 @@ class OptimizerShards {
   void give_back();
   /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time.
   void save(torch::serialize::OutputArchive& archive);
-  /// Local: keeps this rank's share of a whole state. The old state stays if the archive cannot be read.
-  void load(torch::serialize::InputArchive& archive);
+  /// Local: keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. The old state stays if that throws.
+  void load(const std::function<void()>& load_wrapped);
 
  private:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;

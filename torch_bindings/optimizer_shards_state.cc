@@ -6,7 +6,6 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer_shards.h"
-#include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/state_parts.h"
 #include "torch_bindings/tensors.h"
 
@@ -102,11 +101,11 @@ void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
   wrapped_.save(archive);
 }
 
-void OptimizerShards::load(torch::serialize::InputArchive& archive) {
+void OptimizerShards::load(const std::function<void()>& load_wrapped) {
   const at::NoGradGuard no_gradient;
   States before = std::exchange(wrapped_.state(), {});
   try {
-    detail::load_state(wrapped_, archive);
+    load_wrapped();
   } catch (...) {
     wrapped_.state() = std::move(before);
     throw;

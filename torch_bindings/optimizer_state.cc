@@ -12,6 +12,7 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/archives.h"
+#include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/repeated_parameters.h"
 

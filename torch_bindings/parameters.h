@@ -1,26 +1,21 @@
 #pragma once
-/// This file gives all ranks the same start: parameters, optimizer state, any object. All functions are collective over the process set.
-/// They refuse tensors whose names, shapes or types differ between ranks, and optimizers whose groups do (Mismatch, on all ranks, naming
-/// what each has); a name given twice, a bad root (InvalidArgument, at the call, on that rank); an optimizer whose state cannot travel
-/// (InvalidArgument, on all ranks, before any has changed).
+/// This file gives all ranks the same start: parameters and optimizer state; any object by objects.h. All functions are collective over the
+/// process set. They refuse tensors whose names, shapes or types differ between ranks, and optimizers whose groups do (Mismatch, on all
+/// ranks, naming what each has); a name given twice, a bad root (InvalidArgument, at the call, on that rank); an optimizer whose state
+/// cannot travel (InvalidArgument, on all ranks, before any has changed).
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
-#include <torch/serialize.h>
 
-#include <array>
-#include <optional>
-#include <sstream>
 #include <string>
-#include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "torch_bindings/agreement.h"
+#include "torch_bindings/objects.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Tensors with their names, as `named_parameters().pairs()` of a module gives them.
@@ -53,152 +48,5 @@ void broadcast_parameters(const torch::nn::ModuleHolder<Module>& module, int roo
 /// way: neither of these is overridden, or a rank whose optimizer has no state has none to copy.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set = {});
 
-namespace detail {
-
-/// Return the root's text, all ranks' texts. With a `failure` instead of a text, all ranks throw InvalidArgument that has its words.
-std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set, const std::string& failure = {});
-std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set, const std::string& failure = {});
-
-/// vector, deque, list, set, map and their kin.
-template <class T>
-concept Container = !std::is_same_v<T, std::string> && requires(T container, typename T::value_type element) {
-  container.clear();
-  container.size();
-  container.insert(container.end(), std::move(element));
-};
-/// pair, tuple, array
-template <class T>
-concept TupleLike = requires {
-  std::tuple_size<T>::value;
-};
-template <class T>
-struct IsOptional : std::false_type {};
-template <class T>
-struct IsOptional<std::optional<T>> : std::true_type {};
-
-/// What a container's element is while it is read: a map's has a constant key.
-template <class T>
-struct Readable {
-  using Type = T;
-};
-template <class K, class V>
-struct Readable<std::pair<const K, V>> {
-  using Type = std::pair<K, V>;
-};
-
-/// std types travel as their contents, everything else as torch::save writes it.
-template <class T>
-void write_object(std::ostream& out, const T& object) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    write_object(out, object.size());
-    out.write(object.data(), static_cast<std::streamsize>(object.size()));
-  } else if constexpr (Container<T>) {
-    write_object(out, static_cast<std::size_t>(object.size()));
-    for (const typename T::value_type& element : object) write_object(out, element);
-  } else if constexpr (IsOptional<T>::value) {
-    write_object(out, object.has_value());
-    if (object) write_object(out, *object);
-  } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
-    out.write(reinterpret_cast<const char*>(&object), sizeof object);
-  } else if constexpr (TupleLike<T>) {
-    std::apply([&out](const auto&... elements) { (write_object(out, elements), ...); }, object);
-  } else {
-    std::ostringstream inner;
-    torch::save(object, inner);
-    write_object(out, inner.str());
-  }
-}
-
-/// Returns what write_object writes; if it throws, nothing, and why.
-template <class T>
-std::string written(const T& object, std::string& failure) {
-  try {
-    std::ostringstream out;
-    write_object(out, object);
-    return out.str();
-  } catch (...) {
-    failure = words_of_current_exception();
-    return {};
-  }
-}
-
-template <class T>
-void read_object(std::istream& in, T& object) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    std::size_t size = 0;
-    read_object(in, size);
-    object.resize(size);
-    in.read(object.data(), static_cast<std::streamsize>(size));
-  } else if constexpr (Container<T>) {
-    std::size_t size = 0;
-    read_object(in, size);
-    object.clear();
-    for (std::size_t i = 0; i < size; ++i) {
-      typename Readable<typename T::value_type>::Type element{};
-      read_object(in, element);
-      object.insert(object.end(), std::move(element));
-    }
-  } else if constexpr (IsOptional<T>::value) {
-    bool has = false;
-    read_object(in, has);
-    object.reset();
-    if (has) read_object(in, object.emplace());
-  } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
-    in.read(reinterpret_cast<char*>(&object), sizeof object);
-  } else if constexpr (TupleLike<T>) {
-    std::apply([&in](auto&... elements) { (read_object(in, elements), ...); }, object);
-  } else {
-    std::string text;
-    read_object(in, text);
-    std::istringstream inner(text);
-    torch::load(object, inner);
-  }
-}
-
-template <class T>
-inline constexpr bool kHoldsModule = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>;
-
-/// What to read an object like `object` into. torch::load fills tensors and modules where they are, so it shares nothing with `object`,
-/// but for a module, which has to exist already.
-template <class T>
-T receiver(const T& object) {
-  if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T>) {
-    return T{};
-  } else {
-    return object;
-  }
-}
-
-}  // namespace detail
-
-/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a module is filled in place), trivially
-/// copyable types, and std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all ranks if the root
-/// cannot write its object, with the reason.
-template <class T>
-T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
-  std::string text, failure;
-  if (rank() == root_rank) text = detail::written(object, failure);
-  std::istringstream in(detail::broadcast_text(std::move(text), root_rank, process_set, failure));
-  T received = detail::receiver(object);
-  detail::read_object(in, received);
-  return received;
-}
-
-/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws InvalidArgument on all ranks if any cannot write its
-/// object.
-template <class T>
-std::vector<T> allgather_object(const T& object, const ProcessSet& process_set = {}) {
-  std::string failure;
-  const std::string mine = detail::written(object, failure);
-  std::vector<T> objects;
-  for (const auto& text : detail::allgather_text(mine, process_set, failure)) {
-    std::istringstream in(text);
-    T received = detail::receiver(object);
-    if constexpr (detail::kHoldsModule<T>) received = T(std::dynamic_pointer_cast<typename T::ContainedType>(object->clone()));
-    detail::read_object(in, received);
-    objects.push_back(std::move(received));
-  }
-  return objects;
-}
-
 }  // namespace hvd
+#pragma GCC visibility pop

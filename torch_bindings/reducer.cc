@@ -5,11 +5,12 @@
 
 #include <utility>
 
+#include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/device.h"
-#include "torch_bindings/join.h"
+#include "torch_bindings/join_rounds.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -54,14 +55,19 @@ std::uint64_t GradientReducer::bytes_sent() const {
   return bytes_sent_ + (compressor_ ? compressor_->bytes_sent() : 0);
 }
 
+void GradientReducer::scale(AllreduceOptions& terms) const {
+  terms.op = options_.op;
+  if (options_.gradient_predivide_factor == 1) return;
+  terms.op = ReduceOp::Sum;
+  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
+  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+}
+
 /// How the bucket is submitted, without its tensors.
 Submission GradientReducer::like(const Bucket& bucket) const {
-  Submission submission;
-  submission.kind = OpKind::Allreduce;
-  submission.name = bucket.name;
-  submission.process_set = options_.process_set.id();
-  scale(submission);
-  submission.device = detail::device_of(slots_[bucket.slots.front()].named.parameter);
+  AllreduceOptions terms{.name = bucket.name, .process_set = options_.process_set};
+  scale(terms);
+  Submission submission = request(OpKind::Allreduce, terms, detail::device_of(slots_[bucket.slots.front()].named.parameter));
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   return submission;
 }

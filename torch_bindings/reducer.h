@@ -27,9 +27,9 @@
 
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
+#include "torch_bindings/distributed_options.h"
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_owners.h"
-#include "torch_bindings/optimizer.h"
 
 namespace hvd {
 
@@ -162,8 +162,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void add_bucket(std::vector<std::size_t> slots);
   void make_room();
   void make_room(std::span<Bucket> buckets);
-  template <class Terms>
-  void scale(Terms& terms) const;
+  void scale(AllreduceOptions& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);
   [[noreturn]] void refuse(const std::string& text);
@@ -222,13 +221,5 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 };
 
 /// How gradients become their average or sum: of a Submission or of AllreduceOptions.
-template <class Terms>
-void GradientReducer::scale(Terms& terms) const {
-  terms.op = options_.op;
-  if (options_.gradient_predivide_factor == 1) return;
-  terms.op = ReduceOp::Sum;
-  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
-  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
-}
 
 }  // namespace hvd

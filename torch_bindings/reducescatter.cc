@@ -33,14 +33,7 @@ std::shared_ptr<Operation> scattering(const Tensors& tensors, const Reducescatte
   detail::check_group(tensors, kWhat, options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
-  Submission& submission = operation->submission;
-  submission.kind = OpKind::Reducescatter;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.op = options.op;
-  submission.prescale_factor = options.prescale_factor;
-  submission.postscale_factor = options.postscale_factor;
-  submission.device = detail::device_of(tensors.front());
+  operation->submission = request(OpKind::Reducescatter, options, detail::device_of(tensors.front()));
   for (const auto& tensor : tensors) operation->add(detail::dense_of(tensor), {}, kWhat);
   detail::allocate_rows(operation);
   if (detail::needs_gradient(tensors)) operation->backward = scatter_rule(options);

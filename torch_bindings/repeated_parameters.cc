@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "torch_bindings/optimizer.h"
-
 namespace hvd::detail {
 
 RepeatedParameters::RepeatedParameters(torch::optim::Optimizer& optimizer, Places places) : optimizer_(optimizer) {
@@ -36,7 +34,6 @@ RepeatedParameters::~RepeatedParameters() {
 }
 
 void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
-  if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr) return optimizer.load(archive);  // which does it
   const RepeatedParameters each_once(optimizer, RepeatedParameters::Places::Kept);
   optimizer.load(archive);
 }

@@ -19,6 +19,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// Shares says what happens to the items that are left over where the ranks cannot share evenly. In training every rank needs as many
@@ -83,3 +84,4 @@ torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& arc
 torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, ElasticSampler& sampler);
 
 }  // namespace hvd
+#pragma GCC visibility pop

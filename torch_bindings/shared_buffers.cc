@@ -7,7 +7,7 @@
 #include <map>
 
 #include "torch_bindings/collectives.h"
-#include "torch_bindings/join.h"
+#include "torch_bindings/join_rounds.h"
 
 namespace hvd::detail {
 

@@ -14,8 +14,11 @@
 #include "hvd/hvd.h"
 
 namespace hvd::detail {
-
 class JoinRounds;
+}  // namespace hvd::detail
+
+#pragma GCC visibility push(default)
+namespace hvd::detail {
 
 class SharedBuffers {
  public:
@@ -39,3 +42,4 @@ class SharedBuffers {
 };
 
 }  // namespace hvd::detail
+#pragma GCC visibility pop

@@ -21,19 +21,10 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 template <class Options>
 SmallCall small_call(OpKind kind, const at::Tensor& tensor, const Options& options) {
-  SmallCall call;
-  call.kind = kind;
-  call.process_set = options.process_set.id();
-  call.name = options.name;
+  SmallCall call = small_request(kind, options);
   call.dtype = data_type_of(tensor, name_of(kind), options.name);
   call.shape = {tensor.sizes().data(), tensor.sizes().size()};
   call.input = tensor.const_data_ptr();
-  if constexpr (requires { options.prescale_factor; }) {
-    call.op = options.op;
-    call.prescale_factor = options.prescale_factor;
-    call.postscale_factor = options.postscale_factor;
-  }
-  if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
   return call;
 }
 

@@ -18,6 +18,7 @@
 
 #include "hvd/hvd.h"
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 /// A SyncBatchNorm stands in for BatchNorm1d, 2d and 3d, with their options, names and initial values, so that their files load. Inputs:
@@ -129,3 +130,4 @@ SyncBatchNormReport sync_batchnorm_report(const torch::nn::ModuleHolder<Module>&
 }
 
 }  // namespace hvd
+#pragma GCC visibility pop

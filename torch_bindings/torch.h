@@ -14,6 +14,7 @@
 #include "torch_bindings/learning_rate.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/moving_average.h"
+#include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
 #include "torch_bindings/sampler.h"

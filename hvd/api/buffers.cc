@@ -19,29 +19,12 @@ Handle<void> submit_only(Submission submission) {
   return {std::move(running), std::move(pending), [] {}};
 }
 
-SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set) {
-  SmallCall call;
-  call.kind = kind;
-  call.process_set = set.id();
-  call.name = name;
-  call.dtype = input.dtype;
-  call.shape = input.shape;
-  call.input = input.data;
-  call.output = output.data;
-  return call;
-}
-
 namespace {
 
 Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
   if (inputs.size() != outputs.size() || inputs.empty())
     throw InvalidArgument(formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
-  Submission submission;
-  submission.kind = OpKind::Allreduce;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  set_reduction(submission, options);
-  submission.device = inputs.front().device;
+  Submission submission = request(OpKind::Allreduce, options, inputs.front().device);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
       throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
@@ -55,12 +38,7 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
 }
 
 Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
-  Submission submission;
-  submission.kind = OpKind::Broadcast;
-  submission.name = options.name;
-  submission.process_set = options.process_set.id();
-  submission.root = options.root_rank;
-  submission.device = buffer.device;
+  Submission submission = request(OpKind::Broadcast, options, buffer.device);
   submission.tensors.push_back({buffer.data, buffer.data, buffer.dtype, buffer.shape, nullptr, true});
   return submission;
 }
@@ -135,9 +113,7 @@ Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const Al
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
   if (is_on_host(input) && is_on_host(output) && input.dtype == output.dtype && input.shape == output.shape &&
       options.compression == Compression::none()) {
-    SmallCall call = small_call(OpKind::Allreduce, input, output, options.name, options.process_set);
-    set_reduction(call, options);
-    if (engine()->try_fast_path(call)) return;
+    if (engine()->try_fast_path(small_call(OpKind::Allreduce, input, output, options))) return;
   }
   submit_and_wait({input}, {output}, options);
 }
@@ -150,11 +126,7 @@ void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buff
 }
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
-  if (is_on_host(buffer)) {
-    SmallCall call = small_call(OpKind::Broadcast, buffer, buffer, options.name, options.process_set);
-    call.root = options.root_rank;
-    if (engine()->try_fast_path(call)) return;
-  }
+  if (is_on_host(buffer) && engine()->try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options))) return;
   submit_and_wait(broadcasting(buffer, options));
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hvd/api/request.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 
@@ -19,14 +20,19 @@ void submit_and_wait(Submission submission);
 Handle<void> submit_only(Submission submission);
 
 /// Returns what `Engine::try_fast_path` is asked for. The call must not outlive the arguments.
-SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const std::string& name, const ProcessSet& set);
-/// Sets operation and scales of a SmallCall or a Submission from any options.
-template <class Call, class Options>
-void set_reduction(Call& call, const Options& options) {
-  call.op = options.op;
-  call.prescale_factor = options.prescale_factor;
-  call.postscale_factor = options.postscale_factor;
+template <class Options>
+SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const Options& options) {
+  SmallCall call = small_request(kind, options);
+  call.dtype = input.dtype;
+  call.shape = input.shape;
+  call.input = input.data;
+  call.output = output.data;
+  return call;
 }
+/// Returns how many rows of an alltoall's input each rank gets: as the options say, or as many each.
+std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options);
+/// Returns how many rows this rank gets from each where all ranks have the same splits, as on the fast path.
+std::vector<std::int64_t> received_alike(const std::vector<std::int64_t>& splits, const ProcessSet& set);
 /// Returns whether `Engine::try_fast_path` may be tried: it looks at no more than that.
 inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device() && buffer.data != nullptr; }
 

@@ -44,14 +44,12 @@ struct Gathering {
   std::shared_ptr<std::vector<Gathered>> results;
 };
 
-Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const std::string& name, const ProcessSet& set) {
+template <class Options>
+Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Options& options) {
   Gathering made;
   made.results = std::make_shared<std::vector<Gathered>>();
   Submission& submission = made.submission;
-  submission.kind = kind;
-  submission.name = name;
-  submission.process_set = set.id();
-  submission.device = device_of(inputs, name_of(kind), name);
+  submission = request(kind, options, device_of(inputs, name_of(kind), options.name));
   std::vector<std::size_t> elements;
   for (const auto& input : inputs) {
     made.results->push_back({{}, input.shape});
@@ -68,20 +66,16 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const std::s
 }
 
 Gathering gathering(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
-  return gathering(OpKind::Allgather, inputs, options.name, options.process_set);
+  return gathering(OpKind::Allgather, inputs, options);
 }
 
 Gathering scattering(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
-  Gathering made = gathering(OpKind::Reducescatter, inputs, options.name, options.process_set);
-  set_reduction(made.submission, options);
-  return made;
+  return gathering(OpKind::Reducescatter, inputs, options);
 }
 
 Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) {
-  Gathering made = gathering(OpKind::Alltoall, {input}, options.name, options.process_set);
-  auto& splits = made.submission.tensors.front().splits;
-  splits = options.splits;
-  if (splits.empty() && !input.shape.empty()) splits = even_splits(input.shape.front(), options.process_set.size(), options.name);
+  Gathering made = gathering(OpKind::Alltoall, {input}, options);
+  made.submission.tensors.front().splits = splits_of(input, options);
   return made;
 }
 
@@ -113,12 +107,21 @@ std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_
   return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows / ranks);
 }
 
+std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options) {
+  if (!options.splits.empty() || input.shape.empty()) return options.splits;
+  return even_splits(input.shape.front(), options.process_set.size(), options.name);
+}
+
+std::vector<std::int64_t> received_alike(const std::vector<std::int64_t>& splits, const ProcessSet& set) {
+  return std::vector<std::int64_t>(splits.size(), splits.at(static_cast<std::size_t>(set.rank())));
+}
+
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
   return first(submit_only(gathering({input}, options)));
 }
 Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Allgather, input, {}, options.name, options.process_set);
+    SmallCall call = small_call(OpKind::Allgather, input, {}, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(gathering({input}, options)).front());
@@ -135,8 +138,7 @@ Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOpt
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options.name, options.process_set);
-    set_reduction(call, options);
+    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }
   return std::move(submit_and_wait(scattering({input}, options)).front());
@@ -154,12 +156,21 @@ Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOption
   auto pending = running->submit(std::move(made.submission));
   return {running, pending, [made, pending] { return exchanged(made, *pending); }};
 }
-Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) { return alltoall_async(input, options).wait(); }
+Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
+  if (is_on_host(input) && !input.shape.empty()) {
+    const auto splits = splits_of(input, options);
+    SmallCall call = small_call(OpKind::Alltoall, input, {}, options);
+    call.splits = splits;
+    if (auto result = run_by_rows(call, input))
+      return {std::move(result->data), std::move(result->shape), received_alike(splits, options.process_set)};
+  }
+  return alltoall_async(input, options).wait();
+}
 
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name) {
   Bytes copy = mine;
   const Buffer buffer{copy.data(), DataType::UInt8, {static_cast<std::int64_t>(copy.size())}, {}};
-  const Gathering made = gathering(OpKind::Allgather, {buffer}, std::string(name), {});
+  const Gathering made = gathering({buffer}, AllgatherOptions{.name = std::string(name), .process_set = {}});
   const auto pending = running.submit(made.submission, After::Wait);
   running.wait(*pending);
   std::vector<Bytes> all;

@@ -8,6 +8,7 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "hvd/engine/library_call.h"
 
 namespace hvd {
 
@@ -103,25 +104,16 @@ void remove_process_set(const ProcessSet& process_set) {
 }
 
 int join(const ProcessSet& process_set) {
-  Submission submission;
-  submission.kind = OpKind::Join;
-  submission.name = kJoin;
-  submission.process_set = process_set.id();
   const auto running = engine();
-  const auto pending = running->submit(std::move(submission), After::Wait);
+  const auto pending = running->submit(request(OpKind::Join, SetOptions{kJoin, process_set}), After::Wait);
   running->wait(*pending);
   return static_cast<int>(pending->value);
 }
 
 void barrier(const ProcessSet& process_set) {
-  SmallCall call;
-  call.kind = OpKind::Barrier;
-  call.process_set = process_set.id();
-  if (engine()->try_fast_path(call)) return;
-  Submission submission;
-  submission.kind = OpKind::Barrier;
-  submission.process_set = process_set.id();
-  submit_and_wait(std::move(submission));
+  const SetOptions options{{}, process_set};
+  if (engine()->try_fast_path(small_request(OpKind::Barrier, options))) return;
+  submit_and_wait(request(OpKind::Barrier, options));
 }
 
 }  // namespace hvd

@@ -11,17 +11,15 @@ namespace hvd {
 namespace {
 
 /// Returns a submission whose result goes to `output`, which `check_output` has let pass.
-Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const std::string& name, const ProcessSet& set) {
-  Submission submission;
-  submission.kind = kind;
-  submission.name = name;
-  submission.process_set = set.id();
-  submission.device = input.device;
+template <class Options>
+Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const Options& options) {
+  Submission submission = request(kind, options, input.device);
   const void* from = input.data;
   if (overlap(output, input)) {
     // Others may read the input until all are done, and this rank writes the output before that.
     if (input.device != Device())
-      throw InvalidArgument(formatted("{}_into '{}': the output overlaps the input; give it memory of its own", name_of(kind), name));
+      throw InvalidArgument(
+          formatted("{}_into '{}': the output overlaps the input; give it memory of its own", name_of(kind), options.name));
     const std::size_t bytes = static_cast<std::size_t>(element_count(input.shape)) * element_bytes(input.dtype);
     const std::shared_ptr<std::byte[]> copy(new std::byte[bytes]);
     std::memcpy(copy.get(), input.data, bytes);
@@ -36,34 +34,32 @@ Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const
 
 Submission gathering(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
   check_output(OpKind::Allgather, options.name, output, input, options.process_set);
-  return writing(OpKind::Allgather, output, input, options.name, options.process_set);
+  return writing(OpKind::Allgather, output, input, options);
 }
 
 Submission scattering(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
   check_output(OpKind::Reducescatter, options.name, output, input, options.process_set);
-  Submission submission = writing(OpKind::Reducescatter, output, input, options.name, options.process_set);
-  set_reduction(submission, options);
-  return submission;
+  return writing(OpKind::Reducescatter, output, input, options);
 }
 
 Submission exchanging(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
-  std::vector<std::int64_t> splits = options.splits;
-  if (splits.empty() && !input.shape.empty()) splits = even_splits(input.shape.front(), options.process_set.size(), options.name);
+  std::vector<std::int64_t> splits = splits_of(input, options);
   check_output(OpKind::Alltoall, options.name, output, input, options.process_set, splits);
-  Submission submission = writing(OpKind::Alltoall, output, input, options.name, options.process_set);
+  Submission submission = writing(OpKind::Alltoall, output, input, options);
   submission.tensors.front().splits = std::move(splits);
   return submission;
 }
 
 /// Tries the way of small operations that come back. What it cannot judge (rows, for one) it leaves to the long way.
 template <class Options>
-bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options) {
+bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options,
+               const std::vector<std::int64_t>& splits = {}) {
   const bool alike = output.dtype == input.dtype && output.device == input.device && output.shape.size() == input.shape.size();
   if (!alike || input.shape.empty() || !is_on_host(input) || !is_on_host(output) || overlap(output, input)) return false;
   for (std::size_t d = 1; d < input.shape.size(); ++d)
     if (output.shape[d] != input.shape[d]) return false;
-  SmallCall call = small_call(kind, input, output, options.name, options.process_set);
-  if constexpr (requires { options.op; }) set_reduction(call, options);
+  SmallCall call = small_call(kind, input, output, options);
+  call.splits = splits;
   call.output_rows = output.shape.front();
   return engine()->try_fast_path(call);
 }
@@ -90,6 +86,10 @@ Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, cons
   return {std::move(running), pending, [pending] { return pending->rows.front(); }};
 }
 std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  if (!input.shape.empty()) {
+    const auto splits = splits_of(input, options);
+    if (run_small(OpKind::Alltoall, output, input, options, splits)) return received_alike(splits, options.process_set);
+  }
   const auto running = engine();
   const auto pending = running->submit(exchanging(output, input, options), After::Wait);
   running->wait(*pending);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "hvd/base/visible.h"
 #include "hvd/engine/engine.h"
 
 namespace hvd {
@@ -40,6 +41,6 @@ void leave_world() noexcept;
 void desert_world(int exit_status) noexcept;
 
 /// Called after every `init()`, in this thread: for front ends that set themselves up then. At static initialisation only.
-void on_init(std::function<void()> hook);
+HVD_BETWEEN_LIBRARIES void on_init(std::function<void()> hook);
 
 }  // namespace hvd

@@ -8,7 +8,6 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "hvd/negotiation/signature.h"
 
 namespace hvd {
 

@@ -5,16 +5,16 @@
 #include <string_view>
 #include <utility>
 
+#include "hvd/base/log_level.h"
 #include "hvd/base/text.h"
+#include "hvd/base/visible.h"
 
 namespace hvd {
 
-enum class LogLevel : unsigned char { Trace, Debug, Info, Warning, Error, Fatal, Off };
-
 /// Lines below `level` are dropped; `rank` is put before each line, -1 for none.
 void set_log(LogLevel level, int rank);
-bool log_enabled(LogLevel level);
-void log_line(LogLevel level, std::string_view text);
+HVD_BETWEEN_LIBRARIES bool log_enabled(LogLevel level);
+HVD_BETWEEN_LIBRARIES void log_line(LogLevel level, std::string_view text);
 /// `text` as it is, whatever the level.
 void log_plain(std::string_view text);
 

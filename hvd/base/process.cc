@@ -5,8 +5,6 @@
 #include <array>
 #include <cstdio>
 
-#include "hvd/errors.h"
-
 namespace hvd {
 
 namespace detail {
@@ -41,7 +39,5 @@ const char* describe_fork() noexcept {
                 detail::forked_from.load(std::memory_order_relaxed));
   return text.data();
 }
-
-void detail::refuse_call_in_fork() { throw NotInitialized(describe_fork()); }
 
 }  // namespace hvd

@@ -19,7 +19,6 @@ inline constexpr int kNotForked = -1;
 extern std::atomic<int> forked_from;   // a rank
 extern std::atomic<unsigned> process;  // a number of its own for each process in a line of forks
 inline thread_local constinit int library_calls = 0;
-[[noreturn]] void refuse_call_in_fork();
 }  // namespace detail
 
 /// Whether this process was forked from a rank.
@@ -53,17 +52,5 @@ class InsideLibrary {
 };
 /// Whether this thread, or the code that a signal handler of it has interrupted, is inside of the library.
 [[nodiscard]] inline bool is_inside_library() { return detail::library_calls > 0; }
-
-/// What a function of the public interface does first: throws NotInitialized in a process that was forked from a rank; otherwise marks the
-/// thread as inside of the library.
-class LibraryCall {
- public:
-  LibraryCall() {
-    if (is_forked_from_rank()) detail::refuse_call_in_fork();
-  }
-
- private:
-  InsideLibrary inside_;
-};
 
 }  // namespace hvd

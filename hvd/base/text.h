@@ -7,9 +7,12 @@
 
 #include <fmt/core.h>
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "hvd/base/visible.h"
 
 namespace hvd {
 
@@ -35,5 +38,8 @@ std::string joined(const Range& items, std::string_view between) {
   }
   return text;
 }
+
+/// Returns ascending numbers as "0-2, 5".
+HVD_BETWEEN_LIBRARIES std::string rank_list(std::span<const int> ranks);
 
 }  // namespace hvd

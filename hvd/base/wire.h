@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace hvd {
 
 using Bytes = std::vector<std::byte>;
@@ -84,3 +85,4 @@ class Reader {
 };
 
 }  // namespace hvd
+#pragma GCC visibility pop

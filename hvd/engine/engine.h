@@ -23,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "hvd/base/visible.h"
 #include "hvd/engine/batch_runner.h"
 #include "hvd/engine/controller.h"
 #include "hvd/engine/cutter.h"
@@ -56,19 +57,19 @@ class Engine : private EngineEvents {
 
   /// Takes a submission, and returns what tells of its end. Throws InvalidArgument or DuplicateName (and then nothing has happened),
   /// Shutdown, or what ended the world. Any thread.
-  std::shared_ptr<HandleState> submit(Submission submission, After after = After::Return);
+  HVD_BETWEEN_LIBRARIES std::shared_ptr<HandleState> submit(Submission submission, After after = After::Return);
   /// Submits the operation and waits for it, without memory from the heap, if this rank has a persistent operation for it: if it has been
   /// submitted twice before by a caller that waited. Returns false, and nothing has happened, if not: it is to be submitted. Throws as
   /// `wait` does. Any thread.
-  bool try_fast_path(const SmallCall& call);
+  HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
   /// Blocks until the submission is done, or enqueued if it is `on_stream`; throws what it failed with. Any thread.
-  void wait(HandleState& pending);
+  HVD_BETWEEN_LIBRARIES void wait(HandleState& pending);
   /// Returns whether it is done, failed included; does a little driving, so that polling alone gets there. Any thread.
   bool poll(const HandleState& pending);
 
   /// Returns memory on the device for tensors of an operation like this one, which then needs no packing: see Backend::allocate. Null
   /// where the operation would not gain from it. Any thread.
-  std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes);
+  HVD_BETWEEN_LIBRARIES std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes);
 
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.

@@ -61,7 +61,7 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   }
   const std::size_t ranks = set.ranks.size();
   const TensorSignature& tensor = entry.signature.tensors.front();
-  op->backend = entry.backends.front();
+  op->memory = entry.backends.front()->fast_path_memory();
   op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op->set);
   op->count = element_count(tensor.shape);
   op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
@@ -125,8 +125,8 @@ std::unique_ptr<Entry> FastPath::entry_for(PersistentOp& op, const Entry& like) 
     return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
   };
   entry->announced = true;
-  entry->locations.assign(op.backend != nullptr ? 1 : 0, op.location);
-  entry->prepared.assign(op.backend != nullptr ? 1 : 0, true);
+  entry->locations.assign(op.memory != nullptr ? 1 : 0, op.location);
+  entry->prepared.assign(op.memory != nullptr ? 1 : 0, true);
   return entry;
 }
 
@@ -134,14 +134,15 @@ void FastPath::make(const Entry& entry) noexcept {
   try {
     auto op = describe(entry);
     if (!op) return;
-    if (op->backend != nullptr) {
+    if (op->location != kNoBlock) {
       if (!make_space()) return;
       drop(entry.key);
-      const auto location = op->backend->keep(op->traits, op->block_bytes);
+      if (op->memory == nullptr) return;
+      const auto location = op->memory->keep(op->traits, op->block_bytes);
       if (!location) return;
       op->location = *location;
       op->has_block = true;
-      op->block = op->backend->kept(board_.self(), *location);
+      op->block = op->memory->kept(board_.self(), *location);
       if (op->block_bytes <= Board::kNoteBytes) op->note = board_.note(op->unit.id, board_.self()).data();
     }
     auto fresh = entry_for(*op, entry);
@@ -189,7 +190,7 @@ bool FastPath::is_valid(PersistentOp& op) {
 
 bool FastPath::is_ready(PersistentOp& op, const SmallCall& call) {
   if (op.place.entry.empty() || !op.fits(call) || !is_valid(op)) return false;
-  if (op.backend != nullptr && !op.backend->is_free(op.location)) return false;
+  if (op.memory != nullptr && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key()) == nullptr;
 }
 
@@ -304,12 +305,12 @@ bool FastPath::run_for_all(PersistentOp& op) {
   blocks_.clear();
   for (const int index : op.indices) {
     const std::uint64_t location = board_.coming_location(unit, index);
-    std::byte* const block = op.backend != nullptr ? op.backend->kept(index, location) : nullptr;
-    if (op.backend != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
+    std::byte* const block = op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
+    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
     blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
   }
   if (!board_.claim(unit, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
-  if (op.backend != nullptr) op.backend->run_for_all(op.traits, op.count, blocks_, op.parts);
+  if (op.memory != nullptr) op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
   board_.give_results(unit, op.indices);
   board_.reset_arrivals(unit, 1);
   return true;
@@ -330,7 +331,7 @@ void FastPath::take_results() {
 void FastPath::take_result(PersistentOp& op) {
   board_.take_result(op.unit.id);
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
-  if (op.backend != nullptr && !(is_source && op.input == op.output)) {
+  if (op.memory != nullptr && !(is_source && op.input == op.output)) {
     op.is_to_fetch = op.output == nullptr && op.allocate != nullptr;
     // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
     void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
@@ -339,8 +340,8 @@ void FastPath::take_result(PersistentOp& op) {
   }
   StatsCounters& stats = *parts_.stats;
   stats.add(stats.negotiation_rounds, 1);
-  if (op.backend != nullptr) stats.add(stats.batches_run, 1);
-  if (op.backend != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
+  if (op.memory != nullptr) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   if (op.state == PersistentOp::State::Adopted) {
     Entry& entry = *ledger_.find(op.unit);
     entry.state = advance(entry.state, EntryEvent::Agree);

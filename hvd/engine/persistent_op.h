@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "hvd/backend.h"
 #include "hvd/engine/ledger.h"
+#include "hvd/fast_path_memory.h"
 
 namespace hvd {
 
@@ -52,7 +52,7 @@ struct PersistentOp {
   PersistentOp& operator=(const PersistentOp&) = delete;
   /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone.
   ~PersistentOp() {
-    if (has_block) backend->drop(location);
+    if (has_block) memory->drop(location);
   }
 
   std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
@@ -64,8 +64,8 @@ struct PersistentOp {
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;  ///< of the set's ranks in the domain
   UnitRef unit;
-  SharedSignature signature;   ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
-  Backend* backend = nullptr;  ///< null for a Barrier
+  SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
+  FastPathMemory* memory = nullptr;  ///< null for a Barrier
   BatchTraits traits;
   std::int64_t count = 0;  ///< elements of the input
   bool has_block = false;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hvd/base/visible.h"
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
 #include "hvd/types.h"
@@ -52,8 +53,6 @@ std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t pla
 Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures);
 
 /// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank; `ranks[i]` said `said[i]`.
-std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said);
-/// "0-2, 5"
-std::string rank_list(std::span<const int> ranks);
+HVD_BETWEEN_LIBRARIES std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said);
 
 }  // namespace hvd

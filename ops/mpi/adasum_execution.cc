@@ -40,10 +40,10 @@ TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, 
 }
 }  // namespace
 
-AdasumExecution::AdasumExecution(MpiBackend& backend, Batch batch)
-    : MpiExecution(backend, std::move(batch)),
+AdasumExecution::AdasumExecution(MpiContext& context, Batch batch)
+    : MpiExecution(context, std::move(batch)),
       flat_(flatten(batch_)),
-      all_(backend.arrange(batch_.traits.set->ranks)),
+      all_(context.arrange(batch_.traits.set->ranks)),
       tree_(place_among_pairs(all_, who_, who_.self_domain)) {
   here_ = reduction_of(batch_.traits);
   across_ = here_;
@@ -52,7 +52,7 @@ AdasumExecution::AdasumExecution(MpiBackend& backend, Batch batch)
 }
 
 ChunkedRun AdasumExecution::run(std::size_t domain, unsigned phase) const {
-  return {who_.domains[domain].front(), backend_.tag(batch_, phase), flat_.size(), element_, chunk_elements(1, element_)};
+  return {who_.domains[domain].front(), context_.tag(batch_, phase), flat_.size(), element_, chunk_elements(1, element_)};
 }
 
 /// Out of what this leader holds, and into it.
@@ -186,7 +186,7 @@ Progress AdasumExecution::advance() {
     if (!state_.complete.load(std::memory_order_acquire)) return worked ? Progress::Advanced : Progress::Idle;
     for (const auto& member : batch_.members) {
       if (member.count > 0) std::memcpy(member.output, output(member, 0), bytes_of(member.count));
-      backend_.staging().release(my_location(member));
+      context_.staging().release(my_location(member));
     }
     state_.finished.fetch_add(1, std::memory_order_acq_rel);
     return Progress::Done;
@@ -201,7 +201,7 @@ Progress AdasumExecution::advance() {
     return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (!alone())
-    for (const auto& member : batch_.members) backend_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
+    for (const auto& member : batch_.members) context_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
   return Progress::Done;
 }
 

@@ -20,7 +20,7 @@ namespace hvd {
 
 class AdasumExecution final : public MpiExecution {
  public:
-  AdasumExecution(MpiBackend& backend, Batch batch);
+  AdasumExecution(MpiContext& context, Batch batch);
   Progress advance() override;
 
  private:

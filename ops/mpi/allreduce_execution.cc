@@ -19,8 +19,8 @@ std::size_t rounded_up(std::size_t value, std::size_t unit) { return (value + un
 
 }  // namespace
 
-AllreduceExecution::AllreduceExecution(MpiBackend& backend, Batch batch)
-    : ReducingExecution(backend, std::move(batch)), all_(all_elements(batch_)), own_inputs_(arrays(who_.self_domain)) {
+AllreduceExecution::AllreduceExecution(MpiContext& context, Batch batch)
+    : ReducingExecution(context, std::move(batch)), all_(all_elements(batch_)), own_inputs_(arrays(who_.self_domain)) {
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto fewest = std::min_element(who_.domains.begin(), who_.domains.end(), by_size);
   const std::size_t others = who_.domains.size() - 1;
@@ -91,10 +91,10 @@ void AllreduceExecution::start(std::size_t number) {
     const Peer& peer = peers_[i];
     const Range theirs = part(number, peer.domain);
     if (mine.size() > 0)
-      requests_.receive(slot.inputs[i].first(peer.inputs * mine.size() * element_), peer.rank, backend_.tag(batch_, kContribution),
+      requests_.receive(slot.inputs[i].first(peer.inputs * mine.size() * element_), peer.rank, context_.tag(batch_, kContribution),
                         slot.awaited_inputs);
     if (!small_ && theirs.size() > 0)
-      requests_.receive(slot.parts[i].first(theirs.size() * element_), peer.rank, backend_.tag(batch_, kResult), slot.awaited_parts);
+      requests_.receive(slot.parts[i].first(theirs.size() * element_), peer.rank, context_.tag(batch_, kResult), slot.awaited_parts);
   }
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Range theirs = part(number, peers_[i].domain);
@@ -103,11 +103,11 @@ void AllreduceExecution::start(std::size_t number) {
     if (small_) {
       // Nothing will come back that says it has arrived.
       if (i == 0) contribute(all_, theirs, slot.outgoing.data());
-      requests_.send_synchronously(slot.outgoing.first(bytes), peers_[i].rank, backend_.tag(batch_, kContribution), slot.sending);
+      requests_.send_synchronously(slot.outgoing.first(bytes), peers_[i].rank, context_.tag(batch_, kContribution), slot.sending);
     } else {
       const auto outgoing = slot.outgoing.subspan(i * own_inputs_ * part_elements_ * element_, bytes);
       contribute(all_, theirs, outgoing.data());
-      requests_.send(outgoing, peers_[i].rank, backend_.tag(batch_, kContribution), slot.sending);
+      requests_.send(outgoing, peers_[i].rank, context_.tag(batch_, kContribution), slot.sending);
     }
   }
   if (!plan_.raw) contribute(all_, mine, slot.own.data());
@@ -124,7 +124,7 @@ void AllreduceExecution::combine(std::size_t number) {
   });
   if (small_ || mine.size() == 0) return;
   for (const Peer& peer : peers_)
-    requests_.send_synchronously(slot.result.first(mine.size() * element_), peer.rank, backend_.tag(batch_, kResult), slot.sending);
+    requests_.send_synchronously(slot.result.first(mine.size() * element_), peer.rank, context_.tag(batch_, kResult), slot.sending);
 }
 
 void AllreduceExecution::scatter(std::size_t number) {
@@ -175,7 +175,7 @@ Progress AllreduceExecution::advance() {
   if (!complete || !requests_.idle()) return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (!alone())
-    for (const auto& member : batch_.members) backend_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
+    for (const auto& member : batch_.members) context_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
   return Progress::Done;
 }
 

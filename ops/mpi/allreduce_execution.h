@@ -19,7 +19,7 @@ namespace hvd {
 
 class AllreduceExecution final : public ReducingExecution {
  public:
-  AllreduceExecution(MpiBackend& backend, Batch batch);
+  AllreduceExecution(MpiContext& context, Batch batch);
   Progress advance() override;
 
  private:

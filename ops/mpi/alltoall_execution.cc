@@ -8,9 +8,9 @@ namespace hvd {
 AlltoallExecution::Peer::Peer(Requests& requests, const ChunkedRun& to, const ChunkedRun& from, Elements of_inputs, Elements of_outputs)
     : send(requests, to), receive(requests, from), sent(std::move(of_inputs)), received(std::move(of_outputs)) {}
 
-AlltoallExecution::AlltoallExecution(MpiBackend& backend, Batch batch) : MpiExecution(backend, std::move(batch)) {
+AlltoallExecution::AlltoallExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)) {
   const auto& ranks = batch_.ranks;
-  const int tag = backend_.tag(batch_, 0);
+  const int tag = context_.tag(batch_, 0);
   const std::size_t chunk = chunk_elements(ranks.size(), element_);
   // Each begins with another one, so that not all send to the same.
   for (std::size_t i = 1; i < ranks.size(); ++i) {
@@ -74,7 +74,7 @@ Progress AlltoallExecution::advance() {
     return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (!alone())
-    for (const auto& member : batch_.members) backend_.staging().release(my_location(member));
+    for (const auto& member : batch_.members) context_.staging().release(my_location(member));
   return Progress::Done;
 }
 

@@ -12,7 +12,7 @@ namespace hvd {
 
 class AlltoallExecution final : public MpiExecution {
  public:
-  AlltoallExecution(MpiBackend& backend, Batch batch);
+  AlltoallExecution(MpiContext& context, Batch batch);
   Progress advance() override;
 
  private:

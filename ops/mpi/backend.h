@@ -12,12 +12,7 @@
 /// has tags for.
 
 #include "hvd/backend.h"
-#include "hvd/negotiation/board.h"
-#include "hvd/stats.h"
-#include "hvd/topology.h"
-#include "ops/mpi/exchange.h"
-#include "ops/partition.h"
-#include "ops/shm/staging.h"
+#include "ops/mpi/context.h"
 
 namespace hvd {
 
@@ -35,23 +30,8 @@ class MpiBackend final : public Backend {
   std::unique_ptr<Execution> launch(Batch batch) override;
   void abort() noexcept override;
 
-  // ---- for the executions
-  [[nodiscard]] Exchange& exchange() { return exchange_; }
-  [[nodiscard]] Staging& staging() { return staging_; }
-  [[nodiscard]] Board& board() const { return board_; }
-  [[nodiscard]] StatsCounters& stats() const { return *stats_; }
-  [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
-  [[nodiscard]] int domain_index(int rank) const;
-  /// Returns the tag of messages of phase 0 or 1 of a batch.
-  [[nodiscard]] int tag(const Batch& batch, unsigned phase) const;
-
  private:
-  const Topology topology_;
-  Staging staging_;
-  Board& board_;
-  std::shared_ptr<StatsCounters> stats_;
-  unsigned order_bits_ = 0, set_bits_ = 0;  // of a tag
-  Exchange exchange_;
+  MpiContext context_;
   bool aborted_ = false;
 };
 

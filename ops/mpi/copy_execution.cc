@@ -24,7 +24,7 @@ int BroadcastExecution::leader(std::span<const int> ranks, int root) {
   return std::binary_search(ranks.begin(), ranks.end(), root) ? root : ranks.front();
 }
 
-BroadcastExecution::BroadcastExecution(MpiBackend& backend, Batch batch) : MpiExecution(backend, std::move(batch)), flat_(flatten(batch_)) {
+BroadcastExecution::BroadcastExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)), flat_(flatten(batch_)) {
   const int root = batch_.traits.root;
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
@@ -52,7 +52,7 @@ bool BroadcastExecution::begin_next() {
   if (slot.buffer.empty() && !(is_root() && children_.empty()))
     slot.buffer = requests_.buffer(std::min(chunk_elements_, flat_.size()) * element_);
   if (!is_root()) {
-    requests_.receive(slot.buffer.first(range.size() * element_), parent_, backend_.tag(batch_, 0), slot.awaited);
+    requests_.receive(slot.buffer.first(range.size() * element_), parent_, context_.tag(batch_, 0), slot.awaited);
   } else {
     flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
       const auto& member = batch_.members[index];
@@ -71,7 +71,7 @@ bool BroadcastExecution::hand_on_next() {
   ChunkSlot& slot = slots_[held_ % kWindow];
   const Range range = chunk(held_);
   for (const int child : children_)
-    requests_.send_synchronously(slot.buffer.first(range.size() * element_), child, backend_.tag(batch_, 0), slot.sending);
+    requests_.send_synchronously(slot.buffer.first(range.size() * element_), child, context_.tag(batch_, 0), slot.sending);
   if (!is_root())
     flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
       const auto& member = batch_.members[index];
@@ -112,9 +112,9 @@ Progress BroadcastExecution::advance() {
   if (alone()) return Progress::Done;
   for (const auto& member : batch_.members) {
     if (is_root() && member.input == member.output) {
-      backend_.staging().release(my_location(member));
+      context_.staging().release(my_location(member));
     } else {
-      backend_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
+      context_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
     }
   }
   return Progress::Done;
@@ -122,7 +122,7 @@ Progress BroadcastExecution::advance() {
 
 // ----------------------------------------------------------------------------------------------------------------- allgather
 
-AllgatherExecution::AllgatherExecution(MpiBackend& backend, Batch batch) : MpiExecution(backend, std::move(batch)) {
+AllgatherExecution::AllgatherExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)) {
   const auto& ranks = batch_.ranks;
   chunk_elements_ = std::clamp(kGatherBytes / (ranks.size() * kWindow), kLeastChunkBytes, kMostChunkBytes) / element_;
   for (const auto& member : batch_.members) {
@@ -143,7 +143,7 @@ AllgatherExecution::AllgatherExecution(MpiBackend& backend, Batch batch) : MpiEx
   for (std::size_t i = 1; i < who_.domains.size(); ++i)
     receivers_.push_back(who_.domains[(who_.self_domain + i) % who_.domains.size()].front());
   if (alone() || !leads()) return;
-  collected_ = backend_.staging().stage(nullptr, offset);
+  collected_ = context_.staging().stage(nullptr, offset);
   state_.next_chunk.store(*collected_ + 1, std::memory_order_release);
 }
 
@@ -189,7 +189,7 @@ bool AllgatherExecution::send_next() {
                count * element_);
   });
   for (const int receiver : receivers_)
-    requests_.send_synchronously(slot.buffer.first(range.size() * element_), receiver, backend_.tag(batch_, 0), slot.sending);
+    requests_.send_synchronously(slot.buffer.first(range.size() * element_), receiver, context_.tag(batch_, 0), slot.sending);
   ++sent_;
   return true;
 }
@@ -209,10 +209,10 @@ bool AllgatherExecution::receive_next(Source& source) {
     if (slot.buffer.empty()) slot.buffer = requests_.buffer(std::min(chunk_elements_, source.flat.size()) * element_);
     to = slot.buffer.first(range.size() * element_);
   } else {
-    std::byte* collection = backend_.staging().address(backend_.staging().self(), *collected_);
+    std::byte* collection = context_.staging().address(context_.staging().self(), *collected_);
     to = {collection + source.offset + range.begin * element_, range.size() * element_};
   }
-  requests_.receive(to, source.rank, backend_.tag(batch_, 0), slot.awaited);
+  requests_.receive(to, source.rank, context_.tag(batch_, 0), slot.awaited);
   ++source.begun;
   return true;
 }
@@ -230,7 +230,7 @@ bool AllgatherExecution::collect() {
     if (leads()) state_.complete.store(true, std::memory_order_release);
     if (!state_.complete.load(std::memory_order_acquire)) return worked;
     const std::uint64_t location = state_.next_chunk.load(std::memory_order_acquire) - 1;
-    const std::byte* collection = backend_.staging().address(indices_.front(), location);
+    const std::byte* collection = context_.staging().address(indices_.front(), location);
     for (const auto& source : elsewhere_) place(source, {0, source.flat.size()}, collection + source.offset);
   }
   has_all_ = true;
@@ -251,8 +251,8 @@ Progress AllgatherExecution::advance() {
   if (!has_all_ || !all_have_it || !requests_.idle()) return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (alone()) return Progress::Done;
-  for (const auto& member : batch_.members) backend_.staging().release(my_location(member));
-  if (collected_) backend_.staging().release(*collected_);
+  for (const auto& member : batch_.members) context_.staging().release(my_location(member));
+  if (collected_) context_.staging().release(*collected_);
   return Progress::Done;
 }
 

@@ -24,7 +24,7 @@ struct ChunkSlot {
 
 class BroadcastExecution final : public MpiExecution {
  public:
-  BroadcastExecution(MpiBackend& backend, Batch batch);
+  BroadcastExecution(MpiContext& context, Batch batch);
   Progress advance() override;
   /// Returns the rank of a domain that gets the data from elsewhere, or sends it there.
   static int leader(std::span<const int> ranks, int root);
@@ -50,7 +50,7 @@ class BroadcastExecution final : public MpiExecution {
 
 class AllgatherExecution final : public MpiExecution {
  public:
-  AllgatherExecution(MpiBackend& backend, Batch batch);
+  AllgatherExecution(MpiContext& context, Batch batch);
   Progress advance() override;
 
  private:

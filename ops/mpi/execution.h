@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "ops/mpi/backend.h"
+#include "ops/mpi/context.h"
 
 namespace hvd {
 
@@ -18,15 +18,15 @@ struct Elements {
 
 class MpiExecution : public Execution {
  public:
-  MpiExecution(MpiBackend& backend, Batch batch)
-      : backend_(backend),
+  MpiExecution(MpiContext& context, Batch batch)
+      : context_(context),
         batch_(std::move(batch)),
-        state_(backend.board().batch(batch_.sequence)),
-        who_(backend.arrange(batch_.ranks)),
-        alone_(backend.arrange(batch_.traits.set->ranks).alone()),
+        state_(context.board().batch(batch_.sequence)),
+        who_(context.arrange(batch_.ranks)),
+        alone_(context.arrange(batch_.traits.set->ranks).alone()),
         element_(element_bytes(batch_.traits.dtype)),
-        requests_(backend.exchange(), backend.staging().owner()) {
-    for (const int rank : who_.here()) indices_.push_back(backend_.domain_index(rank));
+        requests_(context.exchange(), context.staging().owner()) {
+    for (const int rank : who_.here()) indices_.push_back(context_.domain_index(rank));
   }
 
  protected:
@@ -38,10 +38,10 @@ class MpiExecution : public Execution {
   /// Returns the member in the arena of the rank at this place among the domain's ranks of the set.
   [[nodiscard]] std::byte* shared(const BatchMember& member, std::size_t place) const {
     const int index = indices_[place];
-    return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
+    return context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]);
   }
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
-    return member.locations[static_cast<std::size_t>(backend_.staging().self())];
+    return member.locations[static_cast<std::size_t>(context_.staging().self())];
   }
   /// Where that rank's elements are.
   [[nodiscard]] const std::byte* input(const BatchMember& member, std::size_t place) const {
@@ -73,9 +73,9 @@ class MpiExecution : public Execution {
     for (const auto& member : batch.members) counts.push_back(static_cast<std::size_t>(member.count));
     return Flattened(counts);
   }
-  void count_sent_bytes() { backend_.stats().add(backend_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
+  void count_sent_bytes() { context_.stats().add(context_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
 
-  MpiBackend& backend_;
+  MpiContext& context_;
   const Batch batch_;
   BatchState& state_;
   const Arrangement who_;  ///< of those that take part

@@ -10,9 +10,9 @@ ReducescatterExecution::Keeper::Keeper(Requests& requests, const ChunkedRun& run
 ReducescatterExecution::Source::Source(Requests& requests, const ChunkedRun& run, std::size_t of_domain)
     : receive(requests, run), domain(of_domain) {}
 
-ReducescatterExecution::ReducescatterExecution(MpiBackend& backend, Batch batch)
-    : ReducingExecution(backend, std::move(batch)), own_(part_of_members(&BatchMember::counts, number_of(self()))) {
-  const int tag = backend_.tag(batch_, 0);
+ReducescatterExecution::ReducescatterExecution(MpiContext& context, Batch batch)
+    : ReducingExecution(context, std::move(batch)), own_(part_of_members(&BatchMember::counts, number_of(self()))) {
+  const int tag = context_.tag(batch_, 0);
   chunk_elements_ = chunk_elements(batch_.ranks.size(), element_ * (plan_.raw ? plan_.most_ranks : 1));
   from_.resize(who_.domains.size());
   const std::size_t domains = who_.domains.size();
@@ -81,7 +81,7 @@ Progress ReducescatterExecution::advance() {
     return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (!alone())
-    for (const auto& member : batch_.members) backend_.staging().release(my_location(member));
+    for (const auto& member : batch_.members) context_.staging().release(my_location(member));
   return Progress::Done;
 }
 

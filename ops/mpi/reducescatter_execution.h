@@ -14,7 +14,7 @@ namespace hvd {
 
 class ReducescatterExecution final : public ReducingExecution {
  public:
-  ReducescatterExecution(MpiBackend& backend, Batch batch);
+  ReducescatterExecution(MpiContext& context, Batch batch);
   Progress advance() override;
 
  private:

@@ -34,8 +34,8 @@ ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who) {
   return plan;
 }
 
-ReducingExecution::ReducingExecution(MpiBackend& backend, Batch batch)
-    : MpiExecution(backend, std::move(batch)), plan_(plan_reduction(batch_, who_)) {}
+ReducingExecution::ReducingExecution(MpiContext& context, Batch batch)
+    : MpiExecution(context, std::move(batch)), plan_(plan_reduction(batch_, who_)) {}
 
 void ReducingExecution::contribute(const Elements& elements, Range range, std::byte* to) {
   elements.flat.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {

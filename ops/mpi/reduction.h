@@ -29,7 +29,7 @@ ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who);
 
 class ReducingExecution : public MpiExecution {
  protected:
-  ReducingExecution(MpiBackend& backend, Batch batch);
+  ReducingExecution(MpiContext& context, Batch batch);
 
   /// Arrays in what a domain contributes.
   [[nodiscard]] std::size_t arrays(std::size_t domain) const { return plan_.raw ? who_.domains[domain].size() : 1; }

@@ -8,6 +8,7 @@
 /// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when there is no more memory to share.
 
 #include "hvd/backend.h"
+#include "hvd/fast_path_memory.h"
 #include "hvd/negotiation/board.h"
 #include "hvd/stats.h"
 #include "hvd/topology.h"
@@ -16,7 +17,7 @@
 
 namespace hvd {
 
-class ShmBackend final : public Backend {
+class ShmBackend final : public Backend, private FastPathMemory {
  public:
   ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology, std::shared_ptr<StatsCounters> stats);
 
@@ -26,12 +27,7 @@ class ShmBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
-  void drop(std::uint64_t location) noexcept override;
-  bool is_free(std::uint64_t location) override;
-  std::byte* kept(int index, std::uint64_t location) override;
-  void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
-                   std::span<const std::int64_t> parts) override;
+  FastPathMemory* fast_path_memory() override { return this; }
   bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
@@ -46,6 +42,13 @@ class ShmBackend final : public Backend {
   [[nodiscard]] int rank() const { return topology_.rank; }
 
  private:
+  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
+  void drop(std::uint64_t location) noexcept override;
+  bool is_free(std::uint64_t location) override;
+  std::byte* kept(int index, std::uint64_t location) override;
+  void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
+                   std::span<const std::int64_t> parts) override;
+
   Board& board_;
   const Topology topology_;
   Staging staging_;

@@ -1,36 +1,119 @@
 #!/usr/bin/env bash
-# Installs the build into a folder, moves it, and configures, builds and runs a consumer of it there.
+# Installs the build into a folder, moves it, looks at the headers, and configures, builds and runs consumers of it there; then the same
+# with shared libraries of the core, which it builds.
 #   run.sh BUILD_FOLDER CMAKE GENERATOR
 set -euo pipefail
 
 build=$1 cmake=$2 generator=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
 scratch=$build/tests/package
-rm -rf "$scratch"
-mkdir -p "$scratch"
-
-"$cmake" --install "$build" --prefix "$scratch/first" >"$scratch/install.log" || {
-  cat "$scratch/install.log"
+failed() {
+  echo "FAILED: $1"
   exit 1
 }
-mv "$scratch/first" "$scratch/stage"
-if grep -rlF -e "$scratch/first" -e "$(cd "$here/../.." && pwd)/hvd" "$scratch/stage" --include='*.cmake'; then
-  echo "the files above name the source tree or the first place of the installation"
-  exit 1
-fi
+# quietly COMMAND...: its output only where it fails
+quietly() {
+  "$@" >"$scratch/log" 2>&1 || {
+    cat "$scratch/log"
+    failed "$*"
+  }
+}
 
-# try <folder> <program> <ranks> <arguments of cmake>...
+# install_to STAGE BUILD_FOLDER: into another folder first, so that nothing may depend on where it was.
+install_to() {
+  local stage=$scratch/$1 first=$scratch/first
+  rm -rf "$first" "$stage"
+  quietly "$cmake" --install "$2" --prefix "$first"
+  mv "$first" "$stage"
+  if grep -rlF -e "$first" -e "$root/hvd" "$stage" --include='*.cmake'; then
+    failed "the files above name the source tree or the first place of the installation"
+  fi
+}
+
+# headers_of STAGE: as they are included. Fails for one that no front door and no port needs, and for one that is missing.
+headers_of() (
+  cd "$scratch/$1/include/hvd"
+  needed=(hvd/hvd.h hvd/spawn.h hvd/backend.h hvd/fast_path_memory.h hvd/transport.h hvd/topology.h)
+  if [ -e hvd/torch.h ]; then needed+=(hvd/torch.h); fi
+  for ((i = 0; i < ${#needed[@]}; i++)); do
+    [ -e "${needed[i]}" ] || failed "${needed[i]} is not installed" >&2
+    while read -r included; do
+      case " ${needed[*]} " in *" $included "*) ;; *) needed+=("$included") ;; esac
+    done < <(sed -nE 's/^#include [<"]((hvd|ops|torch_bindings)\/[^">]*)[>"].*/\1/p' "${needed[i]}")
+  done
+  comm -13 <(printf '%s\n' "${needed[@]}" | sort) <(find . -type f | sed 's|^\./||' | sort) >"$scratch/superfluous"
+  if [ -s "$scratch/superfluous" ]; then
+    cat "$scratch/superfluous" >&2
+    failed "the headers above are installed, but no public one needs them" >&2
+  fi
+  printf '%s\n' "${needed[@]}"
+)
+
+# look_at STAGE: what lies in include/ is one folder, whose headers are public and include no fmt and no MPI.
+look_at() {
+  local include=$scratch/$1/include
+  [ "$(ls "$include")" = hvd ] || failed "include/ has more than hvd/: $(ls "$include")"
+  if grep -rnE '#include [<"](fmt/|mpi\.h|ops/)' "$include"; then failed "the lines above are in public headers"; fi
+  headers_of "$1" >"$scratch/headers" || exit 1
+}
+
+# try STAGE FOLDER PATTERN OPTION... : consumers of STAGE, and the headers that match PATTERN
 try() {
-  local folder=$scratch/$1 program=$2 ranks=$3
+  local stage=$scratch/$1 folder=$scratch/$2 headers
+  headers=$(grep -P "$3" "$scratch/headers" | paste -sd';')
   shift 3
-  "$cmake" -S "$here" -B "$folder" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$scratch/stage" "$@"
-  "$cmake" --build "$folder"
-  mpirun -np "$ranks" "$folder/$program"
+  rm -rf "$folder"
+  quietly "$cmake" -S "$here" -B "$folder" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$stage" -DHEADERS="$headers" "$@"
+  quietly "$cmake" --build "$folder"
 }
 
-try core core_only 1 -DWITH_TORCH=OFF
+mkdir -p "$scratch"
+install_to stage "$build"
+look_at stage
+try stage core '^hvd/(?!torch\.h)' -DWITH_TORCH=OFF
+"$scratch/core/values"
+mpirun -np 1 "$scratch/core/core_only"
+mpirun -np 2 "$scratch/core/core_only"
 if [ -n "$(find "$scratch/stage" -name hvd-torch-targets.cmake)" ]; then
-  try torch with_torch 2 -DWITH_TORCH=ON
+  try stage torch '^(torch_bindings/|hvd/torch\.h)' -DWITH_TORCH=ON
+  mpirun -np 2 "$scratch/torch/with_torch"
 else
   echo "hvd::torch is not part of this build: its consumer was left out"
 fi
+
+# ---- Shared libraries
+# of VARIABLE: what the build was configured with
+of() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+shared=$scratch/shared_build
+options=(-DBUILD_SHARED_LIBS=ON -DHVD_CUDA=OFF -DHVD_TORCH_BINDINGS=OFF -DHVD_BUILD_TESTS=OFF -DHVD_WARNINGS_AS_ERRORS=ON)
+options+=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0)
+for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS MPI_HOME; do
+  value=$(of "$variable")
+  if [ -n "$value" ]; then options+=("-D$variable=$value"); fi
+done
+targets=(hvd_shared_ops)
+quietly "$cmake" -S "$root" -B "$shared" -G "$generator" "${options[@]}"
+if [ "$(of HVD_BUILD_EXAMPLES)" = ON ]; then targets+=(hvd_bench); fi
+quietly "$cmake" --build "$shared" --parallel "${HVD_JOBS:-2}" --target "${targets[@]}"
+install_to shared_stage "$shared"
+look_at shared_stage
+library=$(find "$scratch/shared_stage" -name libhvd.so)
+[ -n "$library" ] || failed "there is no libhvd.so"
+nm -DC --defined-only "$library" >"$scratch/symbols"
+for public in 'hvd::init()' 'hvd::allreduce(' 'typeinfo for hvd::Mismatch' 'hvd::Config::from_environment()'; do
+  grep -qF "$public" "$scratch/symbols" || failed "$public is hidden"
+done
+# Of the engine, only what hvd::torch calls.
+if grep -E 'hvd::(Cutter|Ledger|Negotiator|Board|Timeline|formatted_by|install_world|make_bootstrap|shm|mpi|gpu|kernels)\b|fmt::' "$scratch/symbols" ||
+  grep -E 'hvd::Engine::' "$scratch/symbols" | grep -vE '::(submit|try_fast_path|wait|allocate)\('; then
+  failed "the symbols above are internal, but visible"
+fi
+try shared_stage shared_core '^hvd/(?!torch\.h)' -DWITH_TORCH=OFF
+"$scratch/shared_core/values"
+mpirun -np 2 "$scratch/shared_core/core_only"
+ldd "$scratch/shared_core/core_only" >"$scratch/libraries"
+grep -q libhvd.so "$scratch/libraries" || failed "the consumer is not linked with libhvd.so"
+for program in "$scratch/stage/bin/hvd_bench" "$scratch/shared_stage/bin/hvd_bench"; do
+  if [ -x "$program" ]; then quietly mpirun -np 2 "$program" -b 4 -e 4K --check --iterations 2; fi
+done

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "ops/gpu/api/cuda_types.h"
+#include "ops/gpu/cuda_types.h"
 
 namespace hvd::test {
 

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "hvd/base/affinity.h"
+#include "hvd/base/text.h"
 #include "hvd/config.h"
 #include "hvd/engine/ledger.h"
 #include "hvd/negotiation/board.h"

@@ -37,21 +37,48 @@ WorldOptions options_of(GpuRoute way, LockedDevices& devices, int domains = 1) {
   return options;
 }
 
-/// Runs `body` in a world of each way, its devices slow and quick.
+/// Takes all room of an arena, and gives it back at the end.
+class FullArena {
+ public:
+  explicit FullArena(Arena& arena) : arena_(arena) {
+    for (std::size_t bytes = std::size_t{1} << 30; bytes >= 64; bytes /= 2)
+      while (std::byte* const block = arena_.try_allocate(bytes)) taken_.push_back(block);
+    used_ = arena_.used_bytes();
+  }
+  ~FullArena() {
+    CHECK(arena_.used_bytes() == used_);  // nobody has found room in it, nor given back what is not theirs
+    for (std::byte* const block : taken_) arena_.free(block);
+  }
+  FullArena(const FullArena&) = delete;
+  FullArena& operator=(const FullArena&) = delete;
+
+ private:
+  Arena& arena_;
+  std::vector<std::byte*> taken_;
+  std::size_t used_ = 0;
+};
+
+/// Runs `body` in a world of each way, its devices slow and quick; and staged while the arenas, where staging takes its memory from, have
+/// no room.
 void each_way(const std::function<void(int rank, Engine& engine)>& body) {
   struct Case {
     GpuRoute way;
     int domains;
+    bool full_arenas = false;
   };
-  for (const auto& [way, domains] :
-       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1}, Case{GpuRoute::Staged, 2}}) {
+  for (const auto& [way, domains, full_arenas] :
+       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1}, Case{GpuRoute::Staged, 2},
+        Case{GpuRoute::Staged, 1, true}, Case{GpuRoute::Staged, 2, true}}) {
     for (const int delay : {0, 3}) {
       CAPTURE(static_cast<int>(way));
       CAPTURE(domains);
+      CAPTURE(full_arenas);
       CAPTURE(delay);
       LockedDevices devices(kSize);
       for (int rank = 0; rank < kSize; ++rank) devices.device(rank).delay = delay;
       ThreadWorld world(options_of(way, devices, domains));
+      std::vector<std::unique_ptr<FullArena>> full;
+      for (int rank = 0; full_arenas && rank < kSize; ++rank) full.push_back(std::make_unique<FullArena>(world.arena(rank)));
       world.run(body);
     }
   }

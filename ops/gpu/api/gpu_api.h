@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-#include "ops/gpu/api/cuda_types.h"
+#include "ops/gpu/cuda_types.h"
 #include "ops/gpu/kernels/batched_copy.h"
 #include "ops/gpu/kernels/shared_reduce.h"
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "hvd/types.h"
-#include "ops/gpu/api/cuda_types.h"
+#include "ops/gpu/cuda_types.h"
 
 namespace hvd::nccl {
 

@@ -137,11 +137,6 @@ void gather(const LaunchContext& context, const Piece& piece, std::size_t elemen
 
 }  // namespace
 
-std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const {
-  if (levels) return {levels->host.communicator, levels->across.communicator};
-  return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
-}
-
 void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces) {
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);

@@ -7,53 +7,13 @@
 /// in lent memory (lent_memory.h) as they would lie in the fusion buffer are reduced there. Whether they do is this rank's own affair: the
 /// other ranks' calls are the same.
 
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "hvd/types.h"
-#include "ops/gpu/nccl/communicator.h"
-#include "ops/gpu/nccl/fusion_buffer.h"
-#include "ops/gpu/nccl/lent_memory.h"
+#include "ops/gpu/nccl/pieces.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 
 namespace hvd::nccl {
-
-/// Ranks that share a communicator.
-struct CommGroup {
-  std::shared_ptr<Communicator> communicator;
-  int ranks = 1;
-  int rank = 0;  ///< this one's in the communicator
-};
-
-/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
-/// ranks in the communicator.
-struct LaunchContext : CommGroup {
-  /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
-  struct Levels {
-    CommGroup host, across;
-  };
-
-  CallContext site;
-  const Stream& stream;
-  FusionBuffer& fusion;
-  const LentMemory& lent;
-  std::optional<Levels> levels;
-
-  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> communicators() const;
-};
-
-/// One tensor of this rank.
-struct Piece {
-  const void* input = nullptr;
-  void* output = nullptr;  ///< may equal `input`
-  std::int64_t count = 0;
-  bool padded = false;                   ///< as in BatchMember
-  std::span<const std::int64_t> counts;  ///< allgather, alltoall: what comes from each rank; reducescatter: what each keeps
-  std::span<const std::int64_t> sends;   ///< alltoall: what goes to each rank, one after the other
-};
 
 /// By the types, operations and factors of `plan_reduction`. With `levels`: each host's ranks sum a share each (ncclReduceScatter), the
 /// ranks of the same place sum theirs across hosts, and each host's put the shares together (ncclAllGather), as Horovod's hierarchical

@@ -7,6 +7,11 @@
 
 namespace hvd::nccl {
 
+std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const {
+  if (levels) return {levels->host.communicator, levels->across.communicator};
+  return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
+}
+
 std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
 
 Layout lay_out(std::span<const Piece> pieces, std::size_t element) {

@@ -1,15 +1,56 @@
 #pragma once
-/// This header has what the collectives have in common: the pieces of a batch in the fusion buffer, and the calls around those of NCCL.
-/// Threads and failures are those of collectives.h.
+/// This header has what the collectives (collectives.h) have in common: where a batch runs, its pieces, these in the fusion buffer, and the
+/// calls around those of NCCL. For the thread that has the turn; fails with BackendError.
 
+#include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "hvd/types.h"
 #include "ops/gpu/api/handles.h"
-#include "ops/gpu/nccl/collectives.h"
+#include "ops/gpu/nccl/communicator.h"
+#include "ops/gpu/nccl/fusion_buffer.h"
+#include "ops/gpu/nccl/lent_memory.h"
+#include "ops/gpu/nccl/reduction_plan.h"
 
 namespace hvd::nccl {
+
+/// Ranks that share a communicator.
+struct CommGroup {
+  std::shared_ptr<Communicator> communicator;
+  int ranks = 1;
+  int rank = 0;  ///< this one's in the communicator
+};
+
+/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
+/// ranks in the communicator.
+struct LaunchContext : CommGroup {
+  /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
+  struct Levels {
+    CommGroup host, across;
+  };
+
+  CallContext site;
+  const Stream& stream;
+  FusionBuffer& fusion;
+  const LentMemory& lent;
+  std::optional<Levels> levels;
+
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> communicators() const;
+};
+
+/// One tensor of this rank.
+struct Piece {
+  const void* input = nullptr;
+  void* output = nullptr;  ///< may equal `input`
+  std::int64_t count = 0;
+  bool padded = false;                   ///< as in BatchMember
+  std::span<const std::int64_t> counts;  ///< allgather, alltoall: what comes from each rank; reducescatter: what each keeps
+  std::span<const std::int64_t> sends;   ///< alltoall: what goes to each rank, one after the other
+};
 
 /// A Layout has the pieces that have elements, and where each lies in the fusion buffer.
 struct Layout {

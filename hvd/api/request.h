@@ -1,0 +1,49 @@
+#pragma once
+/// request() and small_request() turn options (those of hvd/options.h, and any of a front end that has fields of these names) into what the
+/// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they throw nothing.
+
+#include "hvd/engine/persistent_op.h"
+#include "hvd/options.h"
+#include "hvd/submission.h"
+
+namespace hvd {
+
+/// SetOptions are those of operations that have a name and a set, and nothing else that could be said: barrier, join.
+struct SetOptions {
+  std::string_view name;
+  const ProcessSet& process_set;
+};
+
+/// Sets kind, name, process set, operation, scales and root of a Submission or a SmallCall, as far as the options have them.
+template <class Call, class Options>
+void fill(Call& call, OpKind kind, const Options& options) {
+  call.kind = kind;
+  call.name = options.name;
+  call.process_set = options.process_set.id();
+  if constexpr (requires { options.prescale_factor; }) {
+    call.op = options.op;
+    call.prescale_factor = options.prescale_factor;
+    call.postscale_factor = options.postscale_factor;
+  }
+  if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
+}
+
+/// Returns the submission of such an operation, on tensors of this device; its tensors are to be added.
+template <class Options>
+[[nodiscard]] Submission request(OpKind kind, const Options& options, const Device& device = {}) {
+  Submission submission;
+  fill(submission, kind, options);
+  submission.device = device;
+  return submission;
+}
+
+/// Returns what Engine::try_fast_path is to be asked for; its tensor is to be added. It must not outlive the options, whose name it refers
+/// to.
+template <class Options>
+[[nodiscard]] SmallCall small_request(OpKind kind, const Options& options) {
+  SmallCall call;
+  fill(call, kind, options);
+  return call;
+}
+
+}  // namespace hvd

@@ -1,0 +1,11 @@
+#pragma once
+/// LogLevel is how much a line matters that the library prints.
+
+#pragma GCC visibility push(default)
+namespace hvd {
+
+/// LogLevel is what Config::log_level compares lines by, from the least important to none at all.
+enum class LogLevel : unsigned char { Trace, Debug, Info, Warning, Error, Fatal, Off };
+
+}  // namespace hvd
+#pragma GCC visibility pop

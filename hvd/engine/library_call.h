@@ -1,0 +1,21 @@
+#pragma once
+/// A LibraryCall stands at the begin of each function through which a program enters the library. Any thread.
+
+#include "hvd/base/process.h"
+#include "hvd/errors.h"
+
+namespace hvd {
+
+/// What a function of the public interface does first: throws NotInitialized in a process that was forked from a rank; otherwise marks the
+/// thread as inside of the library.
+class LibraryCall {
+ public:
+  LibraryCall() {
+    if (is_forked_from_rank()) throw NotInitialized(describe_fork());
+  }
+
+ private:
+  InsideLibrary inside_;
+};
+
+}  // namespace hvd

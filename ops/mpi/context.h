@@ -1,0 +1,45 @@
+#pragma once
+/// MpiContext is what MpiBackend and its executions (*_execution.h) share: messages between ranks, memory of the domain, who is where, and
+/// the tags by which messages are found again: process set, order of the batch in it, phase. It owns the communicator and the staging
+/// blocks, and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with
+/// BackendError.
+
+#include <memory>
+#include <span>
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/board.h"
+#include "hvd/stats.h"
+#include "hvd/topology.h"
+#include "ops/mpi/exchange.h"
+#include "ops/partition.h"
+#include "ops/shm/staging.h"
+
+namespace hvd {
+
+class MpiContext {
+ public:
+  /// `comm`: all ranks of the world, in their order, for this alone. `arena` may be null where the domain is one rank.
+  MpiContext(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
+             std::shared_ptr<StatsCounters> stats);
+
+  [[nodiscard]] int rank() const { return topology_.rank; }
+  [[nodiscard]] Exchange& exchange() { return exchange_; }
+  [[nodiscard]] Staging& staging() { return staging_; }
+  [[nodiscard]] Board& board() const { return board_; }
+  [[nodiscard]] StatsCounters& stats() const { return *stats_; }
+  [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
+  [[nodiscard]] int domain_index(int rank) const;
+  /// Returns the tag of messages of phase 0 or 1 of a batch. Throws BackendError if there are more process sets than MPI has tags for.
+  [[nodiscard]] int tag(const Batch& batch, unsigned phase) const;
+
+ private:
+  const Topology topology_;
+  Staging staging_;
+  Board& board_;
+  std::shared_ptr<StatsCounters> stats_;
+  unsigned order_bits_ = 0, set_bits_ = 0;  // of a tag
+  Exchange exchange_;
+};
+
+}  // namespace hvd

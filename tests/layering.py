@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""The rules within a floor: which part may include which, and no circles, neither of headers nor of files with what they implement
+(docs/architecture.md). tests/layering.cmake has the rules between the floors.
+
+    python3 tests/layering.py ROOT             prints every include that breaks a rule, and fails if there is any
+    python3 tests/layering.py --notices        checks that it finds what it must
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+# The parts of the floors: what a path begins with, and how high the part lies. A file belongs to the first part that fits. It may include
+# files of its own part and of lower ones of its floor, but none that is as high or higher.
+PARTS = [
+    ("hvd/base/", 0),
+    ("hvd/api/", 5),
+    ("hvd/hvd.h", 4),  # the front door: only api/ and other floors go through it
+    ("hvd/torch.h", 6),
+    ("hvd/engine/", 3),
+    ("hvd/timeline/", 2),
+    ("hvd/negotiation/", 2),
+    ("hvd/", 1),  # values and ports
+    ("ops/kernels/", 1),
+    ("ops/shm/", 3),
+    ("ops/mpi/", 4),
+    ("ops/gpu/kernels/", 1),
+    ("ops/gpu/api/", 4),
+    ("ops/gpu/nccl/", 5),
+    ("ops/gpu/ipc/", 5),
+    ("ops/gpu/staged/", 5),
+    ("ops/gpu/", 0),  # words of CUDA
+    ("ops/host_ops.h", 2),
+    ("ops/partition.h", 0),
+    ("ops/supports.h", 0),
+    ("ops/", 6),  # what puts a world together
+    ("torch_bindings/", 0),
+]
+FLOORS = ("hvd", "ops", "torch_bindings")
+
+
+def part_of(path):
+    """Returns (part, height) of a file."""
+    return next((prefix, height) for prefix, height in PARTS if path.startswith(prefix))
+
+
+def read_includes(root):
+    """Returns {file: [file that it includes, of the three floors]}."""
+    files = sorted(path.relative_to(root).as_posix() for floor in FLOORS for path in (root / floor).rglob("*")
+                   if path.suffix in (".h", ".cc", ".cu"))
+    known = set(files)
+    include = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+    return {file: [name for name in include.findall((root / file).read_text()) if name in known] for file in files}
+
+
+def find_circle(includes):
+    """Returns files that include each other in a circle, the first one again at the end; empty if there is none."""
+    done = set()
+
+    def visit(file, way):
+        if file in way:
+            return way[way.index(file):] + [file]
+        if file in done:
+            return []
+        for included in includes[file]:
+            if circle := visit(included, way + [file]):
+                return circle
+        done.add(file)
+        return []
+
+    return next((circle for file in includes if (circle := visit(file, []))), [])
+
+
+def by_module(includes):
+    """Returns the same of modules: x.h and x.cc are one, and what belongs to them alone (x_kernel.h, x_definition.h) with them."""
+    def module(file):
+        return re.sub(r"(_kernel|_definition)?\.[a-z]+$", "", file)
+
+    modules = {}
+    for file, names in includes.items():
+        modules.setdefault(module(file), []).extend(module(name) for name in names if module(name) != module(file))
+    return modules
+
+
+def violations(root):
+    includes = read_includes(root)
+    found = []
+    for file, names in includes.items():
+        part, height = part_of(file)
+        for name in names:
+            other, other_height = part_of(name)
+            same_floor = file.split("/")[0] == name.split("/")[0]
+            if same_floor and other != part and other_height >= height:
+                where = "lies higher" if other_height > height else "lies beside it"
+                found.append(f"{file}: includes {name}, which {where}: {part} (height {height}) must not know {other} ({other_height})")
+    if circle := find_circle(includes):
+        found.append(f"{circle[0]}: includes itself in a circle: {' -> '.join(circle)}")
+    elif circle := find_circle(by_module(includes)):
+        found.append(f"{circle[0]}.*: needs itself in a circle: {' -> '.join(circle)}")
+    return found
+
+
+def notices():
+    """Plants one violation at a time, and lawful includes that look alike."""
+    cases = [
+        (True, {"hvd/base/a.h": "hvd/types.h", "hvd/types.h": ""}),
+        (True, {"hvd/base/a.cc": "hvd/negotiation/b.h", "hvd/negotiation/b.h": ""}),
+        (True, {"hvd/config.h": "hvd/timeline/b.h", "hvd/timeline/b.h": ""}),
+        (True, {"hvd/timeline/a.cc": "hvd/negotiation/b.h", "hvd/negotiation/b.h": ""}),
+        (True, {"hvd/negotiation/a.cc": "hvd/timeline/b.h", "hvd/timeline/b.h": ""}),
+        (True, {"hvd/negotiation/a.h": "hvd/engine/b.h", "hvd/engine/b.h": ""}),
+        (True, {"hvd/engine/a.cc": "hvd/api/b.h", "hvd/api/b.h": ""}),
+        (True, {"hvd/engine/a.cc": "hvd/hvd.h", "hvd/hvd.h": ""}),
+        (True, {"hvd/types.h": "hvd/hvd.h", "hvd/hvd.h": ""}),
+        (True, {"ops/kernels/a.cc": "ops/shm/b.h", "ops/shm/b.h": ""}),
+        (True, {"ops/shm/a.cc": "ops/mpi/b.h", "ops/mpi/b.h": ""}),
+        (True, {"ops/gpu/kernels/a.cu": "ops/gpu/api/b.h", "ops/gpu/api/b.h": ""}),
+        (True, {"ops/gpu/nccl/a.cc": "ops/gpu/ipc/b.h", "ops/gpu/ipc/b.h": ""}),
+        (True, {"ops/gpu/api/a.cc": "ops/gpu/staged/b.h", "ops/gpu/staged/b.h": ""}),
+        (True, {"ops/mpi/a.cc": "ops/init.h", "ops/init.h": ""}),
+        (True, {"hvd/a.h": "hvd/b.h", "hvd/b.h": "hvd/c.h", "hvd/c.h": "hvd/a.h"}),
+        (True, {"torch_bindings/a.h": "torch_bindings/b.h", "torch_bindings/b.h": "torch_bindings/a.h"}),
+        (True, {"ops/mpi/a.h": "", "ops/mpi/a.cc": "ops/mpi/b.h", "ops/mpi/b.h": "", "ops/mpi/b.cc": "ops/mpi/a.h"}),
+        (True, {"hvd/engine/a.cc": "hvd/engine/b.h", "hvd/engine/b.h": "hvd/engine/c.h", "hvd/engine/c.h": "", "hvd/engine/c.cc":
+                "hvd/engine/a.h", "hvd/engine/a.h": ""}),
+        (False, {"ops/kernels/a.h": "", "ops/kernels/a.cc": "ops/kernels/a_kernel.h", "ops/kernels/a_kernel.h": "ops/kernels/a.h"}),
+        (False, {"hvd/base/a.h": "", "hvd/base/a.cc": "hvd/base/b.h", "hvd/base/b.h": "", "hvd/base/b.cc": "hvd/base/b.h"}),
+        (False, {"hvd/base/a.h": "hvd/base/b.h", "hvd/base/b.h": ""}),
+        (False, {"hvd/engine/a.cc": "hvd/timeline/b.h", "hvd/timeline/b.h": ""}),
+        (False, {"hvd/api/a.cc": "hvd/hvd.h", "hvd/hvd.h": "hvd/types.h", "hvd/types.h": ""}),
+        (False, {"hvd/hvd.h": "hvd/types.h", "hvd/types.h": "", "hvd/api/a.h": "", "ops/shm/a.h": "hvd/types.h"}),
+        (False, {"hvd/torch.h": "torch_bindings/torch.h", "torch_bindings/torch.h": "hvd/hvd.h", "hvd/hvd.h": ""}),
+        (False, {"ops/init.cc": "ops/gpu/nccl/b.h", "ops/gpu/nccl/b.h": "ops/gpu/api/c.h", "ops/gpu/api/c.h": ""}),
+        (False, {"torch_bindings/a.cc": "torch_bindings/a.h", "torch_bindings/a.h": ""}),
+    ]
+    for refused, files in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, included in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(f'#pragma once\n// #include "hvd/api/none.h"\n#include "{included}"\n')
+            found = violations(root)
+        if bool(found) != refused:
+            sys.exit(f"{'not noticed' if refused else 'wrongly refused'}: {files}\n" + "\n".join(found))
+    print(f"{len(cases)} cases")
+
+
+if sys.argv[1:] == ["--notices"]:
+    notices()
+else:
+    broken = violations(pathlib.Path(sys.argv[1]))
+    print("\n".join(broken))
+    sys.exit(f"{len(broken)} violations of the rules within a floor" if broken else 0)
