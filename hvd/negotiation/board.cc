@@ -1,34 +1,19 @@
 #include "hvd/negotiation/board.h"
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <new>
 #include <thread>
 
-#include "hvd/base/log.h"
-#include "hvd/base/text.h"
+#include "hvd/negotiation/board_layout.h"
 
 namespace hvd {
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kFailureText = 2048;
 constexpr std::size_t kLogReserve = 8192;  // for the few-byte records that must never wait for room
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
-
-void make_robust_mutex(pthread_mutex_t& mutex) {
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  pthread_mutex_init(&mutex, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-}
 
 void ring(FutexWord& bell, const std::atomic<std::uint32_t>& sleepers) {
   bell.fetch_add(1, std::memory_order_seq_cst);
@@ -41,61 +26,15 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-constexpr int kNoFailure = -1;
-constexpr int kNobody = -1;
 constexpr std::uint64_t kClaimed = std::uint64_t{1} << 31;
 constexpr int kClaimSpins = 200;
-constexpr auto kLockSlice = std::chrono::milliseconds(100);  // between two looks at whether the lock's owner lives
 
 }  // namespace
 
-struct Board::Header {
-  int ranks;
-  std::uint32_t slots;
-  pthread_mutex_t lock;
-  std::atomic<int> lock_owner{kNobody};                   // index of the rank that has it; for messages
-  std::array<std::uint32_t, kOpenCounts> open_batches{};  // by group; under the lock
-  std::uint32_t next_place = 0;                           // where to look for free places first; under the lock
-  std::atomic<std::uint64_t> stuck_marks{0};
-  alignas(64) std::atomic<std::uint64_t> tail{0};
-  alignas(64) FutexWord wait_doorbell{0};
-  std::atomic<std::uint32_t> wait_sleepers{0};
-  alignas(64) std::atomic<int> first_failure{kNoFailure};  // the rank whose failure stays
-  std::array<BatchState, kBatchPlaces> batches;
-};
-
-struct alignas(64) Board::RankArea {
-  pthread_mutex_t alive;
-  FutexWord work_doorbell{0};
-  std::atomic<std::uint32_t> work_sleepers{0};
-  std::atomic<std::uint32_t> born{0};
-  std::atomic<std::uint32_t> left{0};
-  std::atomic<std::uint32_t> dead{0};              // somebody has found its mutex without its owner
-  alignas(64) std::atomic<std::uint64_t> read{0};  // log bytes this rank has read
-  // What this rank says, written before `first_failure` can name it.
-  Status::Code failure_code = Status::Code::Ok;
-  std::array<char, kFailureText> failure_text{};
-};
-
-struct alignas(64) Board::SlotHead {
-  std::atomic<std::uint64_t> generation_and_arrivals{0};  // 32 bits each; of the arrivals the highest says that the round is claimed
-  std::atomic<std::uint64_t> round{0};
-};
-
-/// Two cache lines, which processors fetch together: what a rank says, and the beginning of its note, are in the first.
-struct alignas(64) Board::SlotRank {
-  std::array<std::atomic<std::uint64_t>, 2> locations{};  // by the round's parity
-  std::atomic<std::uint64_t> arrived_round{0};            // round + 1 of the last arrival
-  std::atomic<std::uint64_t> stuck_round{0};              // the same of the last that has waited for long
-  std::atomic<std::uint64_t> result_round{0};             // the same of the one that has ended without a record; 0 once taken
-  std::array<std::byte, kNoteBytes> note;
-};
-static_assert(Board::kNoteBytes == 128 - 5 * sizeof(std::uint64_t));
-
 std::size_t Board::bytes_needed(int ranks, std::uint32_t slots) {
   const auto n = static_cast<std::size_t>(ranks);
-  return round_up(sizeof(Header), kPage) + round_up(n * sizeof(RankArea), kPage) +
-         round_up(slots * (sizeof(SlotHead) + n * sizeof(SlotRank)), kPage) + kLogBytes;
+  return round_up(sizeof(Header), board_layout::kPage) + round_up(n * sizeof(RankArea), board_layout::kPage) +
+         round_up(slots * (sizeof(SlotHead) + n * sizeof(SlotRank)), board_layout::kPage) + kLogBytes;
 }
 
 void Board::format(std::span<std::byte> block, int ranks, std::uint32_t slots) {
@@ -103,7 +42,7 @@ void Board::format(std::span<std::byte> block, int ranks, std::uint32_t slots) {
   header->ranks = ranks;
   header->slots = slots;
   make_robust_mutex(header->lock);
-  std::byte* areas = block.data() + round_up(sizeof(Header), kPage);
+  std::byte* areas = block.data() + round_up(sizeof(Header), board_layout::kPage);
   for (int rank = 0; rank < ranks; ++rank) {
     auto* area = new (areas + static_cast<std::size_t>(rank) * sizeof(RankArea)) RankArea;
     make_robust_mutex(area->alive);
@@ -116,10 +55,11 @@ Board::Board(std::span<std::byte> block, int self)
       self_(self),
       ranks_(reinterpret_cast<Header*>(block.data())->ranks),
       slots_(reinterpret_cast<Header*>(block.data())->slots),
-      areas_at_(round_up(sizeof(Header), kPage)),
-      slots_at_(areas_at_ + round_up(static_cast<std::size_t>(ranks_) * sizeof(RankArea), kPage)),
+      areas_at_(round_up(sizeof(Header), board_layout::kPage)),
+      slots_at_(areas_at_ + round_up(static_cast<std::size_t>(ranks_) * sizeof(RankArea), board_layout::kPage)),
       slot_bytes_(sizeof(SlotHead) + static_cast<std::size_t>(ranks_) * sizeof(SlotRank)),
-      log_at_(slots_at_ + round_up(slots_ * slot_bytes_, kPage)) {}
+      log_at_(slots_at_ + round_up(slots_ * slot_bytes_, board_layout::kPage)),
+      lock_(*this, header().lock, header().lock_owner) {}
 
 Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
 Board::RankArea& Board::area(int rank) const {
@@ -131,66 +71,6 @@ Board::SlotHead& Board::head(std::uint32_t slot) const {
 Board::SlotRank& Board::slot_rank(std::uint32_t slot, int rank) const {
   return *reinterpret_cast<SlotRank*>(block_.data() + slots_at_ + slot * slot_bytes_ + sizeof(SlotHead) +
                                       static_cast<std::size_t>(rank) * sizeof(SlotRank));
-}
-
-void Board::lock() {
-  const int result = pthread_mutex_trylock(&header().lock);
-  if (result == EBUSY) return lock_slowly();
-  own_lock(result);
-}
-
-void Board::own_lock(int result) {
-  auto& owner = header().lock_owner;
-  if (result == EOWNERDEAD) {
-    // A dead owner leaves at most a record that was never published (the tail is stored last), or counters of a world that its
-    // death ends anyway: the state can be used as it is.
-    pthread_mutex_consistent(&header().lock);
-    const int before = owner.load(std::memory_order_relaxed);
-    const auto dead = before != kNobody ? std::optional<int>(before) : find_dead();
-    set_failure({Status::Code::RankFailed, formatted("{} died while it wrote to the memory that the ranks of its host share",
-                                                     dead ? name_of_rank(*dead) : "a rank")});
-  } else if (result != 0) {
-    throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
-  }
-  owner.store(self_, std::memory_order_relaxed);
-}
-
-void Board::lock_slowly() {
-  const auto since = std::chrono::steady_clock::now();
-  auto next_warning = lock_patience_.warn_after;
-  while (true) {
-    timespec until{};
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += std::chrono::nanoseconds(kLockSlice).count();
-    until.tv_sec += until.tv_nsec / 1'000'000'000;
-    until.tv_nsec %= 1'000'000'000;
-    const int result = pthread_mutex_clocklock(&header().lock, CLOCK_MONOTONIC, &until);
-    if (result != ETIMEDOUT) return own_lock(result);
-    const auto waited = std::chrono::steady_clock::now() - since;
-    const auto text = [&] {
-      const int owner = header().lock_owner.load(std::memory_order_relaxed);
-      return formatted(
-          "{} has kept the others of its host from going on for {} s, in the middle of a write to their shared memory: it is "
-          "stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time",
-          owner == kNobody ? "a rank" : name_of_rank(owner), std::chrono::duration_cast<std::chrono::seconds>(waited).count());
-    };
-    if (lock_patience_.fail_after.count() > 0 && waited >= lock_patience_.fail_after) set_failure({Status::Code::StallTimeout, text()});
-    if (failed()) failure().raise();
-    if (next_warning.count() == 0 || waited < next_warning) continue;
-    next_warning += lock_patience_.warn_after;
-    log(LogLevel::Warning, "{}", text());
-  }
-}
-
-std::string Board::name_of_rank(int index) const {
-  const auto& ranks = lock_patience_.ranks;
-  const auto place = static_cast<std::size_t>(index);
-  return formatted("rank {}", place < ranks.size() ? ranks[place] : index);
-}
-
-void Board::unlock() {
-  header().lock_owner.store(kNobody, std::memory_order_relaxed);
-  pthread_mutex_unlock(&header().lock);
 }
 
 std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_seq_cst); }
@@ -460,16 +340,16 @@ void Board::set_failure(const Status& status) {
     const std::size_t length = std::min(status.text().size(), own.failure_text.size() - 1);
     std::copy_n(status.text().data(), length, own.failure_text.data());
     own.failure_text[length] = '\0';
-    int expected = kNoFailure;
+    int expected = board_layout::kNoFailure;
     if (!header().first_failure.compare_exchange_strong(expected, self_, std::memory_order_acq_rel)) return;
   }
   ring_waiters();
   ring_all_workers();
 }
-bool Board::failed() const { return header().first_failure.load(std::memory_order_acquire) != kNoFailure; }
+bool Board::failed() const { return header().first_failure.load(std::memory_order_acquire) != board_layout::kNoFailure; }
 Status Board::failure() const {
   const int rank = header().first_failure.load(std::memory_order_acquire);
-  if (rank == kNoFailure) return {};
+  if (rank == board_layout::kNoFailure) return {};
   return {area(rank).failure_code, area(rank).failure_text.data()};
 }
 

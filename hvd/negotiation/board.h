@@ -8,8 +8,6 @@
 /// and liveness is a robust mutex that the rank's coordination thread holds for as long as it lives: the kernel releases it
 /// however the process ends, in whatever pid namespace.
 
-#include <pthread.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,8 +22,17 @@
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
 #include "hvd/negotiation/capabilities.h"
+#include "hvd/negotiation/patient_lock.h"
 
 namespace hvd {
+
+// hvd/negotiation/board_layout.h
+namespace board_layout {
+struct Header;
+struct RankArea;
+struct SlotHead;
+struct SlotRank;
+}  // namespace board_layout
 
 /// One batch under way. Its sequence number, modulo the number of places, says which place it has; the place is given to a later batch only
 /// when every rank of the domain that takes part has departed, so that a rank that comes late finds what it came for.
@@ -59,16 +66,11 @@ class Board {
   // ---- the lock: orders appends to the log; held for microseconds
   /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed, and the lock is had. One that keeps it for
   /// longer than the patience allows is warned of in the log; in the end the world ends with StallTimeout, which this then throws.
-  void lock();
-  void unlock();
-  /// How long to wait for the lock in silence.
-  struct LockPatience {
-    std::vector<int> ranks;                  ///< global ranks of the domain, for messages
-    std::chrono::nanoseconds warn_after{0};  ///< again and again; 0: never
-    std::chrono::nanoseconds fail_after{0};  ///< 0: never
-  };
+  void lock() { lock_.lock(); }
+  void unlock() { lock_.unlock(); }
+  using LockPatience = hvd::LockPatience;
   /// Before another thread of this rank uses the board.
-  void set_lock_patience(LockPatience patience) { lock_patience_ = std::move(patience); }
+  void set_lock_patience(LockPatience patience) { lock_.set_patience(std::move(patience)); }
 
   // ---- the log
   /// Bytes appended so far.
@@ -178,18 +180,15 @@ class Board {
   [[nodiscard]] Status failure() const;
 
  private:
-  struct Header;
-  struct RankArea;
-  struct SlotHead;
-  struct SlotRank;
+  using Header = board_layout::Header;
+  using RankArea = board_layout::RankArea;
+  using SlotHead = board_layout::SlotHead;
+  using SlotRank = board_layout::SlotRank;
   [[nodiscard]] Header& header() const;
   [[nodiscard]] RankArea& area(int rank) const;
   [[nodiscard]] SlotHead& head(std::uint32_t slot) const;
   [[nodiscard]] SlotRank& slot_rank(std::uint32_t slot, int rank) const;
   [[nodiscard]] std::uint64_t unclaimed(std::uint32_t slot) const;
-  void lock_slowly();
-  void own_lock(int result);
-  [[nodiscard]] std::string name_of_rank(int index) const;
   void copy_in(std::uint64_t at, std::span<const std::byte> bytes);
   void copy_out(std::uint64_t at, std::span<std::byte> bytes) const;
 
@@ -199,7 +198,7 @@ class Board {
   std::uint32_t slots_;
   std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
   std::uint64_t position_ = 0;
-  LockPatience lock_patience_;
+  PatientLock lock_;
   std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
 };
 

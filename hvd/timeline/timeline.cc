@@ -112,8 +112,11 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
       mine.problem = formatted("the timeline '{}' cannot be written: {}", path, std::strerror(errno));
   }
   settle();
+  begin_writing(std::move(*file), std::move(format), options, max_bytes);
+}
 
-  file_.emplace(std::move(*file));
+void Timeline::begin_writing(TimelineFile file, TimelineFormat format, const TimelineOptions& options, std::uint64_t max_bytes) {
+  file_.emplace(std::move(file));
   max_bytes_ = max_bytes;
   {
     const std::lock_guard lock(mutex_);

@@ -70,6 +70,7 @@ class Timeline {
   void cut(std::size_t tensors, std::int64_t bytes);
 
  private:
+  void begin_writing(TimelineFile file, TimelineFormat format, const TimelineOptions& options, std::uint64_t max_bytes);
   void note(TraceRecord record);
   void end_writer();
   void write_on(TimelineFormat format);

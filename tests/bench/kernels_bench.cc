@@ -25,10 +25,11 @@ using hvd::ReduceOp;
 namespace kernels = hvd::kernels;
 
 constexpr std::size_t kBuffers = 4;
+using Buffers = std::array<float*, kBuffers>;
 
 /// The comparison: a sum of kRanks buffers of floats in place, as written for this one case.
 template <int kRanks>
-void plain_sum(const std::array<float*, kBuffers>& buffers, std::size_t count) {
+void plain_sum(const Buffers& buffers, std::size_t count) {
   constexpr std::size_t kLanes = 16;
   for (std::size_t i = 0; i + kLanes <= count; i += kLanes) {
     float sum[kLanes];
@@ -54,27 +55,12 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const double mebibytes = argc > 1 ? std::atof(argv[1]) : 64;
-  const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 11;
-  const auto bytes = std::max<std::size_t>(4096, static_cast<std::size_t>(mebibytes * (1 << 20)) / 4096 * 4096);
-  const int repeats = static_cast<int>(std::max<std::size_t>(1, (std::size_t{16} << 20) / bytes));
-
-  std::array<std::unique_ptr<float, decltype(&std::free)>, kBuffers> owners = {
-      {{nullptr, std::free}, {nullptr, std::free}, {nullptr, std::free}, {nullptr, std::free}}};
-  std::array<float*, kBuffers> buffers;
-  for (std::size_t b = 0; b < kBuffers; ++b) {
-    owners[b].reset(static_cast<float*>(std::aligned_alloc(4096, bytes)));
-    buffers[b] = owners[b].get();
-    std::memset(buffers[b], 0, bytes);
-  }
-
+/// What is measured, the copy first. The buffers stay the caller's.
+std::vector<Case> cases_of(const Buffers& buffers, std::size_t bytes) {
   std::vector<Case> cases;
-  cases.push_back({"memcpy", 2.0 * static_cast<double>(bytes), [&] { std::memcpy(buffers[0], buffers[1], bytes); }});
-  cases.push_back({"plain loop fp32 x2", 4.0 * static_cast<double>(bytes), [&] { plain_sum<2>(buffers, bytes / 4); }});
-  cases.push_back({"plain loop fp32 x4", 8.0 * static_cast<double>(bytes), [&] { plain_sum<4>(buffers, bytes / 4); }});
+  cases.push_back({"memcpy", 2.0 * static_cast<double>(bytes), [&buffers, bytes] { std::memcpy(buffers[0], buffers[1], bytes); }});
+  cases.push_back({"plain loop fp32 x2", 4.0 * static_cast<double>(bytes), [&buffers, bytes] { plain_sum<2>(buffers, bytes / 4); }});
+  cases.push_back({"plain loop fp32 x4", 8.0 * static_cast<double>(bytes), [&buffers, bytes] { plain_sum<4>(buffers, bytes / 4); }});
   for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::BFloat16}) {
     for (const std::size_t ranks : {2, 3, 4}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
@@ -105,7 +91,27 @@ int main(int argc, char** argv) {
                        kernels::reduce(reduction, in, out, bytes / element_bytes(dtype));
                      }});
   }
+  return cases;
+}
 
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double mebibytes = argc > 1 ? std::atof(argv[1]) : 64;
+  const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 11;
+  const auto bytes = std::max<std::size_t>(4096, static_cast<std::size_t>(mebibytes * (1 << 20)) / 4096 * 4096);
+  const int repeats = static_cast<int>(std::max<std::size_t>(1, (std::size_t{16} << 20) / bytes));
+
+  std::array<std::unique_ptr<float, decltype(&std::free)>, kBuffers> owners = {
+      {{nullptr, std::free}, {nullptr, std::free}, {nullptr, std::free}, {nullptr, std::free}}};
+  Buffers buffers;
+  for (std::size_t b = 0; b < kBuffers; ++b) {
+    owners[b].reset(static_cast<float*>(std::aligned_alloc(4096, bytes)));
+    buffers[b] = owners[b].get();
+    std::memset(buffers[b], 0, bytes);
+  }
+
+  std::vector<Case> cases = cases_of(buffers, bytes);
   for (int round = 0; round < rounds; ++round) {
     for (Case& one : cases) {
       const auto start = std::chrono::steady_clock::now();

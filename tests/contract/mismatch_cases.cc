@@ -29,61 +29,72 @@ struct Disagreement {
 
 constexpr DataType kF32 = DataType::Float32;
 
-std::vector<Disagreement> all_disagreements() {
-  const Said base{.tensors = {{kF32, {17, 3}}}, .text = "float32 [17, 3]"};
-  const auto with = [&](auto change) {
-    Said said = base;
-    change(said);
-    return said;
+namespace disagreements {
+
+using Pair = std::pair<DataType, Shape>;
+
+Said base() { return {.tensors = {{kF32, {17, 3}}}, .text = "float32 [17, 3]"}; }
+template <class Change>
+Said with(Change change) {
+  Said said = base();
+  change(said);
+  return said;
+}
+template <class Change>
+Said of(OpKind kind, Change change) {
+  Said said = base();
+  said.kind = kind;
+  change(said);
+  return said;
+}
+void nothing(Said& /*said*/) {}
+auto tensor(DataType dtype, Shape shape) {
+  return [=](Said& said) {
+    said.tensors = {{dtype, shape}};
+    said.text = std::string(type_name(dtype)) + " " + shape_text(shape);
   };
-  const auto of = [&](OpKind kind, auto change) {
-    Said said = base;
-    said.kind = kind;
-    change(said);
-    return said;
+}
+auto scale(const char* text, double factor) {
+  return [=](Said& said) {
+    said.prescale = factor;
+    said.text = text;
   };
-  const auto nothing = [](Said&) {};
-  const auto tensor = [](DataType dtype, Shape shape) {
-    return [=](Said& said) {
-      said.tensors = {{dtype, shape}};
-      said.text = std::string(type_name(dtype)) + " " + shape_text(shape);
-    };
+}
+auto reduce(ReduceOp op) {
+  return [=](Said& said) {
+    said.op = op;
+    said.text = reduction_name(op);
   };
-  const auto scale = [](const char* text, double factor) {
-    return [=](Said& said) {
-      said.prescale = factor;
-      said.text = text;
-    };
+}
+auto group(std::vector<Pair> tensors, const char* text) {
+  return [=](Said& said) {
+    said.tensors = tensors;
+    said.text = text;
   };
-  const auto reduce = [](ReduceOp op) {
-    return [=](Said& said) {
-      said.op = op;
-      said.text = reduction_name(op);
-    };
-  };
-  const auto group = [](std::vector<std::pair<DataType, Shape>> tensors, const char* text) {
-    return [=](Said& said) {
-      said.tensors = tensors;
-      said.text = text;
-    };
-  };
-  using Pair = std::pair<DataType, Shape>;
+}
+
+std::vector<Disagreement> about_allreduce() {
   const Pair a{kF32, {3}}, b{kF32, {4}}, c{DataType::Int32, {4}};
-  std::vector<Disagreement> all{
-      {"allreduce dtype", "the data type", base, with(tensor(DataType::Float64, {17, 3}))},
-      {"allreduce shape", "the shape", base, with(tensor(kF32, {18, 3}))},
+  return {
+      {"allreduce dtype", "the data type", base(), with(tensor(DataType::Float64, {17, 3}))},
+      {"allreduce shape", "the shape", base(), with(tensor(kF32, {18, 3}))},
       {"allreduce dimensions", "the shape", with(tensor(kF32, {17, 1311})), with(tensor(kF32, {17, 23, 57}))},
       {"allreduce scales", "the scale factors", with(scale("prescale 1, postscale 1", 1)), with(scale("prescale 2, postscale 1", 2))},
       {"allreduce op", "the reduce op", with(reduce(ReduceOp::Sum)), with(reduce(ReduceOp::Max))},
       {"group size", "the shape", with(group({a, b}, "2 tensors")), with(group({a, b, b}, "tensor 2 is float32 [4]"))},
       {"group member shape", "the shape", with(group({a, b}, "tensor 1 is float32 [4]")), with(group({a, a}, "tensor 1 is float32 [3]"))},
       {"group member dtype", "the data type", with(group({a, b}, "tensor 1 is float32 [4]")), with(group({a, c}, "tensor 1 is int32 [4]"))},
-      {"order: dtype, shape", "the data type", base, with(tensor(DataType::Float64, {18, 3}))},
-      {"order: shape, scales", "the shape", base, with([&](Said& said) {
+      {"order: dtype, shape", "the data type", base(), with(tensor(DataType::Float64, {18, 3}))},
+      {"order: shape, scales", "the shape", base(), with([](Said& said) {
          tensor(kF32, {18, 3})(said), said.prescale = 2;
        })},
       {"order: scales, op", "the scale factors", with(scale("prescale 1, postscale 1", 1)),
-       with([&](Said& said) { reduce(ReduceOp::Max)(said), scale("prescale 2, postscale 1", 2)(said); })},
+       with([](Said& said) { reduce(ReduceOp::Max)(said), scale("prescale 2, postscale 1", 2)(said); })},
+  };
+}
+
+std::vector<Disagreement> about_other_operations() {
+  return {
       {"allgather dtype", "the data type", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(DataType::Int32, {17, 3}))},
       {"allgather dimension 1", "the shape", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(kF32, {5, 4}))},
       {"allgather dimensions", "the shape", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(kF32, {17}))},
@@ -92,7 +103,7 @@ std::vector<Disagreement> all_disagreements() {
       {"broadcast root", "the root rank", of(OpKind::Broadcast, [](Said& said) { said.text = "root"; }),
        of(OpKind::Broadcast, [](Said& said) { said.root = 1, said.text = "root"; })},
       {"order: shape, root", "the shape", of(OpKind::Broadcast, nothing),
-       of(OpKind::Broadcast, [&](Said& said) { tensor(kF32, {3})(said), said.root = 1; })},
+       of(OpKind::Broadcast, [](Said& said) { tensor(kF32, {3})(said), said.root = 1; })},
       {"alltoall dimension 1", "the shape", of(OpKind::Alltoall, tensor(kF32, {0, 3})), of(OpKind::Alltoall, tensor(kF32, {0, 4}))},
       {"alltoall dtype", "the data type", of(OpKind::Alltoall, tensor(kF32, {0, 3})), of(OpKind::Alltoall, tensor(DataType::Bool, {0, 3}))},
       {"reducescatter shape", "the shape", of(OpKind::Reducescatter, nothing), of(OpKind::Reducescatter, tensor(kF32, {18, 3}))},
@@ -100,18 +111,30 @@ std::vector<Disagreement> all_disagreements() {
        of(OpKind::Reducescatter, reduce(ReduceOp::Average))},
       {"reducescatter scales", "the scale factors", of(OpKind::Reducescatter, scale("prescale 1, postscale 1", 1)),
        of(OpKind::Reducescatter, scale("prescale 2, postscale 1", 2))},
+  };
+}
+
+std::vector<Disagreement> about_operation_and_device() {
+  return {
       {"operation", "the operation", with([](Said& said) { said.text = "allreduce"; }),
        of(OpKind::Broadcast, [](Said& said) { said.text = "broadcast"; })},
-      {"order: dtype, operation", "the data type", base, of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
+      {"order: dtype, operation", "the data type", base(), of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
       {"order: operation, shape", "the operation", with([](Said& said) { said.text = "allreduce"; }),
-       of(OpKind::Broadcast, [&](Said& said) { tensor(kF32, {3})(said), said.text = "broadcast"; })},
+       of(OpKind::Broadcast, [](Said& said) { tensor(kF32, {3})(said), said.text = "broadcast"; })},
       {"device", "the device", with([](Said& said) { said.text = "cuda"; }),
        with([](Said& said) { said.other_device = true, said.text = "cpu"; })},
       {"order: op, device", "the reduce op", with(reduce(ReduceOp::Sum)),
-       with([&](Said& said) { reduce(ReduceOp::Max)(said), said.other_device = true; })},
+       with([](Said& said) { reduce(ReduceOp::Max)(said), said.other_device = true; })},
   };
-  return all;
 }
+
+std::vector<Disagreement> all() {
+  std::vector<Disagreement> list = about_allreduce();
+  for (const auto& more : {about_other_operations(), about_operation_and_device()}) list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+}  // namespace disagreements
 
 /// "ranks 0, 2: float32 [17, 3]"
 std::string group_text(const std::vector<int>& ranks, const std::string& said) {
@@ -180,7 +203,7 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
 
 void add_mismatch_cases(Cases& cases, const Setting& setting) {
   if (setting.size < 2) return;
-  for (const Disagreement& about : all_disagreements())
+  for (const Disagreement& about : disagreements::all())
     for (const SetKind set : {SetKind::Global, SetKind::Late}) {
       const bool slow = about.even.kind != about.odd.kind;  // it takes the engine a second to be sure
       if (set == SetKind::Late && (slow || setting.size < 3)) continue;

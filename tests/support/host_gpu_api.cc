@@ -305,6 +305,33 @@ void HostDevice::fill_cuda() {
     if (code == CudaCode::Success) current_device = device;
     return code;
   };
+  table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
+    *free_bytes = memory_bytes;
+    *total_bytes = std::size_t{8} << 30;
+    if (current_device != index_) cluster_.note("cudaMemGetInfo of the wrong device");
+    return enter<CudaCode>("cudaMemGetInfo");
+  };
+  table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_batched_copy");
+    if (code != CudaCode::Success) return code;
+    if (!copy_supported(job)) return CudaCode::InvalidValue;
+    enqueued.emplace_back("launch_batched_copy");
+    launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
+    enqueue(known(stream), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
+      CopyJob kept = job;
+      kept.items = items;
+      copy_on_host(kept);
+      return true;
+    });
+    return code;
+  };
+  fill_streams();
+  fill_memory();
+  fill_sharing();
+  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_streams() {
   table_.stream_create = [this](CudaStream** stream) {
     const CudaCode code = enter<CudaCode>("cudaStreamCreateWithPriority");
     if (current_device != index_) cluster_.note("a stream on the wrong device");
@@ -358,31 +385,9 @@ void HostDevice::fill_cuda() {
     const HostCluster::SharedEvent* asked = known(event)->shared;
     return asked->happened >= asked->recorded ? CudaCode::Success : CudaCode::NotReady;
   };
-  table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
-    *free_bytes = memory_bytes;
-    *total_bytes = std::size_t{8} << 30;
-    if (current_device != index_) cluster_.note("cudaMemGetInfo of the wrong device");
-    return enter<CudaCode>("cudaMemGetInfo");
-  };
-  table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
-    const CudaCode code = enter<CudaCode>("launch_batched_copy");
-    if (code != CudaCode::Success) return code;
-    if (!copy_supported(job)) return CudaCode::InvalidValue;
-    enqueued.emplace_back("launch_batched_copy");
-    launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
-    enqueue(known(stream), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
-      CopyJob kept = job;
-      kept.items = items;
-      copy_on_host(kept);
-      return true;
-    });
-    return code;
-  };
-  fill_sharing();
-  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
 }
 
-void HostDevice::fill_sharing() {
+void HostDevice::fill_memory() {
   table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("launch_shared_reduce");
     if (code != CudaCode::Success) return code;
@@ -428,6 +433,9 @@ void HostDevice::fill_sharing() {
     });
     return code;
   };
+}
+
+void HostDevice::fill_sharing() {
   table_.ipc_get_memory = [this](IpcHandle* handle, void* memory) {
     const CudaCode code = enter<CudaCode>("cudaIpcGetMemHandle");
     if (!memory_.contains(memory)) cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
@@ -535,6 +543,12 @@ void HostDevice::fill_nccl() {
   table_.comm_get_async_error = [this](NcclComm* comm, NcclCode* error) {
     return async_state(known(comm, "ncclCommGetAsyncError", true), error);
   };
+  fill_registration();
+  fill_collectives();
+  table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_registration() {
   table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
     return register_buffer(known(comm, "ncclCommRegister"), memory, bytes, registration);
   };
@@ -559,6 +573,9 @@ void HostDevice::fill_nccl() {
     give_memory(memory, "ncclMemFree");
     return enter<NcclCode>("ncclMemFree");
   };
+}
+
+void HostDevice::fill_collectives() {
   table_.group_start = [this] {
     const NcclCode code = enter<NcclCode>("ncclGroupStart");
     if (code == NcclCode::Success) ++group_depth_;
@@ -590,7 +607,6 @@ void HostDevice::fill_nccl() {
   table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
     return message({"ncclRecv", nullptr, receive, count, type}, false, from, comm, stream);
   };
-  table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
 }
 
 }  // namespace hvd::nccl::test

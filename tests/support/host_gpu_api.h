@@ -103,8 +103,12 @@ class HostDevice {
   bool take_memory(void** memory, std::size_t bytes);
   void give_memory(void* memory, const char* call);
   void fill_cuda();
+  void fill_streams();
+  void fill_memory();
   void fill_sharing();
   void fill_nccl();
+  void fill_registration();
+  void fill_collectives();
 
   HostCluster& cluster_;
   const int index_;
