@@ -127,32 +127,32 @@ std::string name_of(hvd::Compression wire) {
   return wire == hvd::Compression::bf16() ? "bf16" : "none";
 }
 
-CommandLine parse_command_line(int argc, char** argv) {
-  CLI::App app(
-      "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, --versus) are measured in turn, round by round, "
-      "in one run; a time is the median over the rounds, of the slowest rank.",
-      "hvd_bench");
-  app.get_formatter()->column_width(34);
-  CommandLine line;
-  Options& options = line.options;
+namespace {
+
+/// What is said in words, before it is looked up.
+struct Words {
   std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", device = "cpu",
               model;
   std::vector<std::string> memory{"ordinary"}, place{"in"}, wire{"none"}, versus;
   bool in_arena = false, out_of_place = false;
-  app.add_option("--collective", collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
-  app.add_option("-b,--min-bytes", min_bytes, "Smallest size; suffixes K, M, G (default 4)");
-  app.add_option("-e,--max-bytes", max_bytes, "Largest size (default 64M)");
+};
+
+void add_options(CLI::App& app, Options& options, Words& words) {
+  app.add_option("--collective", words.collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
+  app.add_option("-b,--min-bytes", words.min_bytes, "Smallest size; suffixes K, M, G (default 4)");
+  app.add_option("-e,--max-bytes", words.max_bytes, "Largest size (default 64M)");
   app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")->check(CLI::Range(2, 1 << 30));
-  app.add_option("-o,--op", op, "sum, average, min, max, product or adasum (default sum)");
-  app.add_option("-d,--dtype", dtype,
+  app.add_option("-o,--op", words.op, "sum, average, min, max, product or adasum (default sum)");
+  app.add_option("-d,--dtype", words.dtype,
                  "float32 (default), float64, float16, bfloat16, uint8, int8, int16, int32, int64, bool, complex64 or "
                  "complex128");
-  app.add_option("--memory", memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
-  app.add_flag("--in-arena", in_arena, "Same as --memory arena: memory shared by the ranks of a host");
-  app.add_option("--device", device, "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that hvd has lent");
-  app.add_option("--place", place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
-  app.add_flag("--out-of-place", out_of_place, "Same as --place out");
-  app.add_option("--wire", wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")->delimiter(',');
+  app.add_option("--memory", words.memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
+  app.add_flag("--in-arena", words.in_arena, "Same as --memory arena: memory shared by the ranks of a host");
+  app.add_option("--device", words.device, "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that hvd has lent");
+  app.add_option("--place", words.place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
+  app.add_flag("--out-of-place", words.out_of_place, "Same as --place out");
+  app.add_option("--wire", words.wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")
+      ->delimiter(',');
   app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
   app.add_flag("--into", options.into, "Allgather, alltoall and reducescatter write into memory that exists, as MPI's do");
   app.add_flag("--sweep", options.sweep,
@@ -164,14 +164,52 @@ CommandLine parse_command_line(int argc, char** argv) {
       ->check(CLI::Range(1, 1'000'000));
   app.add_flag("-c,--check", options.check, "Compare every result with one computed locally; wrong ones are counted and fail the run");
   app.add_option("--json", options.json, "Write the results to this file too");
-  app.add_option("--model", model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
-  app.add_option("--backend", backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
-  app.add_option("--versus", versus,
+  app.add_option("--model", words.model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
+  app.add_option("--backend", words.backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
+  app.add_option("--versus", words.versus,
                  "mpi, memcpy, packed (with --model: one MPI_Allreduce of all gradients and the copies) or several: measure "
                  "them in the same rounds")
       ->delimiter(',');
   app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
       ->check(CLI::Range(0.1, 1e6));
+}
+
+/// Looks up what the words mean.
+void look_up(const Words& words, Options& options) {
+  options.collective = choose(kCollectives, "--collective", words.collective);
+  options.min_bytes = bytes_of("--min-bytes", words.min_bytes);
+  options.max_bytes = bytes_of("--max-bytes", words.max_bytes);
+  options.op = choose(kOps, "--op", words.op);
+  options.dtype = choose(dtypes(), "--dtype", words.dtype);
+  options.backend = choose(kBackends, "--backend", words.backend);
+  options.on_gpu = choose(Choices<bool>{{"cpu", false}, {"cuda", true}}, "--device", words.device);
+  if (!words.model.empty()) {
+    Choices<std::string> models;
+    for (const auto& name : model_names()) models.emplace(name, name);
+    options.model = choose(models, "--model", words.model);
+  }
+  options.in_arena = words.in_arena ? std::vector<bool>{true} : rows("--memory", words.memory, "ordinary", "arena");
+  options.in_place = words.out_of_place ? std::vector<bool>{false} : rows("--place", words.place, "out", "in");
+  for (const auto& word : words.versus) {
+    const Choices<bool*> rivals{{"mpi", &options.versus_mpi}, {"packed", &options.versus_packed}, {"memcpy", &options.versus_memcpy}};
+    *choose(rivals, "--versus", word) = true;
+  }
+  options.wires.clear();
+  for (const auto& word : words.wire) options.wires.push_back(choose(kWires, "--wire", word));
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+  CLI::App app(
+      "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, --versus) are measured in turn, round by round, "
+      "in one run; a time is the median over the rounds, of the slowest rank.",
+      "hvd_bench");
+  app.get_formatter()->column_width(34);
+  CommandLine line;
+  Options& options = line.options;
+  Words words;
+  add_options(app, options, words);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -180,26 +218,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw WrongOptions(fmt::format("{}; --help lists the options", error.what()));
   }
-  options.collective = choose(kCollectives, "--collective", collective);
-  options.min_bytes = bytes_of("--min-bytes", min_bytes);
-  options.max_bytes = bytes_of("--max-bytes", max_bytes);
-  options.op = choose(kOps, "--op", op);
-  options.dtype = choose(dtypes(), "--dtype", dtype);
-  options.backend = choose(kBackends, "--backend", backend);
-  options.on_gpu = choose(Choices<bool>{{"cpu", false}, {"cuda", true}}, "--device", device);
-  if (!model.empty()) {
-    Choices<std::string> models;
-    for (const auto& name : model_names()) models.emplace(name, name);
-    options.model = choose(models, "--model", model);
-  }
-  options.in_arena = in_arena ? std::vector<bool>{true} : rows("--memory", memory, "ordinary", "arena");
-  options.in_place = out_of_place ? std::vector<bool>{false} : rows("--place", place, "out", "in");
-  for (const auto& word : versus) {
-    const Choices<bool*> rivals{{"mpi", &options.versus_mpi}, {"packed", &options.versus_packed}, {"memcpy", &options.versus_memcpy}};
-    *choose(rivals, "--versus", word) = true;
-  }
-  options.wires.clear();
-  for (const auto& word : wire) options.wires.push_back(choose(kWires, "--wire", word));
+  look_up(words, options);
   if (options.sweep) {
     if (app.count("--factor") == 0) options.factor = 16;
     options.versus_mpi = true;
