@@ -103,8 +103,9 @@ std::vector<int> Cutter::sets_to_cut() {
 }
 
 void Cutter::take_credit(const CutCredit& credit) {
-  if (!table().has_process_set(credit.process_set)) return;
-  OfDomain& domain = world_[credit.process_set].domains[credit.domain];
+  const auto set = world_.find(credit.process_set);
+  if (set == world_.end()) return;  // removed, and nothing more is cut
+  OfDomain& domain = set->second.domains[credit.domain];
   if (credit.over > domain.cut) throw WireError("credit for cuts that were not made");
   domain.over = std::max(domain.over, credit.over);
 }
@@ -113,7 +114,6 @@ std::vector<CutCredit> Cutter::credits_to_tell() {
   std::vector<CutCredit> credits;
   if (parts_.topology.domain == 0) return credits;
   for (auto& [id, set] : world_) {
-    if (!table().has_process_set(id)) continue;
     look_for_ends(set);
     if (set.over == set.told) continue;
     if (!set.tells_at_once && set.over - set.told < kCredit / 2) continue;
@@ -124,6 +124,9 @@ std::vector<CutCredit> Cutter::credits_to_tell() {
   return credits;
 }
 
-void Cutter::forget(int process_set) { world_.erase(process_set); }
+void Cutter::forget(int process_set) {
+  // What was agreed before is still cut, and needs the credit.
+  if (!table().has_agreed(process_set)) world_.erase(process_set);
+}
 
 }  // namespace hvd

@@ -51,7 +51,7 @@ class Cutter {
   void take_credit(const CutCredit& credit) HVD_REQUIRES(engine_mutex);
   /// Returns what this domain has to tell the root.
   std::vector<CutCredit> credits_to_tell() HVD_REQUIRES(engine_mutex);
-  /// The set has been removed.
+  /// The set has been removed: forgets it, unless what was agreed on it before is still to be cut; then to be called again.
   void forget(int process_set) HVD_REQUIRES(engine_mutex);
 
  private:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -145,6 +146,43 @@ TEST_CASE("forgetting: process sets that are made and removed leave nothing behi
     const std::size_t late = mallinfo2().uordblks;
     MESSAGE("bytes per set: ", (static_cast<double>(late) - static_cast<double>(early)) / (kSets * 4 / 5));
     CHECK(late < early + kSets * 100);
+  }
+}
+
+TEST_CASE(
+    "forgetting: a set that is removed while much is under way on it: what was agreed before is done, the rest refused, on all ranks") {
+  constexpr int kTensors = 700;  // more than a host may have cut ahead, and more than a board has places
+  for (const auto& [ranks, domains] : {Size{4, 2}, Size{3, 3}, Size{4, 4}, Size{2, 1}}) {
+    CAPTURE(domains);
+    Config config;
+    config.fusion_threshold_bytes = 0;
+    ThreadWorld world({.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(60)});
+    std::vector<std::vector<int>> outcomes(static_cast<std::size_t>(ranks));
+    world.run([&, ranks = ranks](int rank, Engine& engine) {
+      Shape members;
+      for (int member = ranks > 2 ? 1 : 0; member < ranks; ++member) members.push_back(member);
+      const int set = static_cast<int>(control(engine, kAddProcessSet, members, 0));
+      const bool included = rank >= members.front();
+      std::vector<std::vector<float>> values(kTensors, std::vector<float>(3, static_cast<float>(rank)));
+      std::vector<std::shared_ptr<HandleState>> pending;
+      for (int i = 0; included && i < kTensors; ++i)
+        pending.push_back(engine.submit(sum_of(values[static_cast<std::size_t>(i)], fmt::format("t{}", i), set)));
+      CHECK(control(engine, kRemoveProcessSet, {}, set) == set);
+      for (std::size_t i = 0; i < pending.size(); ++i) {
+        int outcome = 0;
+        try {
+          engine.wait(*pending[i]);
+          outcome = static_cast<int>(values[i].front());
+        } catch (const InvalidArgument&) {
+          outcome = -1;
+        }
+        outcomes[static_cast<std::size_t>(rank)].push_back(outcome);
+      }
+    });
+    const auto& expected = outcomes.back();
+    for (int rank = ranks > 2 ? 1 : 0; rank < ranks; ++rank) CHECK(outcomes[static_cast<std::size_t>(rank)] == expected);
+    for (const int outcome : expected) CHECK((outcome == -1 || outcome == ranks * (ranks - 1) / 2));
+    MESSAGE("of ", kTensors, " done: ", std::count_if(expected.begin(), expected.end(), [](int outcome) { return outcome != -1; }));
   }
 }
 
