@@ -9,6 +9,7 @@
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/into.h"
 #include "torch_bindings/operation.h"
+#include "torch_bindings/small_calls.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -62,9 +63,11 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   return operation;
 }
 
+at::Device device_of_splits(const AlltoallOptions& options) { return options.splits ? options.splits->device() : at::Device(at::kCPU); }
+
 Handle<AlltoallResult> with_splits(const Handle<Tensors>& handle, const std::shared_ptr<Operation>& operation,
                                    const AlltoallOptions& options) {
-  const at::Device device = options.splits ? options.splits->device() : at::Device(at::kCPU);
+  const at::Device device = device_of_splits(options);
   return handle.map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
     return AlltoallResult{tensors.front(), torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
   });
@@ -85,6 +88,14 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
 }  // namespace
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor) && tensor.dim() > 0) {
+    const auto splits = splits_of(tensor, options);
+    if (const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits); output.defined()) {
+      // On the fast path all ranks have the same splits.
+      const auto rows = splits.at(static_cast<std::size_t>(options.process_set.rank()));
+      return {output, at::full({static_cast<std::int64_t>(splits.size())}, rows, at::kInt).to(device_of_splits(options))};
+    }
+  }
   return start_exchange(exchanging(tensor, options), options, After::Wait).wait();
 }
 Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "hvd/engine/engine.h"
 #include "torch_bindings/history.h"
@@ -58,11 +59,12 @@ struct SmallRows {
   }
 };
 
-/// An undefined tensor if the operation must be submitted.
+/// An undefined tensor if the operation must be submitted. `splits`: of an alltoall.
 template <class Options>
-at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options) {
+at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, const std::vector<std::int64_t>& splits = {}) {
   if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
   SmallCall call = small_call(kind, tensor, options);
+  call.splits = splits;
   SmallRows rows{tensor, {}};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;

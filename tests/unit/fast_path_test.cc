@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
+#include <numeric>
 #include <random>
 
 #include "hvd/engine/engine.h"
@@ -31,7 +32,7 @@ thread_local std::size_t allocations = 0;
 namespace hvd::test {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Reducescatter, OpKind::Barrier};
+constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Barrier};
 
 /// One operation of a rank, whose values follow from `round` and the rank.
 struct Work {
@@ -40,12 +41,18 @@ struct Work {
   std::string name;
   Shape shape;
   std::vector<std::int32_t> input, output;
+  std::vector<std::int64_t> splits;
 
   Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows)
       : kind(what), rank(of), size(ranks), round(number), name(std::move(called)), shape{rows, 3} {
     for (std::int64_t i = 0; i < 3 * rows; ++i) input.push_back(value(rank, i));
     std::int64_t result = rows;
     if (kind == OpKind::Allgather) result = rows * size;
+    if (kind == OpKind::Alltoall) {  // the first rank gets what cannot be dealt evenly
+      splits.assign(static_cast<std::size_t>(size), rows / size);
+      splits.front() += rows % size;
+      result = splits[static_cast<std::size_t>(rank)] * size;
+    }
     if (kind == OpKind::Reducescatter) result = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
     output.assign(static_cast<std::size_t>(3 * result), -1);
   }
@@ -62,6 +69,7 @@ struct Work {
       call.shape = shape;
       call.input = input.data();
       call.output = output.data();
+      call.splits = splits;
     }
     call.op = ReduceOp::Sum;
     call.root = size - 1;
@@ -74,8 +82,8 @@ struct Work {
     submission.op = ReduceOp::Sum;
     submission.root = kind == OpKind::Broadcast ? size - 1 : 0;
     if (kind == OpKind::Barrier) return submission;
-    const bool by_rows = kind == OpKind::Allgather;
-    submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32, shape});
+    const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall;
+    submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32, shape, nullptr, true, splits});
     submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
     return submission;
   }
@@ -103,6 +111,13 @@ struct Work {
         for (int of = 0; of < size; ++of)
           for (std::int64_t i = 0; i < 3 * rows; ++i) wanted.push_back(value(of, i));
         break;
+      case OpKind::Alltoall: {
+        const auto before = std::accumulate(splits.begin(), splits.begin() + rank, std::int64_t{0});
+        const auto own = splits[static_cast<std::size_t>(rank)];
+        for (int of = 0; of < size; ++of)
+          for (std::int64_t i = 3 * before; i < 3 * (before + own); ++i) wanted.push_back(value(of, i));
+        break;
+      }
       case OpKind::Reducescatter: {
         std::int64_t before = 0;
         for (int of = 0; of < rank; ++of) before += scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(of));
@@ -150,7 +165,7 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
 }
 
 TEST_CASE("lanes: memory for a result is asked for under no lock, and the block stays until it is copied") {
-  for (const OpKind kind : {OpKind::Allgather, OpKind::Reducescatter}) {
+  for (const OpKind kind : {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter}) {
     ThreadWorld world({.size = 2, .config = {}});
     world.run([&](int rank, Engine& engine) {
       int asked = 0;
@@ -211,7 +226,7 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
             under_way.pop_front();
           };
           for (int round = 0; round < (kSanitized ? 400 : 3000); ++round) {
-            const auto kind = kKinds[common() % 5];
+            const auto kind = kKinds[common() % std::size(kKinds)];
             const auto letter = static_cast<char>('a' + common() % 3);
             const auto rows = static_cast<std::int64_t>(1 + (common() % 8 == 0 ? common() % 3 : 0));
             std::string name = common() % 4 == 0 ? "" : std::string(1, letter);
