@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "tests/contract/endpoint.h"
-#include "tests/contract/oracle.h"
+#include "tests/support/oracle.h"
 
 namespace hvd::contract {
+
+using namespace oracle;
 
 /// What is true of a world, the same on all its ranks.
 struct Setting {

@@ -1,292 +1,228 @@
 #include "tests/support/oracle.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
-#include <numeric>
+#include <cstdio>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <type_traits>
 
 #include "tests/support/oracle_numbers.h"
 
-namespace hvd::test::oracle {
+namespace hvd::oracle {
 
 namespace {
 
-constexpr std::array kTypes{"uint8",    "int8",    "int16",   "int32", "int64",     "float16",
-                            "bfloat16", "float32", "float64", "bool",  "complex64", "complex128"};
-constexpr std::array kOps{"average", "sum", "min", "max", "product", "adasum"};
-constexpr std::array kKinds{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "control"};
+__extension__ using Wide = __int128;
 
-template <class Names, class Enum>
-std::string word(const Names& names, Enum value) {
-  return names[static_cast<std::size_t>(value)];
+/// An integer times a factor: in double, truncated toward zero, the nearest there is where the type has no such value.
+template <class T>
+T scaled_whole(T value, double factor) {
+  if (factor == 1) return value;
+  using Limits = std::numeric_limits<T>;
+  const double product = static_cast<double>(value) * factor;
+  if (product <= static_cast<double>(Limits::min())) return Limits::min();
+  return product >= static_cast<double>(Limits::max()) ? Limits::max() : static_cast<T>(product);
 }
 
-std::string text(double number) {
-  std::array<char, 40> buffer{};
-  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), number).ptr};
-}
-
-std::string text(const Shape& shape) {
-  std::string all;
-  for (const auto size : shape) all += (all.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + all + "]";
-}
-
-bool is_gather(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall; }
-
-/// The part of the shape that must be equal on all ranks.
-Shape common_part(OpKind kind, Shape shape) {
-  if (is_gather(kind) && !shape.empty()) shape[0] = -1;
-  return shape;
-}
-
-using Calls = std::vector<const Call*>;
-
-std::size_t first_difference(const Calls& calls) {
-  std::size_t first = calls[0]->tensors.size();
-  for (const Call* call : calls) {
-    const std::size_t both = std::min(call->tensors.size(), calls[0]->tensors.size());
-    for (std::size_t t = 0; t < both; ++t) {
-      const TensorDraw& a = call->tensors[t];
-      const TensorDraw& b = calls[0]->tensors[t];
-      if (a.dtype == b.dtype && common_part(call->kind, a.shape) == common_part(call->kind, b.shape)) continue;
-      first = std::min(first, t);
-    }
-    first = std::min(first, both);
+template <class N>
+typename N::Stored fold_whole(const Reduction& what, const std::vector<Block>& inputs, std::size_t i) {
+  using T = typename N::Stored;
+  using Unsigned = std::make_unsigned_t<T>;
+  Wide sum = 0;
+  T extreme = 0;
+  std::uint64_t product = 1;
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    const T value = scaled_whole(N::get(inputs[r].data(), i), what.prescale);
+    sum += value;
+    product *= static_cast<std::uint64_t>(value);
+    const bool better = what.op == ReduceOp::Min ? value < extreme : value > extreme;
+    if (r == 0 || better) extreme = value;
   }
-  return first;
+  T result = extreme;
+  if (what.op == ReduceOp::Average) result = static_cast<T>(sum / static_cast<Wide>(inputs.size()));
+  if (what.op == ReduceOp::Sum) result = static_cast<T>(static_cast<Unsigned>(sum));  // wraps
+  if (what.op == ReduceOp::Product) result = static_cast<T>(static_cast<Unsigned>(product));
+  return scaled_whole(result, what.postscale);
 }
 
-std::string tensor_text(const Call& call, std::size_t index) {
-  if (index >= call.tensors.size()) return std::to_string(call.tensors.size()) + " tensors";
-  if (call.kind == OpKind::Control) return "ranks " + text(call.tensors[index].shape);
-  const std::string what = word(kTypes, call.tensors[index].dtype) + " " + text(call.tensors[index].shape);
-  return call.tensors.size() == 1 ? what : "tensor " + std::to_string(index) + " is " + what;
-}
-
-/// "ranks 0-1: this; rank 2: that"
-template <class Describe>
-std::string grouped(const std::vector<int>& ranks, const Calls& calls, const Describe& describe) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const std::string said = describe(*calls[i]);
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == said; });
-    if (same != groups.end()) {
-      same->second.push_back(ranks[i]);
-    } else {
-      groups.push_back({said, {ranks[i]}});
-    }
-  }
-  std::string all;
-  for (const auto& [said, who] : groups) all += (all.empty() ? "" : "; ") + ranks_text(who) + ": " + said;
-  return all;
-}
-
-/// Empty if the ranks agree; otherwise what the message must have.
-std::vector<std::string> disagreement(const std::vector<int>& ranks, const Calls& calls) {
-  const Call& first = *calls[0];
-  const auto differs = [&](auto&& of) {
-    return std::any_of(calls.begin(), calls.end(), [&](const Call* c) { return of(*c) != of(first); });
-  };
-  const auto other_dtypes = [&](const Call* call) {
-    for (std::size_t t = 0; t < std::min(call->tensors.size(), first.tensors.size()); ++t)
-      if (call->tensors[t].dtype != first.tensors[t].dtype) return true;
-    return false;
-  };
-  const auto shapes = [](const Call& call) {
-    std::vector<Shape> all;
-    for (const auto& tensor : call.tensors) all.push_back(common_part(call.kind, tensor.shape));
-    return all;
-  };
-  const auto tensor = [&, index = first_difference(calls)](const Call& call) { return tensor_text(call, index); };
-  if (std::any_of(calls.begin(), calls.end(), other_dtypes)) return {"the data type differs", grouped(ranks, calls, tensor)};
-  if (differs(shapes)) return {"the shape differs", grouped(ranks, calls, tensor)};
-  const auto scales = [](const Call& call) { return "prescale " + text(call.prescale) + ", postscale " + text(call.postscale); };
-  if (differs(scales)) return {"the scale factors differ", grouped(ranks, calls, scales)};
-  const bool reduces = first.kind == OpKind::Allreduce || first.kind == OpKind::Reducescatter;
-  const auto op = [](const Call& call) { return word(kOps, call.op); };
-  if (reduces && differs(op)) return {"the reduce op differs", grouped(ranks, calls, op)};
-  const auto root = [](const Call& call) { return "root " + std::to_string(call.root); };
-  if ((first.kind == OpKind::Broadcast || first.kind == OpKind::Control) && differs(root))
-    return {"the root rank differs", grouped(ranks, calls, root)};
-  return {};
-}
-
-std::string name_text(const Call& call) {
-  return call.name.empty() ? word(kKinds, call.kind) + " '" + word(kKinds, call.kind) + ".noname."
-                           : word(kKinds, call.kind) + " '" + call.name + "'";
-}
-
-std::size_t row_bytes(const TensorDraw& tensor) {
-  std::int64_t elements = 1;
-  for (std::size_t d = 1; d < tensor.shape.size(); ++d) elements *= tensor.shape[d];
-  return static_cast<std::size_t>(elements) * element_bytes(tensor.dtype);
-}
-
-void append(Data& to, const Data& from, std::size_t begin, std::size_t size) {
-  to.insert(to.end(), from.begin() + static_cast<std::ptrdiff_t>(begin), from.begin() + static_cast<std::ptrdiff_t>(begin + size));
-}
-
-Folding folding_of(const Call& call, DataType dtype, std::size_t ranks) {
-  return {dtype, call.op, call.prescale, call.postscale, static_cast<int>(ranks)};
-}
-
-struct Taking {
-  const std::vector<int>& set;      // all its ranks
-  const std::vector<int>& ranks;    // those that take part
-  const Calls& calls;               // theirs
-  std::vector<Expected*> expected;  // theirs
+struct Fold {
+  double magnitude = 0;  ///< of what was added up, scaled as the result
 };
 
-void reduce_all(const Taking& taking, std::size_t t) {
-  const Call& first = *taking.calls[0];
-  const TensorDraw& tensor = first.tensors[t];
-  const auto count = static_cast<std::size_t>(element_count(tensor.shape));
-  std::vector<Data> inputs;
-  const Data zeros(count * element_bytes(tensor.dtype));  // what those who have joined count as, each in its place
-  std::size_t next = 0;
-  for (const int rank : taking.set) {
-    const bool takes_part = next < taking.ranks.size() && taking.ranks[next] == rank;
-    inputs.push_back(takes_part ? input_of(*taking.calls[next], rank, t) : zeros);
-    next += takes_part ? 1 : 0;
-  }
-  const Folding folding = folding_of(first, tensor.dtype, taking.set.size());
-  const bool adds = first.op == ReduceOp::Adasum;
-  const auto result = adds ? adasum(folding, inputs, count) : std::optional(fold(folding, inputs, count));
-  const auto all = result ? std::make_shared<const Data>(*result) : nullptr;
-  if (first.kind == OpKind::Allreduce) {
-    for (Expected* expected : taking.expected) expected->outputs.push_back(all);
-    return;
-  }
-  const auto ranks = static_cast<std::int64_t>(taking.set.size());
-  std::size_t at = 0;
-  for (std::int64_t i = 0; i < ranks; ++i) {
-    const std::int64_t rows = tensor.shape[0] / ranks + (i < tensor.shape[0] % ranks ? 1 : 0);
-    const std::size_t bytes = static_cast<std::size_t>(rows) * row_bytes(tensor);
-    Data own;
-    append(own, *all, at, bytes);
-    at += bytes;
-    taking.expected[static_cast<std::size_t>(i)]->outputs.push_back(std::make_shared<const Data>(std::move(own)));
-  }
-}
-
-void exchange(const Taking& taking, std::size_t t) {
-  const bool gathers = taking.calls[0]->kind == OpKind::Allgather;
-  std::vector<Data> outputs(taking.ranks.size());
-  for (Expected* expected : taking.expected) expected->rows.emplace_back();
-  for (std::size_t from = 0; from < taking.ranks.size(); ++from) {
-    const TensorDraw& tensor = taking.calls[from]->tensors[t];
-    const Data input = input_of(*taking.calls[from], taking.ranks[from], t);
-    std::int64_t begin = 0;
-    for (std::size_t to = 0; to < taking.ranks.size(); ++to) {
-      const std::int64_t rows = gathers ? tensor.shape[0] : tensor.splits[to];
-      append(outputs[to], input, static_cast<std::size_t>(begin) * row_bytes(tensor), static_cast<std::size_t>(rows) * row_bytes(tensor));
-      taking.expected[to]->rows.back().push_back(rows);
-      if (!gathers) begin += rows;
-    }
-  }
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    taking.expected[i]->outputs.push_back(std::make_shared<const Data>(std::move(outputs[i])));
-}
-
-void broadcast(const Taking& taking, std::size_t t) {
-  const int root = taking.calls[0]->root;
-  const auto place = static_cast<std::size_t>(std::find(taking.ranks.begin(), taking.ranks.end(), root) - taking.ranks.begin());
-  const auto all = std::make_shared<const Data>(input_of(*taking.calls[place], root, t));
-  for (Expected* expected : taking.expected) expected->outputs.push_back(all);
-}
-
-void results(const Taking& taking) {
-  const Call& first = *taking.calls[0];
-  for (std::size_t t = 0; t < first.tensors.size(); ++t) {
-    const bool present = std::any_of(taking.calls.begin(), taking.calls.end(), [&](const Call* call) { return call->tensors[t].present; });
-    for (Expected* expected : taking.expected) expected->present.push_back(present);
-    if (!present) {
-      for (Expected* expected : taking.expected) expected->outputs.push_back(nullptr);
-    } else if (first.kind == OpKind::Broadcast) {
-      broadcast(taking, t);
-    } else if (is_gather(first.kind)) {
-      exchange(taking, t);
+template <class N>
+typename N::Value fold_real(const Reduction& what, const std::vector<Block>& inputs, std::size_t i, Fold& fold) {
+  using T = typename N::Value;
+  const auto pre = static_cast<T>(what.prescale);
+  T result = 0;
+  double magnitude = 0;
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    const T value = what.prescale == 1 ? N::get(inputs[r].data(), i) : static_cast<T>(N::get(inputs[r].data(), i) * pre);
+    magnitude += std::fabs(static_cast<double>(value));
+    if (r == 0) {
+      result = value;
+    } else if (what.op == ReduceOp::Min) {
+      result = std::min(result, value);
+    } else if (what.op == ReduceOp::Max) {
+      result = std::max(result, value);
+    } else if (what.op == ReduceOp::Product) {
+      result *= value;
     } else {
-      reduce_all(taking, t);
+      result += value;
     }
   }
+  if (what.op == ReduceOp::Product) magnitude = std::fabs(static_cast<double>(result));
+  if (what.op == ReduceOp::Average) {
+    result /= static_cast<T>(inputs.size());
+    magnitude /= static_cast<double>(inputs.size());
+  }
+  if (what.postscale != 1) result *= static_cast<T>(what.postscale);
+  fold.magnitude = magnitude * std::fabs(what.postscale);
+  return result;
+}
+
+bool fold_truth(ReduceOp op, const std::vector<Block>& inputs, std::size_t i) {
+  const auto holds = [&](const Block& input) { return Truth::get(input.data(), i); };
+  return op == ReduceOp::Min ? std::all_of(inputs.begin(), inputs.end(), holds) : std::any_of(inputs.begin(), inputs.end(), holds);
+}
+
+using Vector = std::vector<long double>;
+
+long double dot(const Vector& a, const Vector& b) {
+  long double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// Maleki et al., MLSys 2021: what two vectors have in common counts once.
+Vector pair_of(const Vector& a, const Vector& b) {
+  const long double common = dot(a, b);
+  const long double aa = dot(a, a);
+  const long double bb = dot(b, b);
+  const long double of_a = aa == 0 ? 1 : 1 - common / (2 * aa);
+  const long double of_b = bb == 0 ? 1 : 1 - common / (2 * bb);
+  Vector sum(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
+  return sum;
+}
+
+template <class N>
+Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::size_t count) {
+  std::vector<Vector> vectors;
+  double largest = 0;
+  for (const Block& input : inputs) {
+    Vector& vector = vectors.emplace_back(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      vector[i] = N::get(input.data(), i) * static_cast<long double>(what.prescale);
+      largest = std::max(largest, std::fabs(static_cast<double>(vector[i])));
+    }
+  }
+  bool cancels = false;
+  long double most = 0;
+  for (const Vector& vector : vectors) most = std::max(most, dot(vector, vector));
+  while (vectors.size() > 1) {  // neighbours, and the last of an odd number as it is
+    for (std::size_t i = 0; i < vectors.size() / 2 * 2; ++i) {
+      const long double square = dot(vectors[i], vectors[i]);
+      cancels = cancels || (square > 0 && square < 1e-4L * most);
+    }
+    std::vector<Vector> next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(pair_of(vectors[i], vectors[i + 1]));
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  Expected expected{what.dtype, Block(count * sizeof(typename N::Stored)), std::vector<double>(count), cancels};
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<double>(vectors.front()[i]) * what.postscale;
+    N::put(expected.bytes, i, static_cast<typename N::Value>(value));
+    // Between hosts what two have become is rounded to the type before it goes on.
+    const double roundings = 2 * static_cast<double>(inputs.size());
+    expected.bound[i] = 2 * N::kEpsilon * std::fabs(value) + (roundings * N::kEpsilon + 1e-11) * largest * std::fabs(what.postscale);
+  }
+  return expected;
 }
 
 }  // namespace
 
-Data input_of(const Call& call, int rank, std::size_t tensor) {
-  const TensorDraw& draw = call.tensors[tensor];
-  const auto count = static_cast<std::size_t>(element_count(draw.shape));
-  if (!draw.present) return Data(count * element_bytes(draw.dtype));
-  return values(call.value_seed + 1000 * tensor, rank, draw.dtype, count);
+Expected reduced(const Reduction& what, const std::vector<Block>& inputs, bool any_order) {
+  const std::size_t count = inputs.front().size() / type_bytes(what.dtype);
+  Expected expected{what.dtype, Block(inputs.front().size()), {}, false};
+  with_number(what.dtype, [&]<class N>(N) {
+    if constexpr (N::kKind == Kind::Real) {
+      if (what.op == ReduceOp::Adasum) {
+        expected = adasum<N>(what, inputs, count);
+        return;
+      }
+    }
+    const double roundings = static_cast<double>(inputs.size()) + 3;
+    for (std::size_t i = 0; i < count * N::kParts; ++i) {
+      if constexpr (N::kKind == Kind::Truth) {
+        N::put(expected.bytes, i, fold_truth(what.op, inputs, i));
+      } else if constexpr (N::kKind == Kind::Whole) {
+        N::put(expected.bytes, i, fold_whole<N>(what, inputs, i));
+      } else {
+        Fold fold;
+        N::put(expected.bytes, i, fold_real<N>(what, inputs, i, fold));
+        if (any_order) expected.bound.push_back(N::kEpsilon * roundings * fold.magnitude);
+      }
+    }
+  });
+  return expected;
 }
 
-bool has(OpKind kind, DataType dtype, ReduceOp op) {
-  const bool adds = op == ReduceOp::Sum || op == ReduceOp::Average;
-  if (kind == OpKind::Reducescatter) return adds && dtype != DataType::Bool;
-  if (kind != OpKind::Allreduce) return true;
-  if (dtype == DataType::Bool) return op == ReduceOp::Min || op == ReduceOp::Max;
-  if (is_complex(dtype)) return adds;
-  return op != ReduceOp::Adasum || !is_integer(dtype);
+namespace {
+
+template <class T>
+std::string digits(T value) {
+  if constexpr (std::is_integral_v<T>) return std::to_string(value);
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", static_cast<double>(value));
+  return text;
 }
 
-void expect(Op& op, const std::vector<int>& set) {
-  op.expected.assign(op.calls.size(), {});
-  std::vector<int> ranks, joined;
-  Calls calls;
-  std::vector<Expected*> expected;
-  for (const int rank : set) {
-    const auto& call = op.calls[static_cast<std::size_t>(rank)];
-    (call ? ranks : joined).push_back(rank);
-    if (!call) continue;
-    calls.push_back(&*call);
-    expected.push_back(&op.expected[static_cast<std::size_t>(rank)]);
-  }
-  if (calls.empty()) return;
-  const Call& first = *calls[0];
-  auto fragments = disagreement(ranks, calls);
-  auto kind = fragments.empty() ? Expected::Kind::Result : Expected::Kind::Mismatch;
-  if (fragments.empty() && !joined.empty() && first.kind != OpKind::Allreduce && first.kind != OpKind::Barrier) {
-    kind = Expected::Kind::Joined;
-    fragments = {ranks_text(joined) + (joined.size() == 1 ? " has joined" : " have joined")};
-  }
-  for (Expected* one : expected) {
-    one->kind = kind;
-    one->about = first.kind == OpKind::Allreduce && first.op == ReduceOp::Adasum;
-    if (kind == Expected::Kind::Result) continue;
-    one->fragments = fragments;
-    one->fragments.push_back(name_text(first));
-  }
-  if (kind == Expected::Kind::Result && first.kind < OpKind::Barrier) results({set, ranks, calls, expected});
+}  // namespace
+
+std::shared_ptr<const Worked> worked_out(const std::string& key, const std::function<Worked()>& work) {
+  static std::mutex mutex;
+  static std::deque<std::pair<std::string, std::shared_ptr<const Worked>>> known;
+  constexpr std::size_t kKept = 64;  // more than one case asks for
+  const std::lock_guard lock(mutex);
+  for (const auto& [other, worked] : known)
+    if (other == key) return worked;
+  known.emplace_front(key, std::make_shared<const Worked>(work()));
+  if (known.size() > kKept) known.pop_back();
+  return known.front().second;
 }
 
-bool equal(DataType dtype, std::span<const std::byte> a, std::span<const std::byte> b, bool about) {
-  if (a.size() != b.size()) return false;
-  if (is_integer(dtype) || dtype == DataType::Bool) return std::equal(a.begin(), a.end(), b.begin());
-  const DataType part = dtype == DataType::Complex64 ? DataType::Float32 : dtype == DataType::Complex128 ? DataType::Float64 : dtype;
-  const std::size_t bytes = element_bytes(part);
-  double largest = 1;
-  for (std::size_t i = 0; about && i < a.size(); i += bytes) largest = std::max(largest, std::fabs(decode(part, &a[i])));
-  const double precision = part == DataType::Float16 ? 2e-3 : part == DataType::BFloat16 ? 2e-2 : part == DataType::Float32 ? 1e-5 : 1e-10;
-  for (std::size_t i = 0; i < a.size(); i += bytes) {
-    const double x = decode(part, &a[i]);
-    const double y = decode(part, &b[i]);
-    if (x == y || (std::isnan(x) && std::isnan(y))) continue;
-    if (!about || !(std::fabs(x - y) <= precision * largest)) return false;
-  }
-  return true;
+std::string difference(const Expected& expected, const std::byte* got) {
+  if (expected.bytes.empty() || std::memcmp(expected.bytes.data(), got, expected.bytes.size()) == 0) return "";
+  std::string text;
+  with_number(expected.dtype, [&]<class N>(N) {
+    const std::size_t numbers = expected.bytes.size() / sizeof(typename N::Stored);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < numbers; ++i) {
+      if (N::raw(expected.bytes.data(), i) == N::raw(got, i)) continue;
+      const auto want = N::get(expected.bytes.data(), i);
+      const auto have = N::get(got, i);
+      if constexpr (N::kKind == Kind::Real) {
+        if (want == have || (std::isnan(want) && std::isnan(have))) continue;
+        const double off = std::fabs(static_cast<double>(want) - static_cast<double>(have));
+        if (!expected.bound.empty() && off <= expected.bound[i]) continue;
+      }
+      if (wrong++ != 0) continue;
+      text = "element " + std::to_string(i / N::kParts) + " of " + std::to_string(numbers / N::kParts) + " is " + digits(have) + ", not " +
+             digits(want);
+    }
+    if (wrong > 1) text += " (" + std::to_string(wrong) + " are wrong)";
+  });
+  return text;
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string all;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const std::size_t begin = i;
-    while (i + 1 < ranks.size() && ranks[i + 1] == ranks[i] + 1) ++i;
-    all += (all.empty() ? "" : ", ") + std::to_string(ranks[begin]) + (i > begin ? "-" + std::to_string(ranks[i]) : "");
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + all;
+std::string difference(DataType dtype, const Block& expected, const std::byte* got) {
+  if (expected.empty() || std::memcmp(expected.data(), got, expected.size()) == 0) return "";
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    if (expected[i] != got[i]) return "element " + std::to_string(i / type_bytes(dtype)) + " has other bytes than were sent";
+  return "";
 }
 
-}  // namespace hvd::test::oracle
+}  // namespace hvd::oracle

@@ -1,28 +1,79 @@
 #pragma once
-/// What a program's operations must result in, computed from the program alone: its own arithmetic, its own conversions, its
-/// own reading of the rules. Shares nothing with the library but the words of hvd/types.h. Pure functions.
+/// What the results of collectives should be, for the contract suite and for random programs. Shares no code with the library beyond the
+/// enumerations of hvd/types.h: its own table of types, its own 16-bit floats, its own folding in rank order. Written to be read; one
+/// element at a time. Pure functions, any thread.
 
-#include <span>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "tests/support/random_program.h"
+#include "hvd/types.h"
 
-namespace hvd::test::oracle {
+namespace hvd::oracle {
 
-/// What the tensor holds before the operation: zeros where the rank has nothing to say.
-Data input_of(const Call& call, int rank, std::size_t tensor);
+using Block = std::vector<std::byte>;
 
-/// Whether there is such a reduction at all.
-bool has(OpKind kind, DataType dtype, ReduceOp op);
+inline constexpr int kTypes = 12;
+inline constexpr DataType kAllTypes[kTypes] = {DataType::UInt8,   DataType::Int8,    DataType::Int16,     DataType::Int32,
+                                               DataType::Int64,   DataType::Float16, DataType::BFloat16,  DataType::Float32,
+                                               DataType::Float64, DataType::Bool,    DataType::Complex64, DataType::Complex128};
+inline constexpr ReduceOp kAllReductions[] = {ReduceOp::Average, ReduceOp::Sum,     ReduceOp::Min,
+                                              ReduceOp::Max,     ReduceOp::Product, ReduceOp::Adasum};
 
-/// Fills in what every rank of `ranks` (the process set) gets. Those without a call have joined.
-void expect(Op& op, const std::vector<int>& ranks);
+const char* type_name(DataType dtype);
+std::size_t type_bytes(DataType dtype);
+const char* reduction_name(ReduceOp op);
+std::string shape_text(const Shape& shape);
+std::size_t count_of(const Shape& shape);
+bool is_whole(DataType dtype);  ///< integers; Bool is none
+bool is_float(DataType dtype);  ///< real floating point, 16 bits included
+bool is_complex_type(DataType dtype);
 
-/// Whether the bytes are what is expected, zeros of either sign and all NaNs being equal; `about`: up to rounding.
-bool equal(DataType dtype, std::span<const std::byte> a, std::span<const std::byte> b, bool about);
+/// Whether docs/semantics.md, "Arithmetic", has the pair: all reductions of real numbers (Adasum of floats only), Min and Max of Bool,
+/// Sum and Average of complex numbers.
+bool allreduce_is_defined(DataType dtype, ReduceOp op);
 
-/// "ranks 0-2, 5", "rank 3"
-std::string ranks_text(const std::vector<int>& ranks);
+/// How the values of a tensor are drawn.
+enum class Values : std::uint8_t {
+  Full,     ///< integers of the whole range, floats with all their bits
+  Limited,  ///< integers so small that no sum, scaled by at most 1.5, leaves the type
+  Exact,    ///< small whole numbers: sums are exact in every type, in every order
+};
+/// The values of `rank` (of `ranks` that combine theirs with `op`): they differ by rank, element and `salt`.
+Block make_values(DataType dtype, ReduceOp op, Values values, int rank, int ranks, std::size_t count, std::uint64_t salt);
+/// Any bytes, for what is only moved; Bool is 0 or 1.
+Block make_bytes(DataType dtype, int rank, std::size_t count, std::uint64_t salt);
 
-}  // namespace hvd::test::oracle
+/// What the reduction of `inputs`, one for each rank in their order, must give.
+struct Expected {
+  DataType dtype = DataType::Float32;
+  Block bytes;
+  std::vector<double> bound;  ///< by element (real and imaginary parts apart): how far off it may be; empty: not at all
+  /// Adasum: whether vectors nearly cancel out on the way. Of what is left then, rounding decides the direction.
+  bool cancels = false;
+};
+struct Reduction {
+  DataType dtype = DataType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1;
+  double postscale = 1;
+};
+/// The fold in rank order, in the arithmetic of docs/semantics.md. `any_order`: with the bounds of a sum whose order and intermediate
+/// roundings are the transport's own. Adasum always has bounds.
+Expected reduced(const Reduction& reduction, const std::vector<Block>& inputs, bool any_order);
+
+/// What all ranks put in and must get, worked out once for the ranks that are threads of this process and ask at about the same time.
+struct Worked {
+  std::vector<Block> inputs;
+  Expected expected;
+};
+std::shared_ptr<const Worked> worked_out(const std::string& key, const std::function<Worked()>& work);
+
+/// "", or the first element that is wrong. A NaN equals every other, and a zero the one of the other sign.
+std::string difference(const Expected& expected, const std::byte* got);
+std::string difference(DataType dtype, const Block& expected, const std::byte* got);
+
+}  // namespace hvd::oracle

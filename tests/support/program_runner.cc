@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <typeinfo>
 
+#include "tests/support/expectations.h"
 #include "tests/support/oracle.h"
 #include "tests/support/thread_world.h"
 
@@ -85,7 +86,7 @@ Submission submission_of(const Call& call, int rank, Arena& arena, Started& star
       submission.tensors.push_back({nullptr, nullptr, draw.dtype, draw.shape});
       continue;
     }
-    const Data& data = started.inputs.emplace_back(oracle::input_of(call, rank, t));
+    const Data& data = started.inputs.emplace_back(input_of(call, rank, t));
     auto& in = started.in.emplace_back(std::make_unique<Memory>(data.size(), draw.place, arena));
     std::copy(data.begin(), data.end(), in->data());
     auto& out = started.out.emplace_back();
@@ -217,15 +218,14 @@ class RankRun {
       const std::string which = "tensor " + std::to_string(t) + " of kind " + std::to_string(static_cast<int>(call.kind)) + ": ";
       const Memory* out = started.out[t].get();
       if (out != nullptr || is_row_output(call.kind))
-        check(oracle::equal(DataType::UInt8, started.in[t]->bytes(), started.inputs[t], false), which + "the input has changed");
+        check(std::ranges::equal(started.in[t]->bytes(), started.inputs[t]), which + "the input has changed");
       check(started.in[t]->intact() && (out == nullptr || out->intact()), which + "written past its end");
       if (!expected.outputs[t]) continue;
-      const Data& wanted = *expected.outputs[t];
+      const oracle::Expected& wanted = *expected.outputs[t];
       const auto got = out != nullptr ? out->bytes() : started.in[t]->bytes();
-      check(got.size() >= wanted.size() &&
-                oracle::equal(call.tensors[t].dtype, got.first(std::min(got.size(), wanted.size())), wanted, expected.about),
-            which + "wrong values, dtype " + std::to_string(static_cast<int>(call.tensors[t].dtype)) + " op " +
-                std::to_string(static_cast<int>(call.op)));
+      const std::string wrong = got.size() < wanted.bytes.size() ? "too short" : oracle::difference(wanted, got.data());
+      check(wrong.empty(), which + "dtype " + std::to_string(static_cast<int>(call.tensors[t].dtype)) + " op " +
+                               std::to_string(static_cast<int>(call.op)) + ": " + wrong);
     }
   }
 

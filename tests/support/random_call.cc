@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tests/support/oracle.h"
+#include "tests/support/expectations.h"
 
 namespace hvd::test {
 
@@ -16,7 +16,7 @@ bool by_rows(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::
 
 DataType draw_dtype(Random& random, OpKind kind, ReduceOp op) {
   while (true)
-    if (const auto dtype = static_cast<DataType>(random.below(kDataTypes)); oracle::has(kind, dtype, op)) return dtype;
+    if (const auto dtype = static_cast<DataType>(random.below(kDataTypes)); is_defined(kind, dtype, op)) return dtype;
 }
 
 Shape draw_shape(Random& random, OpKind kind, const CallLimits& limits) {
@@ -89,7 +89,7 @@ bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set
       const auto was = call.op;
       for (int tries = 0; tries < 10 && call.op == was; ++tries) {
         const auto other = static_cast<ReduceOp>(random.below(6));
-        const auto good = [&](const TensorDraw& tensor) { return oracle::has(call.kind, tensor.dtype, other); };
+        const auto good = [&](const TensorDraw& tensor) { return is_defined(call.kind, tensor.dtype, other); };
         if (std::all_of(call.tensors.begin(), call.tensors.end(), good)) call.op = other;
       }
       return call.op != was;
@@ -207,7 +207,7 @@ Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw
       do {
         tensor.dtype = static_cast<DataType>(random.below(kDataTypes));
         step.refused.op = static_cast<ReduceOp>(random.below(6));
-      } while (oracle::has(step.refused.kind, tensor.dtype, step.refused.op));
+      } while (is_defined(step.refused.kind, tensor.dtype, step.refused.op));
     }
   }
   return step;

@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "tests/support/oracle.h"
+#include "tests/support/expectations.h"
 #include "tests/support/random_call.h"
 
 namespace hvd::test {
@@ -94,7 +94,7 @@ class Builder {
     for (auto& steps : phase.steps) steps.back().push_back({StepKind::SubmitAndWait, op, {}, {}});
   }
   std::size_t add(Phase& phase, Op op, int set) {
-    oracle::expect(op, ranks_of(set));
+    fill_expectations(op, ranks_of(set));
     phase.ops.push_back(std::move(op));
     return phase.ops.size() - 1;
   }

@@ -1,6 +1,6 @@
 #pragma once
 /// A program of collective operations, drawn from a seed: what every rank submits, in which order, from which thread, and how
-/// it waits. Values only. The expectations are filled in by the oracle (oracle.h); it is run by program_runner.h.
+/// it waits. Values only. The expectations are filled in by expectations.h; it is run by program_runner.h.
 
 #include <cstdint>
 #include <memory>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hvd/types.h"
+#include "tests/support/oracle.h"
 
 namespace hvd::test {
 
@@ -43,12 +44,11 @@ using Data = std::vector<std::byte>;
 struct Expected {
   enum class Kind : std::uint8_t { Result, Mismatch, InvalidArgument, DuplicateName, Joined };
   Kind kind = Kind::Result;
-  std::vector<std::string> fragments;                ///< that the message has
-  std::vector<std::shared_ptr<const Data>> outputs;  ///< per tensor; null: they are not looked at
-  std::vector<bool> present;                         ///< per tensor
+  std::vector<std::string> fragments;                            ///< that the message has
+  std::vector<std::shared_ptr<const oracle::Expected>> outputs;  ///< per tensor; null: they are not looked at
+  std::vector<bool> present;                                     ///< per tensor
   std::vector<std::vector<std::int64_t>> rows;
   std::optional<std::int64_t> value;  ///< of Join and Control
-  bool about = false;                 ///< Adasum: the outputs are right up to rounding
 };
 
 struct Op {

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "tests/contract/oracle.h"
-#include "tests/contract/oracle_numbers.h"
+#include "tests/support/oracle.h"
+#include "tests/support/oracle_numbers.h"
 
-namespace hvd::contract {
+namespace hvd::oracle {
 
 namespace {
 
@@ -189,4 +189,4 @@ Block make_bytes(DataType dtype, int rank, std::size_t count, std::uint64_t salt
   return block;
 }
 
-}  // namespace hvd::contract
+}  // namespace hvd::oracle
