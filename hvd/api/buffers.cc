@@ -1,5 +1,6 @@
 #include "hvd/api/buffers.h"
 
+#include <array>
 #include <mutex>
 #include <utility>
 
@@ -105,17 +106,33 @@ Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Bu
   return {std::move(running), std::move(pending), [travelling] { travelling->take_out(); }};
 }
 
+/// Tries the way of small operations that come back, in the type in which the tensor travels.
+bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  if (!is_on_host(input) || !is_on_host(output) || input.dtype != output.dtype || input.shape != output.shape) return false;
+  SmallCall call = small_call(OpKind::Allreduce, input, output, options);
+  if (options.compression == Compression::none()) return engine()->try_fast_path(call);
+  options.compression.refuse_memory("allreduce");
+  call.dtype = options.compression.wire_type(input.dtype);
+  if (call.dtype == input.dtype) return engine()->try_fast_path(call);
+  const std::int64_t count = element_count(input.shape);
+  if (count <= 0 || count > kSmallCallBytes / static_cast<std::int64_t>(element_bytes(call.dtype))) return false;
+  const auto elements = static_cast<std::size_t>(count);
+  alignas(64) std::array<std::byte, kSmallCallBytes> travelling;
+  const auto world = current_world();
+  world->convert(travelling.data(), call.dtype, input.data, input.dtype, elements);
+  call.input = call.output = travelling.data();
+  if (!world->engine->try_fast_path(call)) return false;
+  world->convert(output.data, output.dtype, travelling.data(), call.dtype, elements);
+  return true;
+}
+
 }  // namespace
 
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
   return submit_only({input}, {output}, options);
 }
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
-  if (is_on_host(input) && is_on_host(output) && input.dtype == output.dtype && input.shape == output.shape &&
-      options.compression == Compression::none()) {
-    if (engine()->try_fast_path(small_call(OpKind::Allreduce, input, output, options))) return;
-  }
-  submit_and_wait({input}, {output}, options);
+  if (!run_small(input, output, options)) submit_and_wait({input}, {output}, options);
 }
 Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                                      const AllreduceOptions& options) {

@@ -32,7 +32,8 @@ thread_local std::size_t allocations = 0;
 namespace hvd::test {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Barrier};
+constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast,     OpKind::Allgather,
+                             OpKind::Alltoall,  OpKind::Reducescatter, OpKind::Barrier};
 
 /// One operation of a rank, whose values follow from `round` and the rank.
 struct Work {
