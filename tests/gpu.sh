@@ -83,7 +83,7 @@ section_build() {
 section_kernels() {
   step "copy kernels" 300 build-gpu/tests/batched_copy_gpu_test
   step "reduction kernel" 300 build-gpu/tests/shared_reduce_gpu_test
-  step "control flow over the host table" 300 build-gpu/tests/unit_tests "--source-file=*nccl_*,*shared_*"
+  step "control flow over the host table" 300 build-gpu/tests/unit_tests "--source-file=*tests/ops/gpu/*_test.cc"
 }
 
 # contract BACKEND RANKS [FILTER...]

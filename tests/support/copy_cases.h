@@ -1,8 +1,8 @@
 #pragma once
 /// What the copy kernels are tried with, on a GPU (tests/gpu/batched_copy_gpu_test.cc) and thread by thread on the host
-/// (tests/unit/batched_copy_test.cc): every supported pair of types x plain, scaled, divided x counts around the kernels' boundaries x
-/// misalignments of source and destination; many small tensors, more than one launch holds; in place. What must come out is computed by
-/// `copy_on_host`; nothing may be written outside. Plain functions, any thread.
+/// (tests/ops/gpu/kernels/batched_copy_test.cc): every supported pair of types x plain, scaled, divided x counts around the kernels'
+/// boundaries x misalignments of source and destination; many small tensors, more than one launch holds; in place. What must come out is
+/// computed by `copy_on_host`; nothing may be written outside. Plain functions, any thread.
 
 #include <functional>
 #include <optional>

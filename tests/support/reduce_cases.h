@@ -1,7 +1,7 @@
 #pragma once
 /// What the reduction kernel is tried with, on a GPU (tests/gpu/shared_reduce_gpu_test.cc) and thread by thread on the host
-/// (tests/unit/shared_reduce_test.cc): every supported type and operation x numbers of ranks x scales x counts around the kernel's
-/// boundaries x alignments x in place or into one output. What must come out is computed by `reduce_job_on_host`. Any thread.
+/// (tests/ops/gpu/kernels/shared_reduce_test.cc): every supported type and operation x numbers of ranks x scales x counts around the
+/// kernel's boundaries x alignments x in place or into one output. What must come out is computed by `reduce_job_on_host`. Any thread.
 
 #include <cstdint>
 #include <functional>

@@ -1,6 +1,7 @@
 #pragma once
 /// This is the code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
-/// tests/unit/batched_copy_test.cc, thread by thread, for the host. Before it must stand what CUDA's headers or the test's stand-ins give
+/// tests/ops/gpu/kernels/batched_copy_test.cc, thread by thread, for the host. Before it must stand what CUDA's headers or the test's
+/// stand-ins give
 /// (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///
 /// One launch copies many tensors. Each block copies one chunk of one tensor; which one it finds by a binary search over the tensors' first

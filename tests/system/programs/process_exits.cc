@@ -1,0 +1,91 @@
+// For tests/system/scripts/process_exits.sh: ranks that end in their own ways after some allreduces.
+//   process_exits late_checkpoint FILE SECONDS   the others return from main() at once; rank 0 writes FILE after so long, then returns too
+//   process_exits status CODE                    the last rank calls exit(CODE) while the others wait for it
+//   process_exits return_then_fail               the last rank returns from main() with 0; rank 0 then leaves by an exception
+//   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of SIGALRM: while it waits for rank 0, which
+//   does
+//                                                not come, or after so long in the midst of small allreduces (0: the former)
+// Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
+#include <fmt/format.h>
+#include <hvd/hvd.h>
+#include <sys/time.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/speak.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using hvd::test::say;
+
+int status_of_signal = 0;
+
+void sum(std::size_t count, const std::string& name) {
+  std::vector<float> values(count, static_cast<float>(hvd::rank() + 1));
+  const hvd::Buffer buffer{values.data(), hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
+  hvd::allreduce(buffer, buffer, {.name = name, .op = hvd::ReduceOp::Sum});
+  const auto ranks = static_cast<float>(hvd::size());
+  if (values.front() != ranks * (ranks + 1) / 2) throw std::runtime_error("a wrong sum");
+}
+
+/// A signal after `milliseconds`, once.
+void exit_after(int milliseconds) {
+  std::signal(SIGALRM, [](int) { std::exit(status_of_signal); });  // NOLINT: what is tested
+  itimerval timer{};
+  timer.it_value.tv_sec = milliseconds / 1000;
+  timer.it_value.tv_usec = milliseconds % 1000 * 1000;
+  ::setitimer(ITIMER_REAL, &timer, nullptr);
+}
+
+void by_signal(bool is_last, int milliseconds) {
+  if (milliseconds > 0) {
+    if (is_last) exit_after(milliseconds);
+    for (;;) sum(16, "small");
+  }
+  if (is_last) exit_after(300);
+  if (hvd::rank() == 0) std::this_thread::sleep_for(30s);
+  sum(1 << 16, "waited.for");
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const std::string& what = arguments.at(0);
+  const bool is_last = hvd::rank() == hvd::size() - 1;
+  for (int step = 0; step < 4; ++step) sum(1000, "step");
+  if (what == "late_checkpoint") {
+    if (hvd::rank() != 0) return 0;
+    std::this_thread::sleep_for(std::chrono::seconds(std::stoi(arguments.at(2))));
+    std::ofstream(arguments.at(1)) << "checkpoint";
+  } else if (what == "status") {
+    if (is_last) std::exit(std::stoi(arguments.at(1)));  // NOLINT: what is tested
+    sum(1000, "one more");
+  } else if (what == "return_then_fail") {
+    if (is_last) return 0;
+    std::this_thread::sleep_for(1s);
+    if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
+  } else if (what == "signal") {
+    status_of_signal = std::stoi(arguments.at(1));
+    by_signal(is_last, std::stoi(arguments.at(2)));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rank = hvd::launcher_hints().rank.value_or(0);
+  try {
+    hvd::init();
+    return run({argv + 1, argv + argc});
+  } catch (const hvd::Error& error) {
+    say(fmt::format("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
+    std::this_thread::sleep_for(200ms);  // the launcher ends the others soon after the first: let them speak
+    return 3;
+  }
+}

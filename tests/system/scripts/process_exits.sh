@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Ranks that end without shutdown(): the job ends in order where all return from main(), however late rank 0 is with its checkpoint; where one
+# ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs.
+# Usage: process_exits.sh BUILD_FOLDER
+# timeout: 600
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+program=$(cd "$1" && pwd)/tests/process_exits
+# shellcheck source=../../../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+# shellcheck source=../../support/cases.sh
+. "$root/tests/support/cases.sh"
+# shellcheck source=../../support/jobs.sh
+. "$root/tests/support/jobs.sh"
+ulimit -c 0
+
+late_checkpoint() { # RANKS: rank 0 needs longer than any patience that a rank might have
+  job "rank 0 writes its checkpoint when the others have returned" "$1" 0 0 "without calling .?finalize|died" \
+    "$program" late_checkpoint "$work/checkpoint" 9
+  [ -s "$work/checkpoint" ] || { echo "FAIL  there is no checkpoint"; failures=$((failures + 1)); }
+}
+for shared in auto off; do
+  export HVD_SHARED_MEMORY=$shared
+  for ranks in 1 2 3 4; do
+    start late_checkpoint "$ranks"
+    [ "$ranks" -gt 1 ] || continue
+    start job "a rank ends with status 5" "$ranks" "5 3" some "^rank 0: RankFailed: rank $((ranks - 1)) (died|ended with exit status 5)" \
+      "$program" status 5
+    start job "a rank ends by an exception when others have returned" "$ranks" failure some "rank 0 has had enough" "$program" return_then_fail
+  done
+  for ranks in 2 4; do
+    for status in 0 7; do # without MPI_Finalize mpirun counts a status of 0 as a failure, too
+      start job "exit($status) in a signal handler, while the rank waits" "$ranks" failure 0 "watchdog" "$program" signal "$status" 0
+      start job "exit($status) in a signal handler, among small operations" "$ranks" failure 0 "watchdog" "$program" signal "$status" 137
+    done
+  done
+done
+export HVD_SHARED_MEMORY=auto
+start job "exit() in a signal handler: the others are told" 3 failure some "^rank [01]: RankFailed: rank 2 died" "$program" signal 0 211
+finish_cases

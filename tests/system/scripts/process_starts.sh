@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# MPI that the program has started itself: thread levels, and its end without shutdown(); and ranks on which init() fails, or which die in it:
+# an error on all ranks, after which init() works again where that can be.
+# Usage: process_starts.sh BUILD_FOLDER
+# timeout: 600
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+program=$(cd "$1" && pwd)/tests/process_starts
+# shellcheck source=../../../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+# shellcheck source=../../support/cases.sh
+. "$root/tests/support/cases.sh"
+# shellcheck source=../../support/jobs.sh
+. "$root/tests/support/jobs.sh"
+ulimit -c 0
+
+well() { # NAME RANKS ARGUMENT: all ranks come to their end
+  job "$1" "$2" 0 "$2" "^rank [0-9]: all is well" "$program" "$3"
+}
+for ranks in 1 2 3 4; do
+  for shared in auto off; do
+    export HVD_SHARED_MEMORY=$shared
+    start well "MPI_THREAD_MULTIPLE" "$ranks" multiple
+    start well "MPI_THREAD_SERIALIZED" "$ranks" serialized
+    start well "MPI_Finalize without shutdown()" "$ranks" finalize
+    start well "MPI_Finalize, here with and there without shutdown()" "$ranks" mixed
+    start well "a rank that can start no thread" "$ranks" no_threads
+    start well "a rank that can map no memory" "$ranks" no_memory
+    start job "init() after MPI_Finalize" "$ranks" 0 "$ranks" "^rank [0-9]: BackendError: .*MPI has been finalized" "$program" finalize
+    [ "$ranks" -gt 1 ] || continue
+    others=$((ranks - 1))
+    start job "all learn that a rank can start no thread, twice" "$ranks" 0 $((2 * others)) \
+      "^rank [0-9]: BackendError: hvd::init\(\) failed on rank $others: the coordination thread cannot be started" "$program" no_threads
+    start job "all learn that a rank can map no memory, twice" "$ranks" 0 $((2 * others)) \
+      "^rank [0-9]: BackendError: hvd::init\(\) failed on rank $others: shared memory: mmap" "$program" no_memory
+    mpirun_options=--enable-recovery start job "all learn that a rank has died" "$ranks" 0 "$others" \
+      "^rank [0-9]: RankFailed: rank $others has ended while" "$program" dies
+  done
+  export HVD_SHARED_MEMORY=auto
+  start well "MPI_THREAD_SINGLE on one host" "$ranks" single
+  export HVD_SHARED_MEMORY=off
+  [ "$ranks" -gt 1 ] || continue
+  start job "MPI_THREAD_SINGLE is refused by all" "$ranks" 0 "$ranks" "^rank [0-9]: BackendError: .*call MPI_Init_thread" "$program" single
+  start job "MPI_THREAD_SERIALIZED comes with a warning" "$ranks" 0 2 "^hvd: warning: rank 0: MPI was started with" "$program" serialized
+done
+finish_cases

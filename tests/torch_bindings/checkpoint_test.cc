@@ -1,0 +1,353 @@
+// Checkpoint: atomic files that bring everything back, on as many ranks or another number of them.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "tests/torch_bindings/support.h"
+
+namespace {
+
+using namespace hvd::test;
+using at::kDouble, at::kFloat;
+using hvd::Checkpoint;
+using hvd::DistributedOptimizer;
+
+/// A folder of rank 0, whose name all know.
+class CheckpointFolder {
+ public:
+  CheckpointFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_XXXXXX").string();
+    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
+    name_ = hvd::broadcast_object(name, 0);
+  }
+  ~CheckpointFolder() {
+    hvd::barrier();
+    if (hvd::rank() != 0) return;
+    for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "run.pt.4", "deep/er/run.pt"})
+      ::unlink((name_ + "/" + file).c_str());
+    for (const char* folder : {"/deep/er", "/deep", ""}) ::rmdir((name_ + folder).c_str());
+  }
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+  [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
+
+ private:
+  std::string name_;
+};
+
+/// Batch norm has buffers, dropout uses random numbers.
+torch::nn::Sequential noisy_model() {
+  torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::BatchNorm1d(40), torch::nn::Dropout(0.3), torch::nn::Linear(40, 3));
+  net->to(kDouble);
+  const torch::NoGradGuard no_gradient;
+  int variant = 0;
+  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.2);
+  return net;
+}
+
+struct InterruptedRun {
+  explicit InterruptedRun(const hvd::DistributedOptimizerOptions& options = {}, double rate = 0.01)
+      : adam(net->parameters(), torch::optim::AdamOptions(rate)), optimizer(adam, net->named_parameters(), options) {}
+  void steps(int begin, int end) {
+    for (int step = begin; step < end; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor x = data({8, 6}, kDouble, hvd::rank(), step), y = data({8, 3}, kDouble, hvd::rank(), step + 1);
+      torch::mse_loss(net->forward(x), y).backward();
+      optimizer.step();
+    }
+  }
+  [[nodiscard]] bool equals(const InterruptedRun& other) const {
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      if (!torch::equal(net->parameters()[i], other.net->parameters()[i])) return false;
+    for (std::size_t i = 0; i < net->buffers().size(); ++i)
+      if (!torch::equal(net->buffers()[i], other.net->buffers()[i])) return false;
+    return true;
+  }
+  torch::nn::Sequential net = noisy_model();
+  torch::optim::Adam adam;
+  DistributedOptimizer optimizer;
+};
+
+TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
+  const std::vector<std::pair<std::string, hvd::DistributedOptimizerOptions>> ways{
+      {"plain", {}},
+      {"sharded", {.shard_optimizer_state = true}},
+      {"int8", {.compression = hvd::Compression::int8()}},
+      {"topk", {.compression = hvd::Compression::topk(0.1)}},
+      {"powersgd, sharded", {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
+  for (const auto& [name, options] : ways) {
+    CAPTURE(name);
+    const CheckpointFolder folder;
+    torch::manual_seed(7 + hvd::rank());
+    InterruptedRun unbroken(options);
+    const Checkpoint checkpoint(folder.file(), {.keep_last = 5});
+    CHECK(!checkpoint.exists());
+    for (int step = 0; step < 5; ++step) {  // one before each step
+      checkpoint.save(unbroken.net, unbroken.optimizer, step);
+      unbroken.steps(step, step + 1);
+    }
+    CHECK(checkpoint.exists());
+    for (int stop = 0; stop < 5; ++stop) {
+      CAPTURE(stop);
+      torch::manual_seed(99);
+      InterruptedRun resumed(options);
+      if (stop % 2 == 0) resumed.steps(20, 22);  // has something to forget
+      const Checkpoint file(folder.file(stop == 4 ? "run.pt" : "run.pt." + std::to_string(4 - stop)));
+      CHECK(file.load(resumed.net, resumed.optimizer) == stop);
+      resumed.steps(stop, 5);
+      CHECK(unbroken.equals(resumed));  // batch norm's statistics too, which are each rank's own
+    }
+  }
+}
+
+TEST_CASE("checkpoint: buffers of single ranks, and their means for another number of ranks") {
+  const CheckpointFolder folder;
+  for (const bool average : {false, true}) {
+    CAPTURE(average);
+    torch::nn::BatchNorm1d layer(3);
+    layer->to(kDouble);
+    torch::optim::SGD sgd(layer->parameters(), 0.1);
+    layer->running_mean.fill_(hvd::rank() + 1);
+    const Checkpoint checkpoint(folder.file(), {.average_buffers = average});
+    checkpoint.save(layer, sgd, 1);
+    CHECK(layer->running_mean[0].item<double>() == hvd::rank() + 1);  // as it was
+    layer->running_mean.fill_(-5);
+    layer->running_var.fill_(-5);
+    checkpoint.load(layer, sgd);
+    CHECK(layer->running_mean[0].item<double>() == hvd::rank() + 1);
+    CHECK(layer->running_var[0].item<double>() == 1);
+    const auto first = hvd::add_process_set({0});
+    if (first.included() && hvd::size() > 1) {
+      Checkpoint(folder.file(), {.process_set = first}).load(layer, sgd);
+      CHECK(layer->running_mean[0].item<double>() == (average ? (1 + hvd::size()) / 2.0 : 1));
+    }
+    hvd::remove_process_set(first);
+  }
+}
+
+/// A module with nothing but these.
+struct Buffers : torch::nn::Module {
+  explicit Buffers(const hvd::NamedTensors& buffers) {
+    register_parameter("weight", torch::ones({2}));
+    for (const auto& [name, tensor] : buffers) register_buffer(name, tensor);
+  }
+};
+
+TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of them, before anything waits for them") {
+  const CheckpointFolder folder;
+  const at::Tensor mean = torch::zeros({3}), count = torch::zeros({}, at::kLong);
+  const std::vector<std::pair<hvd::NamedTensors, std::string>> others{
+      {{}, "no further buffer"},
+      {{{"mean", mean}}, "no further buffer"},
+      {{{"mean", mean}, {"count", count}, {"more", mean}}, "buffer 'more' is Float [3]"},
+      {{{"mean", torch::zeros({4})}, {"count", count}}, "buffer 'mean' is Float [4]"},
+      {{{"mean", mean.to(kDouble)}, {"count", count}}, "buffer 'mean' is Double [3]"},
+      {{{"mean", mean}, {"sum", count}}, "buffer 'sum' is Long []"},
+      {{{"mean", at::Tensor()}, {"count", count}}, "buffer 'count' is Long []"},
+  };
+  const Buffers usual({{"mean", mean}, {"count", count}});
+  for (const bool average : {false, true}) {
+    const Checkpoint checkpoint(folder.file(), {.average_buffers = average});
+    for (const auto& [other, said] : others) {
+      const Buffers module(last() && hvd::size() > 1 ? other : hvd::NamedTensors{{"mean", mean}, {"count", count}});
+      torch::optim::SGD sgd(module.parameters(), 0.1);
+      if (hvd::size() == 1) {
+        checkpoint.save(module, sgd, 1);
+        continue;
+      }
+      const std::string text = error_of<hvd::Mismatch>([&] { checkpoint.save(module, sgd, 1); });
+      CAPTURE(text);
+      CHECK(contains(text, "run.pt"));
+      CHECK(contains(text, "; rank " + std::to_string(hvd::size() - 1) + ": " + said));
+    }
+    torch::optim::SGD sgd(usual.parameters(), 0.1);
+    checkpoint.save(usual, sgd, 2);  // and goes on
+    CHECK(checkpoint.exists());
+  }
+  if (hvd::size() == 1) return;
+  const Checkpoint unlike(folder.file(), {.average_buffers = last()});
+  torch::optim::SGD sgd(usual.parameters(), 0.1);
+  CHECK(contains(error_of<hvd::Mismatch>([&] { unlike.save(usual, sgd, 1); }), grouping("no average_buffers", "average_buffers")));
+}
+
+TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers goes on") {
+  const CheckpointFolder folder;
+  struct Run {
+    Run() : ddp(net, {.compression = hvd::Compression::topk(0.1)}), sgd(ddp.parameters(), 0.1) {}
+    void steps(int begin, int end) {
+      for (int step = begin; step < end; ++step) {
+        sgd.zero_grad();
+        torch::mse_loss(ddp.forward(data({8, 6}, kDouble, hvd::rank(), step)), data({8, 3}, kDouble, hvd::rank(), step + 1)).backward();
+        sgd.step();
+      }
+    }
+    [[nodiscard]] Checkpoint file(const std::string& path) const {
+      return Checkpoint(path, {.of_rank = [this] { return ddp.compression_memory(); }});
+    }
+    torch::nn::Sequential net = small_model();
+    hvd::DistributedDataParallel<torch::nn::SequentialImpl> ddp;
+    torch::optim::SGD sgd;
+  };
+  Run unbroken, resumed;
+  unbroken.steps(0, 3);
+  unbroken.file(folder.file()).save(unbroken.net, unbroken.sgd, 3);
+  unbroken.steps(3, 6);
+  resumed.steps(7, 9);
+  CHECK(resumed.file(folder.file()).load(resumed.net, resumed.sgd) == 3);
+  resumed.steps(3, 6);
+  CHECK(same(flat(unbroken.net), flat(resumed.net)));
+  if (hvd::size() > 1) CHECK(resumed.ddp.compression_memory().front().abs().max().item<double>() > 0);
+}
+
+TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one process ends") {
+  constexpr int kRows = 12;  // of each step's batch, cut among the ranks there are
+  const auto steps = [](torch::nn::Sequential& net, auto& optimizer, int rank, int ranks, int begin, int end) {
+    const int share = kRows / ranks;
+    for (int step = begin; step < end; ++step) {
+      const auto own = [&](std::int64_t width, int variant) {
+        return data({kRows, width}, kDouble, 0, variant).slice(0, rank * share, (rank + 1) * share);
+      };
+      optimizer.zero_grad();
+      torch::mse_loss(net->forward(own(6, step)), own(3, step + 1)).backward();
+      optimizer.step();
+    }
+  };
+  const CheckpointFolder folder;
+  std::vector<int> others;
+  for (int rank = std::min(1, hvd::size() - 1); rank < hvd::size(); ++rank) others.push_back(rank);
+  const auto fewer = hvd::add_process_set(others);
+  for (const bool shard : {false, true}) {
+    CAPTURE(shard);
+    torch::nn::Sequential net = small_model();
+    torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
+    {
+      DistributedOptimizer optimizer(adam, net->named_parameters(), {.shard_optimizer_state = shard});
+      steps(net, optimizer, hvd::rank(), hvd::size(), 0, 4);
+      Checkpoint(folder.file()).save(net, optimizer, 4);
+    }
+    if (fewer.included()) {
+      torch::nn::Sequential resumed = small_model();
+      torch::optim::Adam again(resumed->parameters(), torch::optim::AdamOptions(0.01));
+      DistributedOptimizer optimizer(again, resumed->named_parameters(), {.process_set = fewer, .shard_optimizer_state = shard});
+      CHECK(Checkpoint(folder.file(), {.process_set = fewer}).load(resumed, optimizer) == 4);
+      steps(resumed, optimizer, fewer.rank(), fewer.size(), 4, 9);
+      torch::nn::Sequential unbroken = small_model();
+      torch::optim::Adam reference(unbroken->parameters(), torch::optim::AdamOptions(0.01));
+      steps(unbroken, reference, 0, 1, 0, 9);
+      CHECK(difference(flat(resumed), flat(unbroken)) < 1e-12);
+      CHECK(difference(flat(net), flat(unbroken)) > 1e-3);
+    }
+    hvd::barrier();
+  }
+  hvd::remove_process_set(fewer);
+}
+
+TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
+  const CheckpointFolder folder;
+  InterruptedRun all({.shard_optimizer_state = true});
+  all.net->eval();  // no dropout, and the same statistics everywhere
+  all.steps(0, 3);
+  Checkpoint(folder.file()).save(all.net, all.optimizer, 3);
+  std::vector<int> others;
+  for (int rank = 1; rank < hvd::size(); ++rank) others.push_back(rank);
+  if (others.empty()) others.push_back(0);
+  const auto fewer = hvd::add_process_set(others);
+  if (fewer.included()) {
+    const Checkpoint checkpoint(folder.file(), {.process_set = fewer});
+    InterruptedRun sharded({.process_set = fewer, .shard_optimizer_state = true}), plain({.process_set = fewer});
+    for (auto* run : {&sharded, &plain}) {
+      run->net->eval();
+      CHECK(checkpoint.load(run->net, run->optimizer) == 3);
+      CHECK(run->equals(all));
+      run->steps(3, 6);
+    }
+    CHECK(sharded.equals(plain));
+    CHECK(!sharded.equals(all));
+  }
+  hvd::remove_process_set(fewer);
+}
+
+TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer") {
+  const CheckpointFolder folder;
+  const Checkpoint checkpoint(folder.file("deep/er/run.pt"));
+  torch::nn::Linear layer(3, 2);
+  torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+  layer->forward(torch::ones({1, 3})).sum().backward();
+  sgd.step();
+  const std::string bytes("a\0b\n", 4);
+  checkpoint.save(layer, sgd, 1, {.strings = {{"sampler", bytes}, {"nothing", ""}}, .tensors = {{"mean", torch::arange(5) + hvd::rank()}}});
+  for (const bool load_options : {true, false}) {
+    torch::optim::SGD other(layer->parameters(), torch::optim::SGDOptions(0.25));
+    Checkpoint::Extra extra;
+    CHECK(Checkpoint(checkpoint.path(), {.load_options = load_options}).load(layer, other, extra) == 1);
+    CHECK(extra.strings == std::map<std::string, std::string>{{"sampler", bytes}, {"nothing", ""}});
+    CHECK(torch::equal(extra.tensors.at("mean"), torch::arange(5)));
+    CHECK(other.param_groups()[0].options().get_lr() == (load_options ? 0.5 : 0.25));
+    CHECK(other.state().size() == 2);
+  }
+  CHECK(checkpoint.read_extra().strings.at("sampler") == bytes);
+
+  const Checkpoint three(folder.file(), {.keep_last = 3});
+  const auto found = [&](const std::string& name) { return Checkpoint(folder.file(name)).load(layer, sgd); };
+  for (int step = 1; step <= 5; ++step) {
+    three.save(layer, sgd, step);
+    CHECK(found("run.pt") == step);
+    if (step >= 2) CHECK(found("run.pt.1") == step - 1);
+    if (step >= 3) CHECK(found("run.pt.2") == step - 2);
+    CHECK(!Checkpoint(folder.file("run.pt.3")).exists());
+  }
+}
+
+TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
+  const CheckpointFolder folder;
+  const Checkpoint checkpoint(folder.file());
+  torch::nn::Linear layer(3, 2);
+  torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+  const at::Tensor before = layer->weight.detach().clone();
+  const auto refused = [&] { return error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, sgd); }); };
+  CHECK(contains(refused(), "run.pt"));
+  CHECK(contains(refused(), "No such file"));
+  checkpoint.save(layer, sgd, 1);
+  std::string whole;
+  if (hvd::rank() == 0) {
+    std::ifstream in(folder.file(), std::ios::binary);
+    whole.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const auto put = [&](const std::string& text) {
+    hvd::barrier();
+    if (hvd::rank() == 0) std::ofstream(folder.file(), std::ios::binary) << text;
+    hvd::barrier();
+  };
+  const std::size_t bytes = hvd::broadcast_object(whole.size(), 0);
+  for (const std::size_t length : {std::size_t{0}, std::size_t{10}, bytes / 2, bytes - 1}) {
+    CAPTURE(length);
+    put(whole.substr(0, std::min(length, whole.size())));
+    CHECK(contains(refused(), length == 0 ? "it is empty" : "damaged"));
+  }
+  put(std::string(1000, 'x'));
+  CHECK(contains(refused(), "damaged"));
+  std::ostringstream other;  // an archive of something else
+  torch::save(torch::ones({3}), other);
+  put(other.str());
+  CHECK(contains(refused(), "no checkpoint"));
+  put(whole);
+  torch::nn::Linear wide(4, 2);
+  torch::optim::SGD of_wide(wide->parameters(), torch::optim::SGDOptions(0.5));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(wide, of_wide); }),
+                 "'weight' has shape [2, 3], the model's has [2, 4]"));
+  torch::nn::Sequential nested(torch::nn::Linear(3, 2));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(nested, sgd); }), "no module '0'"));
+  const Checkpoint nowhere(folder.file() + "/below/run.pt");
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { nowhere.save(layer, sgd, 1); }), "rank 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint(""); }), "path"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint("x", {.keep_last = 0}); }), "keep_last"));
+  CHECK(torch::equal(layer->weight, before));
+  CHECK(checkpoint.load(layer, sgd) == 1);
+}
+
+}  // namespace

@@ -1,0 +1,51 @@
+// Sparse gradients.
+#include <memory>
+
+#include "tests/torch_bindings/wrapped_optimizers.h"
+
+namespace reducer_sparse_test {
+namespace {
+
+using namespace hvd::test;
+using namespace hvd::test::wrapped;
+using hvd::DistributedOptimizer;
+
+TEST_CASE("sparse gradients travel as indices and values, also where some ranks have none; the same as dense ones") {
+  struct Net : torch::nn::Module {
+    torch::nn::Embedding table{nullptr};
+    torch::nn::Linear head{nullptr};
+    explicit Net(bool sparse) {
+      table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 4).sparse(sparse)));
+      head = register_module("head", torch::nn::Linear(4, 2));
+      const torch::NoGradGuard no_gradient;
+      for (auto& parameter : parameters()) parameter.copy_(torch::arange(parameter.numel()).reshape(parameter.sizes()) * 0.01);
+    }
+  };
+  const auto train = [](bool sparse, hvd::DistributedOptimizerOptions options) {
+    const auto net = std::make_shared<Net>(sparse);
+    const auto wrapped = sgd(net->parameters(), 0.1, 0);
+    DistributedOptimizer optimizer(*wrapped, net->named_parameters(), std::move(options));
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      const bool uses_table = step % 2 == 1 || hvd::rank() != 0;
+      const at::Tensor words =
+          uses_table ? net->table->forward(torch::tensor({hvd::rank(), step, (step + hvd::rank()) % 10})) : torch::ones({3, 4});
+      net->head->forward(words).pow(2).sum().backward();
+      optimizer.step();
+    }
+    CHECK(same_on_all_ranks(net->table->weight));
+    return std::pair(net->table->weight.detach().clone(), net->head->weight.detach().clone());
+  };
+  const auto expected = train(false, {});
+  const auto travelled = train(true, {});
+  const auto made_dense = train(true, {.sparse_as_dense = true});
+  CHECK(torch::allclose(travelled.first, expected.first));
+  CHECK(torch::allclose(travelled.second, expected.second));
+  CHECK(torch::allclose(made_dense.first, expected.first));
+  const auto predivided = train(true, {.gradient_predivide_factor = 5});  // by the same rule, in and out of buckets
+  CHECK(torch::allclose(predivided.first, expected.first));
+  CHECK(torch::allclose(predivided.second, expected.second));
+}
+
+}  // namespace
+}  // namespace reducer_sparse_test

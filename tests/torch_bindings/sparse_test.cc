@@ -1,0 +1,39 @@
+// Allreduce of sparse tensors.
+#include "tests/torch_bindings/support.h"
+
+namespace {
+
+using namespace hvd::test;
+using at::kDouble, at::kFloat, at::kHalf, at::kLong;
+using hvd::ReduceOp;
+using Tensors = std::vector<at::Tensor>;
+
+TEST_CASE("sparse allreduce: the sum of what is where, as dense would give") {
+  for (const auto type : {kFloat, kDouble, kHalf, kLong}) {
+    for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
+      CAPTURE(std::string(at::toString(type)));
+      const auto of = [&](int r) {
+        at::Tensor dense = data({6, 4, 2}, type, r);
+        dense.index_put_({torch::arange(6).add(r).remainder(3).ne(0)}, 0);
+        return dense;
+      };
+      Tensors all;
+      for (int r = 0; r < hvd::size(); ++r) all.push_back(of(r));
+      const at::Tensor expected = reduced(all, op);
+      for (const int dims : {1, 2, 3}) {
+        const at::Tensor result = hvd::sparse_allreduce(of(hvd::rank()).to_sparse(dims), {.name = "sp", .op = op});
+        CHECK(result.is_sparse());
+        CHECK(same(result.to_dense(), expected));
+      }
+      CHECK(same(hvd::sparse_allreduce_async(of(hvd::rank()).to_sparse(), {.op = op}).wait().to_dense(), expected));
+    }
+  }
+  CHECK_THROWS_AS(hvd::sparse_allreduce(torch::ones({2})), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::sparse_allreduce(torch::ones({2}).to_sparse(), {.op = ReduceOp::Max}), hvd::InvalidArgument);
+  if (hvd::size() == 1) return;
+  const auto said = error_of<hvd::Mismatch>([&] { hvd::sparse_allreduce(torch::ones({last() ? 3 : 2}).to_sparse(), {.name = "sized"}); });
+  CHECK(contains(said, "'sized'"));
+  CHECK(contains(said, "[3]"));
+}
+
+}  // namespace

@@ -1,0 +1,208 @@
+// What happens if I ... : DistributedOptimizer with ReduceOp::Adasum, which combines what each rank's own step has changed.
+#include <functional>
+
+#include "tests/torch_bindings/tied_net.h"
+
+namespace {
+
+using namespace hvd::test;
+using at::kDouble, at::kFloat;
+using hvd::DistributedOptimizer;
+using hvd::ReduceOp;
+using torch::optim::Optimizer, torch::optim::SGD, torch::optim::SGDOptions;
+
+/// By hand, in double: pairs of neighbours, then pairs of their results; one that is left over waits.
+at::Tensor adasum_by_hand(Parameters vectors) {
+  while (vectors.size() > 1) {
+    Parameters next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) {
+      const at::Tensor &a = vectors[i], &b = vectors[i + 1];
+      const double common = a.mul(b).sum().item<double>();
+      const auto share = [&](const at::Tensor& of) {
+        const double square = of.square().sum().item<double>();
+        return square > 0 ? 1 - common / (2 * square) : 1.0;
+      };
+      next.push_back(a * share(a) + b * share(b));
+    }
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  return vectors.front();
+}
+
+/// Every rank's net and optimizer, computed here.
+struct ByHand {
+  explicit ByHand(const NamedOptimizer& kind, std::vector<int> of = everyone()) : ranks(std::move(of)) {
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      nets.push_back(std::make_unique<TiedNet>());
+      optimizers.push_back(kind.make(nets.back()->parameters()));
+    }
+  }
+  void step(
+      int number, int passes = 1, const std::function<at::Tensor(at::Tensor)>& wire = [](at::Tensor x) { return x; }) {
+    std::vector<Parameters> changes;  // by parameter, by rank
+    Parameters start;
+    for (const auto& parameter : once(nets.front()->parameters())) start.push_back(parameter.detach().clone());
+    changes.resize(start.size());
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      nets[i]->zero_grad();
+      for (int pass = 0; pass < passes; ++pass) nets[i]->loss(ranks[i], number * passes + pass).backward();
+      optimizers[i]->step();
+      const auto now = once(nets[i]->parameters());
+      for (std::size_t p = 0; p < start.size(); ++p) changes[p].push_back(wire(now[p].detach() - start[p]).to(kDouble));
+    }
+    for (std::size_t p = 0; p < start.size(); ++p) {
+      const torch::NoGradGuard no_gradient;
+      const at::Tensor together = start[p] + wire(adasum_by_hand(changes[p])).to(kDouble);
+      for (auto& net : nets) once(net->parameters())[p].copy_(together);
+    }
+  }
+  std::vector<int> ranks;
+  std::vector<std::unique_ptr<TiedNet>> nets;
+  std::vector<std::unique_ptr<Optimizer>> optimizers;
+};
+
+void adasum_step(TiedNet& net, DistributedOptimizer& optimizer, int number, int passes = 1) {
+  optimizer.zero_grad();
+  for (int pass = 0; pass < passes; ++pass) net.loss(hvd::rank(), number * passes + pass).backward();
+  optimizer.step();
+}
+
+TEST_CASE("what happens if I train with Adasum: every optimizer's own steps are combined as by hand, accumulated and compressed too") {
+  for (const auto& kind : torch_optimizers()) {
+    for (const int passes : {1, 2}) {
+      CAPTURE(kind.name);
+      CAPTURE(passes);
+      TiedNet net;
+      const auto wrapped = kind.make(net.parameters());
+      DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum, .backward_passes_per_step = passes});
+      ByHand by_hand(kind);
+      for (int number = 0; number < 3; ++number) {
+        adasum_step(net, optimizer, number, passes);
+        by_hand.step(number, passes);
+        CHECK(furthest(net, *by_hand.nets.front()) <= 1e-12);
+        CHECK(equal_on_all_ranks(net));
+      }
+    }
+  }
+  if (hvd::size() == 1) return;  // nothing travels
+  TiedNet net;
+  const auto& kind = torch_optimizers().front();
+  const auto wrapped = kind.make(net.parameters());
+  DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.compression = hvd::Compression::fp16(), .op = ReduceOp::Adasum});
+  ByHand by_hand(kind);
+  for (int number = 0; number < 3; ++number) {
+    adasum_step(net, optimizer, number);
+    by_hand.step(number, 1, [](const at::Tensor& x) { return x.to(at::kHalf); });
+    CHECK(furthest(net, *by_hand.nets.front()) <= 1e-4);
+    CHECK(equal_on_all_ranks(net));
+  }
+}
+
+TEST_CASE("what happens to gradients that are orthogonal, or parallel: their steps add, or average; in several groups and types") {
+  const int size = hvd::size();
+  at::Tensor apart = torch::zeros({4}, kDouble).requires_grad_(), alike = torch::zeros({3}, kFloat).requires_grad_();
+  at::Tensor rarely = torch::zeros({2}, kDouble).requires_grad_(), never = torch::ones({2}, kDouble).requires_grad_();
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(Parameters{apart, rarely, never});
+  groups.emplace_back(Parameters{alike}, std::make_unique<SGDOptions>(0.5));
+  SGD sgd(groups, SGDOptions(1));
+  DistributedOptimizer optimizer(sgd, {}, {.op = ReduceOp::Adasum});
+  optimizer.zero_grad();
+  at::Tensor loss = apart[hvd::rank()] * (hvd::rank() + 1) + (alike * torch::tensor({1.0F, 2.0F, 3.0F})).sum();
+  if (last()) loss = loss + rarely.sum();
+  loss.backward();
+  optimizer.synchronize();
+  optimizer.step();
+  for (int i = 0; i < 4; ++i) CHECK(apart[i].item<double>() == doctest::Approx(i < size ? -(i + 1) : 0));
+  CHECK(torch::allclose(alike, torch::tensor({-0.5F, -1.0F, -1.5F})));
+  CHECK(torch::allclose(rarely, torch::full({2}, -1.0, kDouble)));
+  CHECK(same(never.detach(), torch::ones({2}, kDouble)));
+  for (const auto& parameter : {apart, alike, rarely}) CHECK(same_on_all_ranks(parameter));
+}
+
+TEST_CASE("what happens if I combine Adasum with what does not go with it: refused with words, on all ranks") {
+  TiedNet net;
+  SGD sgd(net.parameters(), SGDOptions(0.1));
+  const auto refused = [&](hvd::DistributedOptimizerOptions options) {
+    options.op = ReduceOp::Adasum;
+    return error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(sgd, net.named_parameters(), options); });
+  };
+  CHECK(contains(refused({.shard_optimizer_state = true}), "shard_optimizer_state"));
+  CHECK(contains(refused({.gradient_predivide_factor = 2}), "gradient_predivide_factor"));
+  for (const auto& compression : {hvd::Compression::int8(), hvd::Compression::topk(), hvd::Compression::powersgd()})
+    CHECK(contains(refused({.compression = compression}), "powersgd"));
+  at::Tensor complex = torch::zeros({2}, at::kComplexDouble).requires_grad_();
+  SGD of_complex({complex}, SGDOptions(0.1));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                   DistributedOptimizer(of_complex, {{"phase", complex}}, {.op = ReduceOp::Adasum});
+                 }),
+                 "phase"));
+}
+
+TEST_CASE("what happens with Adasum if I clip, add parameters, use a closure, a process set, or too many passes: as without it") {
+  const auto& kind = torch_optimizers().front();
+  {
+    TiedNet net;
+    const auto wrapped = kind.make({net.hidden->weight, net.hidden->bias});
+    DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum});
+    adasum_step(net, optimizer, 0);
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({net.embedding->weight, net.decoder->weight}));
+    const at::Tensor before = net.embedding->weight.detach().clone();
+    net.zero_grad();
+    adasum_step(net, optimizer, 1);
+    CHECK(!same(net.embedding->weight.detach(), before));
+    optimizer.zero_grad();
+    net.loss(hvd::rank(), 2).backward();
+    CHECK_THROWS_AS(net.loss(hvd::rank(), 2).backward(), hvd::InvalidArgument);
+    optimizer.zero_grad();
+    net.loss(hvd::rank(), 2).backward();
+    optimizer.synchronize();
+    torch::nn::utils::clip_grad_norm_(once(net.parameters()), 0.01);
+    optimizer.step();
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      const at::Tensor loss = net.loss(hvd::rank(), 3);
+      loss.backward();
+      return loss;
+    });
+    CHECK(equal_on_all_ranks(net));
+    net.to(kFloat);
+    optimizer.state().clear();  // LibTorch's momentum is of the old type
+    adasum_step(net, optimizer, 4);
+    CHECK((net.hidden->weight.scalar_type() == kFloat));
+    CHECK(equal_on_all_ranks(net));
+  }
+  const auto all_but_first = [] {
+    std::vector<int> ranks;
+    for (int r = hvd::size() > 1 ? 1 : 0; r < hvd::size(); ++r) ranks.push_back(r);
+    return ranks;
+  }();
+  const auto set = hvd::add_process_set(all_but_first);
+  TiedNet net;
+  const auto wrapped = kind.make(net.parameters());
+  DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum, .process_set = set});
+  ByHand by_hand(kind, set.included() ? all_but_first : std::vector<int>{hvd::rank()});
+  for (int number = 0; number < 3; ++number) {
+    adasum_step(net, optimizer, number);
+    by_hand.step(number);
+    CHECK(furthest(net, *by_hand.nets.front()) <= 1e-12);
+  }
+  hvd::remove_process_set(set);
+}
+
+TEST_CASE("what happens with Adasum if the ranks' models differ: Mismatch on all, and the parameters are as before the step") {
+  if (hvd::size() == 1) return;
+  TiedNet net(last() ? 41 : 40);
+  SGD sgd(net.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, net.named_parameters(), {.op = ReduceOp::Adasum});
+  const at::Tensor before = net.hidden->weight.detach().clone();
+  optimizer.zero_grad();
+  net.loss(hvd::rank(), 0).backward();
+  const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
+  INFO(text);
+  CHECK(contains(text, "decoder.weight = embedding.weight"));
+  CHECK(same(net.hidden->weight.detach(), before));
+}
+
+}  // namespace

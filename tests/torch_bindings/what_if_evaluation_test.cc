@@ -1,0 +1,203 @@
+// What happens if I ... : evaluation between training steps, exceptions in forward, layers unfrozen later, other outputs.
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "tests/torch_bindings/norm_net.h"
+
+namespace what_if_evaluation {
+namespace {
+
+using namespace hvd::test;
+using namespace hvd::test::norm_net;
+using hvd::DistributedDataParallel;
+
+// ----------------------------------------------------------------------------------------------------------------- evaluation
+
+TEST_CASE("what happens if I evaluate after training with batch norm: all ranks have the first one's statistics and agree") {
+  Sequential net = model(true);
+  Sequential alone = model(true);  // with the first rank's batches
+  Ddp ddp(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    loss(ddp, hvd::rank(), step).backward();
+    optimizer.step();
+    {
+      const torch::NoGradGuard no_gradient;  // the same parameters, so the same statistics
+      for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(same_on_all_ranks(net->parameters()[i]));
+    }
+    CHECK(same_on_all_ranks(norm_of(net)->running_mean));
+    ddp.eval();
+    const torch::NoGradGuard no_gradient;
+    if (hvd::rank() == 0) ddp.forward(input(1, 9));  // nothing is sent
+    CHECK(same_on_all_ranks(ddp.forward(input(0, 9))));
+    ddp.train();
+  }
+  loss(*alone, 0, 0);
+  Sequential first = model(true);
+  Ddp of_first(first);
+  loss(of_first, hvd::rank(), 0).backward();
+  CHECK(difference(norm_of(first)->running_mean, norm_of(alone)->running_mean) < 1e-12);
+  CHECK(norm_of(first)->num_batches_tracked.item<std::int64_t>() == 1);
+}
+
+TEST_CASE("what happens if I evaluate after a forward pass in training without backward: the evaluation shares the buffers") {
+  Sequential net = model(true);
+  Ddp ddp(net);
+  ddp.forward(input(hvd::rank(), 0));
+  ddp.eval();
+  CHECK(same_on_all_ranks(ddp.forward(input(0, 1))));
+  if (hvd::rank() == 0) ddp.forward(input(0, 1));
+  // With buffers that are each rank's own, they stay so.
+  Sequential own = model(true);
+  Ddp of_own(own, {.broadcast_buffers = false});
+  loss(of_own, hvd::rank(), 0).backward();
+  of_own.eval();
+  of_own.forward(input(0, 1));
+  if (hvd::size() > 1) CHECK_FALSE(same_on_all_ranks(norm_of(own)->running_mean));
+}
+
+TEST_CASE("what happens if I call a module with batch norm twice in one loss, or go through a graph twice: as one process") {
+  Sequential net = model(true);
+  Sequential alone = model(true);
+  Ddp ddp(net);
+  const auto both = [](auto& module, int rank) { return loss(module, rank, 0) + loss(module, rank, 1) * 2; };
+  const at::Tensor value = both(ddp, hvd::rank());
+  value.backward({}, /*retain_graph=*/true);
+  value.backward();
+  at::Tensor sum = torch::zeros({}, kDouble);
+  for (const int rank : everyone()) sum = sum + both(*alone, rank);
+  (sum * 2 / hvd::size()).backward();
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
+}
+
+// ------------------------------------------------------------------------------------------------------------ exceptions, and more
+
+/// Throws in training when it is told to, after its buffers have changed.
+struct Throwing : torch::nn::Module {
+  Throwing() {
+    norm = register_module("norm", BatchNorm1d(6));
+    layer = register_module("layer", Linear(6, 3));
+    to(kDouble);
+    const torch::NoGradGuard no_gradient;
+    layer->weight.copy_(data({3, 6}, kDouble, 0) * 0.3);
+    layer->bias.zero_();
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor normal = norm(x);
+    if (throws) throw std::runtime_error("out of memory");
+    return layer(normal);
+  }
+  BatchNorm1d norm{nullptr};
+  Linear layer{nullptr};
+  bool throws = false;
+};
+
+TEST_CASE("what happens if forward throws on one rank, with buffers: it may be called again, and the step is the same as on the others") {
+  const auto net = std::make_shared<Throwing>();
+  DistributedDataParallel<Throwing> ddp(net);
+  const auto alone = std::make_shared<Throwing>();
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    alone->zero_grad();
+    net->throws = last() && step == 1;
+    if (net->throws) CHECK_THROWS_AS(loss(ddp, hvd::rank(), step), std::runtime_error);
+    net->throws = false;
+    loss(ddp, hvd::rank(), step).backward();
+    at::Tensor sum = torch::zeros({}, kDouble);
+    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
+    (sum / hvd::size()).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
+  }
+  CHECK(is_same_on_all_ranks(*net));
+}
+
+TEST_CASE("what happens if I unfreeze a layer after wrapping: its gradients are averages from the next forward pass on") {
+  Sequential net = model(false);
+  Sequential alone = model(false);
+  const auto freeze = [](Sequential& of, bool frozen) {
+    for (auto& parameter : of->ptr(0)->parameters()) parameter.set_requires_grad(!frozen);
+  };
+  freeze(net, true);
+  freeze(alone, true);
+  Ddp ddp(net);
+  for (int step = 0; step < 5; ++step) {
+    const bool frozen = step == 0 || step == 3;
+    freeze(net, frozen);
+    freeze(alone, frozen);
+    for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+    for (auto& parameter : alone->parameters()) parameter.mutable_grad() = at::Tensor();
+    loss(ddp, hvd::rank(), step).backward();
+    at::Tensor sum = torch::zeros({}, kDouble);
+    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
+    (sum / hvd::size()).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+      REQUIRE(net->parameters()[i].grad().defined() == alone->parameters()[i].grad().defined());
+      if (net->parameters()[i].grad().defined()) CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+    }
+  }
+}
+
+TEST_CASE("what happens if I wrap a module a second time: either wrapper reduces what goes through it") {
+  Sequential net = model(false);
+  Sequential alone = model(false);
+  Ddp first(net);
+  Ddp second(net);
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    alone->zero_grad();
+    loss(step % 2 == 0 ? first : second, hvd::rank(), step).backward();
+    at::Tensor sum = torch::zeros({}, kDouble);
+    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
+    (sum / hvd::size()).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+  }
+}
+
+/// Gives its output in a type of its own.
+struct Scores {
+  at::Tensor of_classes;
+};
+struct GivesScores : torch::nn::Module {
+  GivesScores() {
+    layer = register_module("layer", Linear(6, 3));
+    const torch::NoGradGuard no_gradient;
+    to(kDouble);
+    layer->weight.copy_(data({3, 6}, kDouble, 0));
+    layer->bias.zero_();
+  }
+  Scores forward(const at::Tensor& x) { return {layer(x)}; }
+  Linear layer{nullptr};
+};
+
+TEST_CASE("what happens if forward returns a struct: its gradients are averages, too, and local under no_sync()") {
+  const auto net = std::make_shared<GivesScores>();
+  const auto alone = std::make_shared<GivesScores>();
+  DistributedDataParallel<GivesScores> ddp(net);
+  const auto of = [](auto& module, int rank, int step) {
+    return torch::mse_loss(module.forward(input(rank, step)).of_classes, target(rank, step));
+  };
+  for (int round = 0; round < 2; ++round) {
+    net->zero_grad();
+    alone->zero_grad();
+    for (int step = 0; step < 3; ++step) {
+      if (step < 2) {
+        const auto local = ddp.no_sync();
+        of(ddp, hvd::rank(), step).backward();
+      } else {
+        of(ddp, hvd::rank(), step).backward();
+      }
+      at::Tensor sum = torch::zeros({}, kDouble);
+      for (const int rank : everyone()) sum = sum + of(*alone, rank, step);
+      (sum / hvd::size()).backward();
+    }
+    CHECK(difference(net->layer->weight.grad(), alone->layer->weight.grad()) < 1e-12);
+  }
+}
+
+}  // namespace
+}  // namespace what_if_evaluation
