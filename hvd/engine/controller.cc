@@ -102,15 +102,39 @@ bool Controller::drop(const UnitKey& key) {
   const Unit* unit = table().find(key);
   if (unit == nullptr) return true;
   const std::uint32_t id = unit->id;
-  if (!is_evictable(id) || !board_.evict(id)) return false;
+  return is_evictable(id) && evict(log, id);
+}
+
+/// Returns false, and nothing has happened, if a rank has arrived meanwhile.
+bool Controller::evict(Transaction& log, std::uint32_t id) {
+  const Unit& unit = table().unit(id);
+  if (!table().has_process_set(unit.key.process_set)) {
+    board_.void_slot(id, unit.slots);  // whoever has arrived has failed
+  } else if (!board_.evict(id)) {
+    return false;
+  }
   log.append(Negotiator::eviction(id));
   return true;
+}
+
+void Controller::evict_removed() {
+  for (const int set : table().removed_sets())
+    for (const Unit* unit : table().units_of(set)) {
+      const std::uint32_t id = unit->id;
+      if (!is_evictable(id)) continue;
+      Transaction log(log_, kEvictionBytes);
+      if (table().knows(id) && !table().has_process_set(table().unit(id).key.process_set) && is_evictable(id)) evict(log, id);
+      break;  // the list may have changed; the next time brings the next
+    }
 }
 
 bool Controller::is_evictable(std::uint32_t id) const {
   // Its slots may be given to another tensor once nobody has arrived, its last batch is cut, and every rank has read that record and
   // with it the locations. What other domains have said of it the leader tree remembers.
   const Unit& unit = table().unit(id);
+  const int set = unit.key.process_set;
+  if (!table().has_process_set(set))
+    return !unit.queued && std::max(unit.cut_at, table().removed_at(set)) <= board_.slowest_reader() && board_.are_results_taken(id);
   return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() && board_.are_results_taken(id);
 }
 
@@ -123,8 +147,7 @@ Controller::Room Controller::make_room_for(Transaction& log, const UnitKey& key,
   if (unit->slots >= slots || !settled) return Room::Now;
   if (unit->queued) return Room::AfterCutting;
   if (!is_evictable(unit->id)) return board_.arrivals(unit->id) > 0 ? Room::Now : Room::AfterReading;
-  if (!board_.evict(unit->id)) return Room::Now;
-  log.append(Negotiator::eviction(unit->id));
+  if (!evict(log, unit->id)) return Room::Now;
   return make_room(log, slots, introduction);
 }
 
@@ -132,10 +155,13 @@ Controller::Room Controller::make_room(Transaction& log, std::uint32_t slots, st
   while (!table().has_free_slots(slots)) {
     if (const auto id = table().oldest([this](std::uint32_t candidate) { return is_evictable(candidate); })) {
       if (!log.fits(introduction + kEvictionBytes)) return Room::AfterReading;
-      if (board_.evict(*id)) log.append(Negotiator::eviction(*id));
+      static_cast<void>(evict(log, *id));
       continue;
     }
-    const auto unread = [this](std::uint32_t id) { return !table().unit(id).undecided && board_.arrivals(id) == 0; };
+    const auto unread = [this](std::uint32_t id) {
+      const Unit& unit = table().unit(id);
+      return table().has_process_set(unit.key.process_set) ? !unit.undecided && board_.arrivals(id) == 0 : !unit.queued;
+    };
     const auto uncut = [this](std::uint32_t id) { return table().unit(id).queued && board_.arrivals(id) == 0; };
     return table().oldest(unread) ? Room::AfterReading : table().oldest(uncut) ? Room::AfterCutting : Room::None;
   }
@@ -170,7 +196,7 @@ std::vector<int> Controller::absent_from(const Unit& unit) const {
 }
 
 bool Controller::is_complete(std::uint32_t id) const {
-  if (!table().knows(id)) return false;
+  if (!table().knows(id) || !table().has_process_set(table().unit(id).key.process_set)) return false;
   const Unit& unit = table().unit(id);
   const std::uint32_t arrived = board_.arrivals(id);
   return arrived > 0 && arrived + absent_from(unit).size() == table().local_members(unit.key.process_set);

@@ -44,6 +44,8 @@ class Controller {
   void introduce_remote(const UnitKey& key, Runs ranks, const Signature& signature) HVD_REQUIRES(engine_mutex);
   /// Forgets the unit if nobody in this domain uses it. Returns false if somebody does.
   bool drop(const UnitKey& key) HVD_REQUIRES(engine_mutex);
+  /// Forgets some of the units of process sets that were removed, if no rank of this domain needs them any more.
+  void evict_removed() HVD_REQUIRES(engine_mutex);
   /// All ranks are ready. `retell` introduces again what ranks elsewhere have said of the unit.
   void agree_by_root(const UnitKey& key, const Agreement& what, const std::function<void()>& retell) HVD_REQUIRES(engine_mutex);
   /// All ranks have left, and nothing more will be decided.
@@ -69,6 +71,7 @@ class Controller {
       HVD_REQUIRES(engine_mutex, board_lock);
   Room make_room(Transaction& log, std::uint32_t slots, std::size_t introduction) HVD_REQUIRES(engine_mutex, board_lock);
   [[nodiscard]] bool is_evictable(std::uint32_t id) const;
+  bool evict(Transaction& log, std::uint32_t id) HVD_REQUIRES(engine_mutex, board_lock);
   void agree(std::uint32_t id) HVD_REQUIRES(engine_mutex);
   bool try_to_agree(std::uint32_t id) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] Agreement agreement_of(const Unit& unit) const;

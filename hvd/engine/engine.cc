@@ -198,6 +198,7 @@ bool Engine::progress(const Turn& turn) noexcept {
 
 /// Nothing of them is used by this rank any more.
 void Engine::bury_removed_sets(const Turn& turn) {
+  controller_.evict_removed();
   log_.bury_removed([&](int process_set) HVD_NO_THREAD_SAFETY_ANALYSIS {
     if (handler_.uses(process_set) || runner_.uses(turn, process_set)) return true;
     cutter_.forget(process_set);

@@ -221,6 +221,12 @@ void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
 }
 
+void Board::close_slot(std::uint32_t slot) {
+  auto& word = head(slot).generation_and_arrivals;
+  std::uint64_t now = unclaimed(slot);
+  while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) now = unclaimed(slot);
+}
+
 void Board::give_results(std::uint32_t slot, std::span<const int> indices) {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + 1;  // as in `arrived_round`
   for (const int index : indices) slot_rank(slot, index).result_round.store(round, std::memory_order_release);

@@ -102,7 +102,10 @@ class Board {
   void reset_arrivals(std::uint32_t slot, std::uint32_t count);
   /// Ends the slot's generation if nobody has arrived. Needs the lock.
   bool evict(std::uint32_t slot);
-  /// Ends the slot's generation, whoever has arrived. Needs the lock.
+  /// Lets nobody arrive in the slot's generation any more. The ranks' words of the last round stay, for those that still need them, until
+  /// `void_slot`. Needs the lock.
+  void close_slot(std::uint32_t slot);
+  /// Ends the slot's generation, whoever has arrived. Needs the lock, and that all ranks have read the last round's words.
   void void_slot(std::uint32_t slot, std::uint32_t count);
   /// This rank's word for the tensor in `slot` in the coming round; set before arriving. A rank may be one round ahead of one that
   /// has not yet read what the last round brought, so two rounds' words are kept.

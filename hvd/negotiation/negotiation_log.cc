@@ -52,7 +52,7 @@ void NegotiationLog::Transaction::append(const Bytes& record) {
   left_ -= bytes;
   Outcomes outcomes;
   log_.table_.apply(record, log_.board_.tail() + bytes, outcomes);
-  for (const auto& dropped : outcomes.dropped) log_.board_.void_slot(dropped.id, dropped.slots);
+  for (const auto id : outcomes.closed) log_.board_.close_slot(id);
   log_.board_.append(record);
   log_.listener_.on_outcomes(outcomes, true);
 }

@@ -120,7 +120,7 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
     case RecordType::Introduce:
       return apply_introduction(reader, outcomes);
     case RecordType::Agree:
-      return apply_agreement(reader, outcomes);
+      return apply_agreement(reader, position, outcomes);
     case RecordType::HostReady: {
       const auto id = reader.get<std::uint32_t>();
       known_unit(id).undecided = true;
@@ -194,7 +194,7 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   for (const Run run : ranks) outcomes.introduced.push_back({id, run});
 }
 
-void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
+void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   Agreement what = decode_agreement(reader);
   Unit& unit = known_unit(id);
@@ -224,7 +224,7 @@ void Negotiator::apply_agreement(Reader& reader, Outcomes& outcomes) {
       queues_[unit.key.process_set].push_back(
           {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
     }
-    if (unit.key.kind == OpKind::Control) apply_control(unit, what, outcomes);
+    if (unit.key.kind == OpKind::Control) apply_control(unit, what, position, outcomes);
     if (unit.key.kind == OpKind::Join) {
       // Within a domain the log says who came last; whose arrival completed the agreement may be another.
       if (unit.scope == Scope::Domain) what.last = last_joined(unit.key.process_set);
@@ -292,16 +292,16 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   outcomes.voided.push_back({{ref}, status});
 }
 
-void Negotiator::apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes) {
+void Negotiator::apply_control(const Unit& unit, Agreement& what, std::uint64_t position, Outcomes& outcomes) {
   const Signature& signature = *unit.signatures.of(0);
   if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
     if (signature.root <= 0 || !has_process_set(signature.root)) return;
-    sets_.remove(signature.root);
+    sets_.remove(signature.root, position);
+    // They are forgotten by records of their own, when all ranks have read this one, and the cuts before it, for which they need the slots.
     for (const Unit* other : units_of(signature.root))
-      if (!other->queued) outcomes.dropped.push_back({other->id, other->slots});
-    for (const auto& dropped : outcomes.dropped) forget(dropped.id);
+      if (!other->queued) outcomes.closed.push_back(other->id);
     pledged_.forget_set(signature.root);
     return;
   }

@@ -63,10 +63,7 @@ struct Outcomes {
     std::vector<UnitRef> units;  ///< forgotten already
     Status status;
   };
-  struct Dropped {
-    std::uint32_t id, slots;
-  };
-  std::vector<Dropped> dropped;        ///< forgotten with their process set; whoever has arrived at their slots has failed
+  std::vector<std::uint32_t> closed;   ///< of a process set that was removed: nobody may arrive any more, and whoever has, has failed
   std::vector<Voided> voided;          ///< the ranks have submitted different operations under one name
   std::vector<JoinedUp> joined;        ///< what the domain was ready for without these ranks has been said
   std::vector<int> left;               ///< ranks that called shutdown()
@@ -91,6 +88,9 @@ class Negotiator : public Records {
   [[nodiscard]] bool has_process_set(int id) const { return sets_.has(id); }
   [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const { return sets_.ranks_unless_removed(id); }
   [[nodiscard]] bool has_removed_sets() const { return sets_.has_removed(); }
+  /// Returns the sets that were removed and are still kept, and the position of the log at which one was.
+  [[nodiscard]] std::vector<int> removed_sets() const { return sets_.removed(); }
+  [[nodiscard]] std::uint64_t removed_at(int process_set) const { return sets_.removed_at(process_set); }
   /// Forgets removed sets that are neither `in_use` nor those of a unit.
   void bury_removed(const std::function<bool(int)>& in_use);
   [[nodiscard]] std::uint32_t local_members(int process_set) const { return sets_.local_members(process_set); }
@@ -163,12 +163,12 @@ class Negotiator : public Records {
  private:
   const ProcessSetInfo& known_set(int id) const;
   void apply_introduction(Reader& reader, Outcomes& outcomes);
-  void apply_agreement(Reader& reader, Outcomes& outcomes);
+  void apply_agreement(Reader& reader, std::uint64_t position, Outcomes& outcomes);
   void apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes);
   void apply_conflict(Reader& reader, Outcomes& outcomes);
   void apply_leaving(Reader& reader, Outcomes& outcomes);
   void apply_refusal(Reader& reader, Outcomes& outcomes);
-  void apply_control(const Unit& unit, Agreement& what, Outcomes& outcomes);
+  void apply_control(const Unit& unit, Agreement& what, std::uint64_t position, Outcomes& outcomes);
   void forget(std::uint32_t id);
   Unit& known_unit(std::uint32_t id);
   [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;

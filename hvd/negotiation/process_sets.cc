@@ -42,10 +42,19 @@ int ProcessSets::add(std::vector<int> ranks) {
   return id;
 }
 
-void ProcessSets::remove(int id) {
+void ProcessSets::remove(int id, std::uint64_t position) {
   const std::lock_guard lock(mutex_);
-  at(id).removed = true;
+  Set& set = at(id);
+  set.removed = true;
+  set.removed_at = position;
   ++removed_;
+}
+
+std::vector<int> ProcessSets::removed() const {
+  std::vector<int> ids;
+  for (const auto& set : sets_)
+    if (set->removed) ids.push_back(set->info->id);
+  return ids;
 }
 
 void ProcessSets::bury(const std::function<bool(int id)>& in_use) {

@@ -55,7 +55,12 @@ class ProcessSets {
   void end_join(int id) { at(id).joined.clear(); }
   /// Adds a set with these global ranks, which ascend, and returns its id.
   int add(std::vector<int> ranks);
-  void remove(int id);
+  /// Notes that the set is removed, by the record that ends at this position of the log.
+  void remove(int id, std::uint64_t position);
+  /// Returns where the record ends that removed the set; 0 if none has.
+  [[nodiscard]] std::uint64_t removed_at(int id) const { return at(id).removed_at; }
+  /// Returns those that were removed and are not buried yet.
+  [[nodiscard]] std::vector<int> removed() const;
   /// Forgets removed sets that are not `in_use`.
   void bury(const std::function<bool(int id)>& in_use);
   [[nodiscard]] bool has_removed() const { return removed_ > 0; }
@@ -69,6 +74,7 @@ class ProcessSets {
     std::vector<int> joined;
     int last_joined = -1;
     bool removed = false;
+    std::uint64_t removed_at = 0;
   };
   void add(ProcessSetInfo info);
   [[nodiscard]] Set* find(int id) const;

@@ -1,7 +1,7 @@
 // Allgather, alltoall and reducescatter into tensors that exist: values, layouts, what is refused, and what autograd is told.
 #include <numeric>
 
-#include "tests/torch/support.h"
+#include "tests/torch_bindings/support.h"
 
 namespace {
 
