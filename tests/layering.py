@@ -72,9 +72,9 @@ def find_circle(includes):
 
 
 def by_module(includes):
-    """Returns the same of modules: x.h and x.cc are one, and what belongs to them alone (x_kernel.h, x_definition.h) with them."""
+    """Returns the same of modules: x.h and x.cc are one, and what belongs to them alone (x_kernel.h, x_definition.h, x_layout.h) with them."""
     def module(file):
-        return re.sub(r"(_kernel|_definition)?\.[a-z]+$", "", file)
+        return re.sub(r"(_kernel|_definition|_layout)?\.[a-z]+$", "", file)
 
     modules = {}
     for file, names in includes.items():

@@ -59,7 +59,11 @@ Board::Board(std::span<std::byte> block, int self)
       slots_at_(areas_at_ + round_up(static_cast<std::size_t>(ranks_) * sizeof(RankArea), board_layout::kPage)),
       slot_bytes_(sizeof(SlotHead) + static_cast<std::size_t>(ranks_) * sizeof(SlotRank)),
       log_at_(slots_at_ + round_up(slots_ * slot_bytes_, board_layout::kPage)),
-      lock_(*this, header().lock, header().lock_owner) {}
+      lock_(header().lock, header().lock_owner, self_,
+            {[this] { return find_dead(); }, [this](const Status& failure) { set_failure(failure); },
+             [this] {
+               if (failed()) failure().raise();
+             }}) {}
 
 Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
 Board::RankArea& Board::area(int rank) const {

@@ -65,7 +65,7 @@ namespace hvd::board_layout {
 
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kFailureText = 2048;
-inline constexpr int kNobody = -1;
+inline constexpr int kNobody = PatientLock::kNobody;
 inline constexpr int kNoFailure = -1;
 
 struct Header {

@@ -3,12 +3,9 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <optional>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "hvd/negotiation/board.h"
-#include "hvd/negotiation/board_layout.h"
 
 namespace hvd {
 
@@ -43,7 +40,7 @@ void PatientLock::lock() {
 }
 
 void PatientLock::unlock() {
-  owner_.store(board_layout::kNobody, std::memory_order_relaxed);
+  owner_.store(kNobody, std::memory_order_relaxed);
   pthread_mutex_unlock(&mutex_);
 }
 
@@ -53,13 +50,13 @@ void PatientLock::own(int result) {
     // death ends anyway: the state can be used as it is.
     pthread_mutex_consistent(&mutex_);
     const int before = owner_.load(std::memory_order_relaxed);
-    const auto dead = before != board_layout::kNobody ? std::optional<int>(before) : board_.find_dead();
+    const auto dead = before != kNobody ? std::optional<int>(before) : board_.find_dead();
     board_.set_failure({Status::Code::RankFailed, formatted("{} died while it wrote to the memory that the ranks of its host share",
                                                             dead ? name_of_rank(*dead) : "a rank")});
   } else if (result != 0) {
     throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
   }
-  owner_.store(board_.self(), std::memory_order_relaxed);
+  owner_.store(self_, std::memory_order_relaxed);
 }
 
 void PatientLock::wait() {
@@ -72,7 +69,7 @@ void PatientLock::wait() {
     const auto waited = std::chrono::steady_clock::now() - since;
     if (patience_.fail_after.count() > 0 && waited >= patience_.fail_after)
       board_.set_failure({Status::Code::StallTimeout, stalled_text(waited)});
-    if (board_.failed()) board_.failure().raise();
+    board_.throw_failure();
     if (next_warning.count() == 0 || waited < next_warning) continue;
     next_warning += patience_.warn_after;
     log(LogLevel::Warning, "{}", stalled_text(waited));
@@ -90,7 +87,7 @@ std::string PatientLock::stalled_text(std::chrono::nanoseconds waited) const {
       "{} has kept the others of its host from going on for {} s, in the middle of a write to their shared memory: it is stopped (SIGSTOP, "
       "a "
       "debugger, a frozen container) or gets no processor time",
-      owner == board_layout::kNobody ? "a rank" : name_of_rank(owner), std::chrono::duration_cast<std::chrono::seconds>(waited).count());
+      owner == kNobody ? "a rank" : name_of_rank(owner), std::chrono::duration_cast<std::chrono::seconds>(waited).count());
 }
 
 }  // namespace hvd

@@ -6,13 +6,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace hvd {
+#include "hvd/errors.h"
 
-class Board;
+namespace hvd {
 
 /// Makes a mutex for several processes that tells its next owner when the last has died with it.
 void make_robust_mutex(pthread_mutex_t& mutex);
@@ -24,10 +26,20 @@ struct LockPatience {
   std::chrono::nanoseconds fail_after{0};  ///< 0: never
 };
 
+/// What the lock asks of the board around it, and tells it, when its owner is found dead, or stopped for too long.
+struct LockReports {
+  std::function<std::optional<int>()> find_dead;   ///< returns the index of a rank that has died, if any has
+  std::function<void(const Status&)> set_failure;  ///< ends the world
+  std::function<void()> throw_failure = [] {};     ///< throws what has ended the world, if anything has
+};
+
 class PatientLock {
  public:
-  /// `mutex` and `owner` are in shared memory. The board's failure is set when the lock's owner is found dead, or stopped for too long.
-  PatientLock(Board& board, pthread_mutex_t& mutex, std::atomic<int>& owner) : board_(board), mutex_(mutex), owner_(owner) {}
+  static constexpr int kNobody = -1;
+
+  /// `mutex` and `owner`, the index of the rank that has it or kNobody, are in shared memory; `self`: this rank's index.
+  PatientLock(pthread_mutex_t& mutex, std::atomic<int>& owner, int self, LockReports board)
+      : mutex_(mutex), owner_(owner), self_(self), board_(std::move(board)) {}
 
   /// Before another thread of this rank uses the lock.
   void set_patience(LockPatience patience) { patience_ = std::move(patience); }
@@ -41,9 +53,10 @@ class PatientLock {
   [[nodiscard]] std::string name_of_rank(int index) const;
   [[nodiscard]] std::string stalled_text(std::chrono::nanoseconds waited) const;
 
-  Board& board_;
   pthread_mutex_t& mutex_;
   std::atomic<int>& owner_;
+  const int self_;
+  const LockReports board_;
   LockPatience patience_;
 };
 

@@ -19,8 +19,8 @@ constexpr std::size_t kScratchBytes = 512 << 10;
 
 }  // namespace
 
-PullExecution::PullExecution(ShmBackend& backend, Batch batch)
-    : backend_(backend), batch_(std::move(batch)), state_(backend.board().batch(batch_.sequence)) {}
+PullExecution::PullExecution(ShmContext& context, Batch batch)
+    : context_(context), batch_(std::move(batch)), state_(context.board().batch(batch_.sequence)) {}
 
 Progress PullExecution::advance() {
   const bool pulls_now = !std::exchange(tried_, true);
@@ -28,22 +28,22 @@ Progress PullExecution::advance() {
     pulled_ = pull();
     if (pulled_ && state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
       state_.complete.store(true, std::memory_order_release);
-      backend_.board().ring_waiters();  // ranks that wait with memory of their own in use
+      context_.board().ring_waiters();  // ranks that wait with memory of their own in use
     }
   }
   if (!pulled_) return Progress::Idle;
   // The others read from this rank's memory until all have what they want. A staged block can wait for that without its owner.
   const auto in_use = [&](const BatchMember& member) { return Staging::is_users(my_location(member)); };
   if (std::any_of(batch_.members.begin(), batch_.members.end(), in_use)) {
-    if (pulls_now && !backend_.linger(state_)) backend_.board().ring_all_workers();  // of ranks that are not waiting for this batch
+    if (pulls_now && !context_.linger(state_)) context_.board().ring_all_workers();  // of ranks that are not waiting for this batch
     if (!state_.complete.load(std::memory_order_acquire)) return pulls_now ? Progress::Advanced : Progress::Idle;
   }
-  for (const auto& member : batch_.members) backend_.staging().release_later(batch_.sequence, my_location(member));
+  for (const auto& member : batch_.members) context_.staging().release_later(batch_.sequence, my_location(member));
   return Progress::Done;
 }
 
 std::uint64_t PullExecution::my_location(const BatchMember& member) const {
-  return member.locations[static_cast<std::size_t>(backend_.staging().self())];
+  return member.locations[static_cast<std::size_t>(context_.staging().self())];
 }
 
 std::uint64_t PullExecution::location_of(const BatchMember& member, std::size_t place) const {
@@ -59,26 +59,26 @@ bool PullExecution::pull() {
 
 bool PullExecution::take_from_root(const BatchMember& member) {
   const std::size_t bytes = bytes_of(batch_.traits, member.count);
-  if (batch_.traits.root == backend_.rank()) {
+  if (batch_.traits.root == context_.rank()) {
     if (bytes > 0 && member.output != member.input) std::memcpy(member.output, member.input, bytes);
     return true;
   }
-  const int root = backend_.domain_index(batch_.traits.root);
-  return backend_.staging().read(root, member.locations[static_cast<std::size_t>(root)], 0, member.output, bytes);
+  const int root = context_.domain_index(batch_.traits.root);
+  return context_.staging().read(root, member.locations[static_cast<std::size_t>(root)], 0, member.output, bytes);
 }
 
 /// Each rank begins with its own part and goes on with that of the next: not all with the same.
 bool PullExecution::copy(const BatchMember& member) {
   const std::size_t ranks = batch_.ranks.size();
   const auto self =
-      static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), backend_.rank()) - batch_.ranks.begin());
+      static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), context_.rank()) - batch_.ranks.begin());
   for (std::size_t turn = 0; turn < ranks; ++turn) {
     const std::size_t place = (self + turn) % ranks;
     const auto before = std::accumulate(member.counts.begin(), member.counts.begin() + static_cast<std::ptrdiff_t>(place), std::int64_t{0});
     const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
     const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
     auto* const to = static_cast<std::byte*>(member.output) + bytes_of(batch_.traits, before);
-    if (bytes > 0 && !backend_.staging().read(index_of(place), location_of(member, place), skipped, to, bytes)) return false;
+    if (bytes > 0 && !context_.staging().read(index_of(place), location_of(member, place), skipped, to, bytes)) return false;
   }
   return true;
 }
@@ -94,14 +94,14 @@ bool PullExecution::reduce(const BatchMember& member) {
   std::vector<const void*> whole(ranks), inputs(ranks);
   std::size_t elsewhere = 0;
   for (std::size_t other = 0; other < ranks; ++other) {
-    whole[other] = backend_.staging().address_here(index_of(other), location_of(member, other));
+    whole[other] = context_.staging().address_here(index_of(other), location_of(member, other));
     elsewhere += whole[other] == nullptr ? 1 : 0;
   }
   const std::size_t most =
       elsewhere == 0 ? count
                      : std::max<std::size_t>(kMemberAlignment, kScratchBytes / elsewhere / kMemberAlignment * kMemberAlignment) / element;
   const std::size_t block = (std::min(most, count) * element + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment;
-  std::byte* const scratch = backend_.scratch(elsewhere * block);
+  std::byte* const scratch = context_.scratch(elsewhere * block);
   const kernels::Reduction reduction = reduction_of(batch_.traits);
   for (std::size_t begin = 0; begin < count; begin += most) {
     const std::size_t some = std::min(most, count - begin);
@@ -110,7 +110,7 @@ bool PullExecution::reduce(const BatchMember& member) {
     for (std::size_t other = 0; other < ranks; ++other) {
       inputs[other] = whole[other] == nullptr ? free : static_cast<const std::byte*>(whole[other]) + from;
       if (whole[other] != nullptr) continue;
-      if (!backend_.staging().read(index_of(other), location_of(member, other), from, free, some * element)) return false;
+      if (!context_.staging().read(index_of(other), location_of(member, other), from, free, some * element)) return false;
       free += block;
     }
     const std::array<void*, 1> output{static_cast<std::byte*>(member.output) + begin * element};

@@ -8,26 +8,26 @@
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"
-#include "ops/shm/shm_backend.h"
+#include "ops/shm/context.h"
 
 namespace hvd {
 
 class PullExecution final : public Execution {
  public:
-  PullExecution(ShmBackend& backend, Batch batch);
+  PullExecution(ShmContext& context, Batch batch);
   Progress advance() override;
 
  private:
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const;
   [[nodiscard]] std::uint64_t location_of(const BatchMember& member, std::size_t place) const;
-  [[nodiscard]] int index_of(std::size_t place) const { return backend_.domain_index(batch_.ranks[place]); }
+  [[nodiscard]] int index_of(std::size_t place) const { return context_.domain_index(batch_.ranks[place]); }
   // These return false if the process of a rank has ended: then there is nothing left to wait for but that the world fails.
   bool pull();
   bool copy(const BatchMember& member);
   bool take_from_root(const BatchMember& member);
   bool reduce(const BatchMember& member);
 
-  ShmBackend& backend_;
+  ShmContext& context_;
   Batch batch_;
   BatchState& state_;
   bool tried_ = false;

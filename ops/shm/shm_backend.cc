@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
-#include "hvd/base/futex.h"
 #include "hvd/errors.h"
 #include "ops/host_ops.h"
 #include "ops/kernels/adasum.h"
@@ -20,9 +18,6 @@ namespace {
 constexpr std::size_t kMostChunkBytes = 256 << 10;
 constexpr std::size_t kLeastChunkBytes = 32 << 10;
 constexpr std::size_t kChunksPerRank = 2;
-
-constexpr auto kLinger = std::chrono::microseconds(100);
-constexpr int kYields = 20;
 
 /// Whether each rank takes what it needs from the others.
 constexpr bool pulls(OpKind kind) { return is_pulled(kind) || kind == OpKind::Broadcast; }
@@ -77,13 +72,13 @@ class Chunks {
 /// Allreduce: chunks are claimed, results are written into every rank's block.
 class ClaimedExecution final : public Execution {
  public:
-  ClaimedExecution(ShmBackend& backend, Batch batch)
-      : backend_(backend),
+  ClaimedExecution(ShmContext& context, Batch batch)
+      : context_(context),
         batch_(std::move(batch)),
-        state_(backend.board().batch(batch_.sequence)),
+        state_(context.board().batch(batch_.sequence)),
         is_adasum_(batch_.traits.op == ReduceOp::Adasum),
         chunks_(batch_, is_adasum_) {
-    for (const int rank : batch_.ranks) members_.push_back(backend_.domain_index(rank));
+    for (const int rank : batch_.ranks) members_.push_back(context_.domain_index(rank));
     reduction_ = reduction_of(batch_.traits);
     zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
   }
@@ -101,14 +96,14 @@ class ClaimedExecution final : public Execution {
       if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.size())
         state_.complete.store(true, std::memory_order_release);
     }
-    if (!(worked ? backend_.linger(state_) : state_.complete.load(std::memory_order_acquire)))
+    if (!(worked ? context_.linger(state_) : state_.complete.load(std::memory_order_acquire)))
       return worked ? Progress::Advanced : Progress::Idle;
     if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) {
-          return Staging::is_staged(member.locations[static_cast<std::size_t>(backend_.staging().self())]);
+          return Staging::is_staged(member.locations[static_cast<std::size_t>(context_.staging().self())]);
         }))
       copying_out_since_ = std::chrono::steady_clock::now();
     for (const auto& member : batch_.members)
-      backend_.staging().take_out(member.locations[static_cast<std::size_t>(backend_.staging().self())], member.output,
+      context_.staging().take_out(member.locations[static_cast<std::size_t>(context_.staging().self())], member.output,
                                   bytes_of(batch_.traits, member.count));
     return Progress::Done;
   }
@@ -119,7 +114,7 @@ class ClaimedExecution final : public Execution {
     const auto& member = batch_.members[piece.member];
     const std::size_t element = element_bytes(batch_.traits.dtype);
     const auto at = [&](int index) {
-      return backend_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + piece.begin * element;
+      return context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + piece.begin * element;
     };
     inputs_.clear();
     outputs_.clear();
@@ -144,7 +139,7 @@ class ClaimedExecution final : public Execution {
     kernels::adasum(reduction_, all, outputs_, count);
   }
 
-  ShmBackend& backend_;
+  ShmContext& context_;
   Batch batch_;
   BatchState& state_;
   const bool is_adasum_;
@@ -163,39 +158,14 @@ class ClaimedExecution final : public Execution {
 
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
                        std::shared_ptr<StatsCounters> stats)
-    : board_(board),
-      topology_(std::move(topology)),
-      staging_(std::move(memory), std::move(arena), topology_.domain_index),
-      stats_(std::move(stats)),
-      has_cores_(topology_.domain_ranks.size() <= std::thread::hardware_concurrency()) {
+    : context_(std::move(memory), std::move(arena), board, std::move(topology)),
+      board_(board),
+      topology_(context_.topology()),
+      staging_(context_.staging()),
+      stats_(std::move(stats)) {
   gathered_.reserve(static_cast<std::size_t>(kSmallBatchBytes));
   outputs_.reserve(topology_.domain_ranks.size());
   inputs_.reserve(topology_.domain_ranks.size());
-}
-
-int ShmBackend::domain_index(int rank) const {
-  const auto& ranks = topology_.domain_ranks;
-  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-}
-
-bool ShmBackend::linger(const BatchState& batch) const {
-  const auto is_complete = [&] { return batch.complete.load(std::memory_order_acquire); };
-  const auto until = std::chrono::steady_clock::now() + kLinger;
-  for (int turn = 0; !is_complete() && std::chrono::steady_clock::now() < until; ++turn) {
-    if (has_cores_) {
-      cpu_relax();
-    } else if (turn < kYields) {
-      std::this_thread::yield();  // the one awaited may be the next to run here
-    } else {
-      break;
-    }
-  }
-  return is_complete();
-}
-
-std::byte* ShmBackend::scratch(std::size_t bytes) {
-  if (scratch_.size() < bytes) scratch_.resize(bytes);
-  return scratch_.data();
 }
 
 bool ShmBackend::supports(const BatchTraits& traits) const {
@@ -277,8 +247,8 @@ void ShmBackend::run_for_all(const BatchTraits& traits, std::int64_t count, std:
 }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
-  if (pulls(batch.traits.kind)) return std::make_unique<PullExecution>(*this, std::move(batch));
-  return std::make_unique<ClaimedExecution>(*this, std::move(batch));
+  if (pulls(batch.traits.kind)) return std::make_unique<PullExecution>(context_, std::move(batch));
+  return std::make_unique<ClaimedExecution>(context_, std::move(batch));
 }
 
 }  // namespace hvd

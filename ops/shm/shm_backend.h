@@ -9,11 +9,9 @@
 
 #include "hvd/backend.h"
 #include "hvd/fast_path_memory.h"
-#include "hvd/negotiation/board.h"
 #include "hvd/stats.h"
-#include "hvd/topology.h"
 #include "ops/host_ops.h"
-#include "ops/shm/staging.h"
+#include "ops/shm/context.h"
 
 namespace hvd {
 
@@ -31,16 +29,6 @@ class ShmBackend final : public Backend, private FastPathMemory {
   bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
-  // ---- for the executions
-  [[nodiscard]] Staging& staging() { return staging_; }
-  [[nodiscard]] Board& board() const { return board_; }
-  [[nodiscard]] int domain_index(int rank) const;
-  /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
-  [[nodiscard]] bool linger(const BatchState& batch) const;
-  /// Returns memory for one call of `advance`, kept from one to the next.
-  std::byte* scratch(std::size_t bytes);
-  [[nodiscard]] int rank() const { return topology_.rank; }
-
  private:
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
   void drop(std::uint64_t location) noexcept override;
@@ -49,15 +37,14 @@ class ShmBackend final : public Backend, private FastPathMemory {
   void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
                    std::span<const std::int64_t> parts) override;
 
-  Board& board_;
-  const Topology topology_;
-  Staging staging_;
+  ShmContext context_;
+  Board& board_;  // of the context, as are the next two
+  const Topology& topology_;
+  Staging& staging_;
   std::shared_ptr<StatsCounters> stats_;
   std::vector<void*> outputs_;  // of `run_for_all`, as are the next two
   std::vector<const void*> inputs_;
   std::vector<std::byte> gathered_;
-  std::vector<std::byte> scratch_;
-  const bool has_cores_;  // one for each rank
 };
 
 }  // namespace hvd

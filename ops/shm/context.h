@@ -1,0 +1,37 @@
+#pragma once
+/// ShmContext is what ShmBackend and its executions share: memory of the domain, the board, and who is where. It owns the staging blocks
+/// and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with BackendError.
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "hvd/negotiation/board.h"
+#include "hvd/topology.h"
+#include "ops/shm/staging.h"
+
+namespace hvd {
+
+class ShmContext {
+ public:
+  ShmContext(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology);
+
+  [[nodiscard]] int rank() const { return topology_.rank; }
+  [[nodiscard]] const Topology& topology() const { return topology_; }
+  [[nodiscard]] Staging& staging() { return staging_; }
+  [[nodiscard]] Board& board() const { return board_; }
+  [[nodiscard]] int domain_index(int rank) const;
+  /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
+  [[nodiscard]] bool linger(const BatchState& batch) const;
+  /// Returns memory for one call of `advance`, kept from one to the next.
+  std::byte* scratch(std::size_t bytes);
+
+ private:
+  const Topology topology_;
+  Staging staging_;
+  Board& board_;
+  std::vector<std::byte> scratch_;
+  const bool has_cores_;  // one for each rank
+};
+
+}  // namespace hvd
