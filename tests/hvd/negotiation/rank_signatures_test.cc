@@ -10,7 +10,7 @@
 namespace hvd::test {
 namespace {
 
-SharedSignature shaped(std::int64_t rows) {
+SharedSignature with_rows(std::int64_t rows) {
   Signature signature;
   signature.tensors.push_back({DataType::Float32, {rows, 3}, {}});
   return std::make_shared<const Signature>(std::move(signature));
@@ -30,7 +30,7 @@ TEST_CASE("rank signatures: runs of places say what a list by place says") {
       Run said = run;
       if (random() % 3 == 0) said.count = 1 + static_cast<int>(random() % static_cast<unsigned>(places - run.first));
       const auto value = static_cast<std::int64_t>(1 + random() % 3);
-      runs.set(said, shaped(value));
+      runs.set(said, with_rows(value));
       for (int place = said.first; place < said.first + said.count; ++place) rows[static_cast<std::size_t>(place)] = value;
       std::size_t count = 0;
       for (std::size_t place = 0; place < rows.size(); ++place) {
@@ -39,11 +39,11 @@ TEST_CASE("rank signatures: runs of places say what a list by place says") {
         if (rows[place] != 0 && runs.of(place)->tensors.front().shape.front() != rows[place]) FAIL("something else at ", place);
       }
       CHECK(runs.count() == count);
-      CHECK(runs.all_equal(said, *shaped(value)));
+      CHECK(runs.all_equal(said, *with_rows(value)));
       CHECK(runs.all_say(said, runs.of(static_cast<std::size_t>(said.first))));
       bool all = true;
       for (const auto row : rows) all = all && row == value;
-      CHECK(runs.all_equal({0, places}, *shaped(value)) == all);
+      CHECK(runs.all_equal({0, places}, *with_rows(value)) == all);
       for (std::size_t i = 1; i < runs.said().size(); ++i) {
         const auto& before = runs.said()[i - 1];
         const auto& after = runs.said()[i];
@@ -56,7 +56,7 @@ TEST_CASE("rank signatures: runs of places say what a list by place says") {
 
 TEST_CASE("rank signatures: what many ranks say alike takes the memory of one") {
   RankSignatures said;
-  for (int place = 4095; place >= 0; --place) said.set({(place * 5) % 4096, 1}, shaped(7));
+  for (int place = 4095; place >= 0; --place) said.set({(place * 5) % 4096, 1}, with_rows(7));
   CHECK(said.said().size() == 1);
   CHECK(said.count() == 4096);
   CHECK(said.of(17).use_count() == 1);
