@@ -90,11 +90,9 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
   if (detail::is_plain(tensor) && detail::is_small(tensor) && tensor.dim() > 0) {
     const auto splits = splits_of(tensor, options);
-    if (const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits); output.defined()) {
-      // On the fast path all ranks have the same splits.
-      const auto rows = splits.at(static_cast<std::size_t>(options.process_set.rank()));
-      return {output, at::full({static_cast<std::int64_t>(splits.size())}, rows, at::kInt).to(device_of_splits(options))};
-    }
+    std::vector<std::int64_t> received(splits.size());
+    const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);
+    if (output.defined()) return {output, torch::tensor(received, at::kLong).to(device_of_splits(options), at::kInt)};
   }
   return start_exchange(exchanging(tensor, options), options, After::Wait).wait();
 }

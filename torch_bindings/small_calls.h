@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "hvd/engine/engine.h"
 #include "torch_bindings/history.h"
@@ -59,12 +59,14 @@ struct SmallRows {
   }
 };
 
-/// An undefined tensor if the operation must be submitted. `splits`: of an alltoall.
+/// An undefined tensor if the operation must be submitted. `splits`, `received`: of an alltoall, rows for each rank and from each.
 template <class Options>
-at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, const std::vector<std::int64_t>& splits = {}) {
+at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, std::span<const std::int64_t> splits = {},
+                       std::span<std::int64_t> received = {}) {
   if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
+  call.received = received;
   SmallRows rows{tensor, {}};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;

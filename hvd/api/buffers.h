@@ -31,8 +31,6 @@ SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, con
 }
 /// Returns how many rows of an alltoall's input each rank gets: as the options say, or as many each.
 std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options);
-/// Returns how many rows this rank gets from each where all ranks have the same splits, as on the fast path.
-std::vector<std::int64_t> received_alike(const std::vector<std::int64_t>& splits, const ProcessSet& set);
 /// Returns whether `Engine::try_fast_path` may be tried: it looks at no more than that.
 inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device() && buffer.data != nullptr; }
 

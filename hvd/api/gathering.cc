@@ -112,10 +112,6 @@ std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOpt
   return even_splits(input.shape.front(), options.process_set.size(), options.name);
 }
 
-std::vector<std::int64_t> received_alike(const std::vector<std::int64_t>& splits, const ProcessSet& set) {
-  return std::vector<std::int64_t>(splits.size(), splits.at(static_cast<std::size_t>(set.rank())));
-}
-
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
   return first(submit_only(gathering({input}, options)));
 }
@@ -160,9 +156,10 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
     const auto splits = splits_of(input, options);
     SmallCall call = small_call(OpKind::Alltoall, input, {}, options);
+    std::vector<std::int64_t> received(splits.size());
     call.splits = splits;
-    if (auto result = run_by_rows(call, input))
-      return {std::move(result->data), std::move(result->shape), received_alike(splits, options.process_set)};
+    call.received = received;
+    if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(received)};
   }
   return alltoall_async(input, options).wait();
 }

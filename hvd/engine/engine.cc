@@ -144,7 +144,7 @@ bool Engine::try_fast_path(const SmallCall& call) {
     ~Leaving() { op.in_use.store(false); }
   } const leaving{*op};
   wait(*op->pending);
-  FastPath::fetch(*op);
+  FastPath::fetch(*op, call);
   return true;
 }
 

@@ -35,9 +35,9 @@ class FastPath {
   /// was.
   void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
   void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
-  /// Copies the result to memory that the caller of the operation gives, if it is to. Requires that the operation is done, and not the
-  /// mutex: it calls user code.
-  static void fetch(PersistentOp& op) HVD_EXCLUDES(engine_mutex);
+  /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
+  /// is done, and not the mutex: it calls user code.
+  static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
   /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
   /// Drops those of a process set, which has been removed. Returns false while one of them is in use.

@@ -31,6 +31,7 @@ struct SmallCall {
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
+  std::span<std::int64_t> received;      ///< Alltoall only: becomes the rows from each rank
   std::int64_t output_rows = -1;         ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
@@ -90,6 +91,7 @@ struct PersistentOp {
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
+  bool is_alike = false;     ///< Alltoall: it ended in the block, where all ranks have the same splits
   bool is_to_fetch = false;  ///< its result is in the block, for its caller to ask for memory and copy it
 
   [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
