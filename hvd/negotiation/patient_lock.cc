@@ -19,7 +19,10 @@ constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks at
 
 #ifdef __SANITIZE_THREAD__
 /// ThreadSanitizer does not see that a lock whose owner has died is taken by pthread_mutex_timedlock.
-void tell_sanitizer(pthread_mutex_t& mutex) { __tsan_mutex_post_lock(&mutex, 0, 0); }
+void tell_sanitizer(pthread_mutex_t& mutex) {
+  __tsan_mutex_pre_lock(&mutex, 0);
+  __tsan_mutex_post_lock(&mutex, 0, 0);
+}
 #else
 void tell_sanitizer(pthread_mutex_t& /*mutex*/) {}
 #endif
