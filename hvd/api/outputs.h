@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "hvd/base/visible.h"
 #include "hvd/hvd.h"
 
 namespace hvd {
@@ -13,10 +14,10 @@ namespace hvd {
 /// must be the input's, and it must have room for what this rank itself gives. Whether it has just as many rows as come is known when all
 /// ranks have said theirs (a Mismatch on all of them if not), but for a reducescatter and in a set of one rank, where it is checked here.
 /// `splits`: of an alltoall; empty: the first dimension is divided evenly.
-void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input, const ProcessSet& set,
-                  const std::vector<std::int64_t>& splits = {});
+HVD_BETWEEN_LIBRARIES void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input,
+                                        const ProcessSet& set, const std::vector<std::int64_t>& splits = {});
 
 /// Returns whether the two share a byte.
-bool overlap(const Buffer& a, const Buffer& b);
+HVD_BETWEEN_LIBRARIES bool overlap(const Buffer& a, const Buffer& b);
 
 }  // namespace hvd

@@ -104,6 +104,18 @@ nm -DC --defined-only "$library" >"$scratch/symbols"
 for public in 'hvd::init()' 'hvd::allreduce(' 'typeinfo for hvd::Mismatch' 'hvd::Config::from_environment()'; do
   grep -qF "$public" "$scratch/symbols" || failed "$public is hidden"
 done
+# What hvd::torch calls is visible. (To build it once more as a shared library would take minutes.)
+torch=$(find "$scratch/stage" -name libhvd_torch.a)
+if [ -n "$torch" ]; then
+  nm -C "$torch" 2>/dev/null | sed -nE 's/^[0-9a-f]+ [A-TV-Za-z] //p' | sort -u >"$scratch/own"
+  nm -uC "$torch" 2>/dev/null | sed -nE 's/^ +U (((vtable|typeinfo|typeinfo name) for )?hvd::.*)/\1/p' | sort -u | comm -23 - "$scratch/own" >"$scratch/needed"
+  [ -s "$scratch/needed" ] || failed "hvd::torch needs nothing of the core"
+  sed -E 's/^[0-9a-f]+ [A-Za-z] //' "$scratch/symbols" | sort -u | comm -23 "$scratch/needed" - >"$scratch/hidden"
+  if [ -s "$scratch/hidden" ]; then
+    cat "$scratch/hidden"
+    failed "hvd::torch calls the functions above, which libhvd.so hides (HVD_BETWEEN_LIBRARIES shows them)"
+  fi
+fi
 # Of the engine, only what hvd::torch calls.
 if grep -E 'hvd::(Cutter|Ledger|Negotiator|Board|Timeline|formatted_by|install_world|make_bootstrap|shm|mpi|gpu|kernels)\b|fmt::' "$scratch/symbols" ||
   grep -E 'hvd::Engine::' "$scratch/symbols" | grep -vE '::(submit|try_fast_path|wait|allocate)\('; then
