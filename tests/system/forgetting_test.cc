@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -57,7 +58,7 @@ std::int64_t control(Engine& engine, std::string_view name, Shape ranks, int roo
 }  // namespace
 
 TEST_CASE("forgetting: what is kept of names that are used once does not grow with their number") {
-  constexpr int kNames = 100'000;
+  constexpr int kNames = kThreadSanitizer ? 6'000 : kSanitized ? 20'000 : 100'000;
   constexpr std::uint32_t kCapacity = 256;
   for (const auto& [ranks, domains] : {Size{3, 3}, Size{4, 2}, Size{2, 1}}) {
     CAPTURE(domains);
@@ -114,7 +115,7 @@ TEST_CASE("forgetting: names that come back after they were forgotten, while oth
 }
 
 TEST_CASE("forgetting: process sets that are made and removed leave nothing behind, and a removed one is refused") {
-  constexpr int kSets = 1000;
+  constexpr int kSets = kSanitized ? 200 : 1000;
   for (const auto& [ranks, domains] : {Size{3, 3}, Size{4, 2}, Size{3, 1}}) {
     CAPTURE(domains);
     ThreadWorld world({.size = ranks, .domains = domains, .config = {}, .limit = std::chrono::seconds(240)});

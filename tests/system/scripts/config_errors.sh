@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Wrong knobs end the program on every rank with a message that names the variable, its value and what is allowed; HOROVOD_* counts where
-# HVD_* is unset; ranks that differ, and a launcher of another MPI, are refused. (What each knob takes and refuses: unit.core.)
+# HVD_* is unset; ranks that differ, and a launcher of another MPI, are refused. (What each knob takes and refuses: unit.config.)
 # Usage: config_errors.sh BUILD_FOLDER
 # timeout: 300
 set -uo pipefail
