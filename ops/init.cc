@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <future>
@@ -153,6 +154,25 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   return engine;
 }
 
+/// The memory that the ranks of this host share, for those who work in it.
+void offer_shared_memory(World& world, const DomainMemory& memory, const std::shared_ptr<Arena>& arena, const Topology& topology) {
+  if (topology.domain_ranks.size() == 1 && topology.size > 1) return;
+  world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
+    std::byte* const block = arena->try_allocate(bytes);
+    if (block == nullptr) return nullptr;
+    return {block, [arena, owner, made = MadeHere()](void* taken) {
+              const InsideLibrary inside;
+              if (made.still_here()) arena->free(taken);
+            }};
+  };
+  world.shared_place = [arena](const void* block) { return arena->offset(block); };
+  world.shared_at = [memory, ranks = topology.domain_ranks](int rank, std::uint64_t place) -> std::shared_ptr<void> {
+    const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+    if (found == ranks.end() || *found != rank) return nullptr;
+    return {memory.owner, memory.arenas[static_cast<std::size_t>(found - ranks.begin())].data() + place};
+  };
+}
+
 /// From this rank to the leaders of domains; null in a world of one domain. Collective.
 std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
@@ -197,16 +217,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   world.description = describe(topology, ranks, why_not_shared, why_not_direct, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   world.has_mpi = ranks.has_mpi();
-  if (topology.domain_ranks.size() > 1 || topology.size == 1) {
-    world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
-      std::byte* const block = arena->try_allocate(bytes);
-      if (block == nullptr) return nullptr;
-      return {block, [arena, owner, made = MadeHere()](void* taken) {
-                const InsideLibrary inside;
-                if (made.still_here()) arena->free(taken);
-              }};
-    };
-  }
+  offer_shared_memory(world, memory, arena, topology);
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
     kernels::convert(to, to_type, from, from_type, count);
   };

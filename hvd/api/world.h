@@ -19,6 +19,10 @@ struct World {
   bool has_mpi = false;  ///< a process that is forked later is never a rank, also when this world has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
+  /// Where such memory of this rank is, for the other ranks of the host. Null as `allocate_shared`.
+  std::function<std::uint64_t(const void*)> shared_place;
+  /// The memory of that rank at that place; null for a rank that this one shares no memory with.
+  std::function<std::shared_ptr<void>(int rank, std::uint64_t place)> shared_at;
   /// Host memory: `count` elements at `from` in type `from_type` become the same in `to_type` at `to`, rounded once.
   std::function<void(void* to, DataType to_type, const void* from, DataType from_type, std::size_t count)> convert;
   /// After the engine's shutdown; `clean`: all ranks have left in order.
