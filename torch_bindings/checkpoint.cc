@@ -18,6 +18,7 @@
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/optimizer_state.h"
+#include "torch_bindings/shared_parameters.h"
 
 namespace hvd {
 
@@ -312,6 +313,7 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
   const OfRank& mine = contents.mine;
   try {
     for (auto& item : contents.found) item.tensor.copy_(item.stored);
+    SharedParameters::written_alike();
     auto all = generators(device_of(module));
     for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
     if (fits(memory, mine.memory))

@@ -34,6 +34,15 @@ struct DistributedOptimizerOptions {
   /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument). An optimizer of the user's own shares whole parameters, and its
   /// state cannot be saved.
   bool shard_optimizer_state = false;
+  /// Whether there is one copy of the parameters and of the optimizer's state per host (torch_bindings/shared_parameters.h): each rank of
+  /// a host updates its share of both in place, and nothing is sent afterwards; the parameters are those of the plain optimizer, bit for
+  /// bit. It implies what `shard_optimizer_state` says, over the ranks of a host. The parameters move at the first `step()`, where all
+  /// ranks must have the same (else Mismatch: call broadcast_parameters first). Who writes to parameters otherwise than by `step()`
+  /// (clamps weights, loads others) does so on one rank of the host, while `DistributedOptimizer::write_parameters()` lives; what
+  /// broadcast_parameters, Checkpoint::load, ExponentialMovingAverage and torch::load write is right as it is. Throws InvalidArgument for
+  /// parameters on a GPU, for views of larger tensors, where the ranks of a host share no memory, and where hosts have different numbers
+  /// of ranks.
+  bool share_parameters = false;
   /// Whether `.grad` is a view of the memory that gradients are reduced in, the same at every step: a gradient that is kept (`auto g =
   /// p.grad()`) is overwritten by the next backward pass, also after zero_grad(); clone it, or set this to false. Then `.grad` is a tensor
   /// of its own, as LibTorch makes it, for the price of the gradients' memory once more and of copying what is reduced.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/shared_parameters.h"
 
 namespace hvd {
 
@@ -34,15 +35,27 @@ void ExponentialMovingAverage::update() {
 
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
-  for (const auto i : unique_) parameters_[i].copy_(averages_[i]);
+  for (const auto i : unique_) {
+    if (SharedParameters::contains(parameters_[i])) {  // other ranks may be reading them yet: the next step puts all together again
+      parameters_[i].set_data(averages_[i].detach().clone());
+    } else {
+      parameters_[i].copy_(averages_[i]);
+    }
+  }
 }
 
 void ExponentialMovingAverage::exchange() {
   const at::NoGradGuard no_gradient;
   for (const auto i : unique_) {
-    const at::Tensor kept = parameters_[i].detach().clone();
-    parameters_[i].copy_(averages_[i]);
-    averages_[i].copy_(kept);
+    if (SharedParameters::contains(parameters_[i])) {  // other ranks exchange theirs too: not the values, but whose memory is whose
+      const at::Tensor kept = parameters_[i].detach();
+      parameters_[i].set_data(averages_[i].detach());
+      averages_[i].set_data(kept);
+    } else {
+      const at::Tensor kept = parameters_[i].detach().clone();
+      parameters_[i].copy_(averages_[i]);
+      averages_[i].copy_(kept);
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/repeated_parameters.h"
@@ -34,6 +35,7 @@ void check_adasum(const DistributedOptimizerOptions& options) {
     throw InvalidArgument(formatted("ReduceOp::Adasum combines what each rank's own step changes, so it does not go with {}", what));
   };
   if (options.shard_optimizer_state) refuse("shard_optimizer_state: no rank steps all parameters then");
+  if (options.share_parameters) refuse("share_parameters: no rank has parameters of its own then");
   if (options.gradient_predivide_factor != 1) refuse("gradient_predivide_factor: gradients are not reduced");
   if (options.compression.needs_memory()) refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
 }
@@ -53,16 +55,14 @@ void check(const DistributedOptimizerOptions& options) {
 /// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded.
 class Lent {
  public:
-  explicit Lent(OptimizerShards* shards) : shards_(shards) { lend(); }
-  ~Lent() { take_back(); }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  void lend() {
+  explicit Lent(OptimizerShards* shards) : shards_(shards) {
     if (shards_ != nullptr) shards_->lend();
   }
-  void take_back() {
+  ~Lent() {
     if (shards_ != nullptr) shards_->take_back();
   }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
 
  private:
   OptimizerShards* shards_;
@@ -130,8 +130,8 @@ void DistributedOptimizer::take_in(std::size_t first) {
       std::make_shared<GradientReducer>(from(parameters, first), options_, number_, "optimizer", GradientReducer::Taking::ByDevice, part);
   if (shards_) {
     shards_->add(parameters, first);
-  } else if (options_.shard_optimizer_state) {
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters);
+  } else if (options_.shard_optimizer_state || options_.share_parameters) {
+    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters);
   }
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   reducer->hook();
@@ -233,23 +233,33 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
     try {
       if (skips_ == 0) reduce(false);
     } catch (const InvalidArgument& error) {
-      if (shards_) refuse([&] { shards_->share_parameters(error.what()); });
+      if (shards_) refuse([&] { shards_->begin_update(error.what()); });
       throw;
     }
-    const Lent lent(shards_.get());
-    loss = wrapped_.step();
+    if (shards_) shards_->begin_update();
+    loss = step_wrapped();
   }
-  if (shards_) shards_->share_parameters();
+  if (shards_) shards_->end_update();
   leave_out_step();  // what comes next is new
   return loss;
+}
+
+/// Without gradients to wait for. Whatever it throws, the other ranks do not wait for this one's share.
+at::Tensor DistributedOptimizer::step_wrapped(const LossClosure& closure) {
+  try {
+    const Lent lent(shards_.get());
+    return wrapped_.step(closure);
+  } catch (...) {
+    if (shards_) refuse([&] { shards_->fail_update(detail::words_of_current_exception()); });
+    throw;
+  }
 }
 
 /// An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so that all decide alike. The user gets this rank's own.
 at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
-  Lent lent(shards_.get());
-  const at::Tensor loss = wrapped_.step([&] {
-    lent.take_back();
+  const at::Tensor loss = step_wrapped([&] {
+    if (shards_) shards_->interrupt_update();
     for (const auto& reducer : reducers_)
       if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
@@ -259,10 +269,9 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
       if (own.defined()) refuse([&] { static_cast<void>(reducers_.front()->reduce_loss(own, error.what())); });
       throw;
     }
-    lent.lend();
-    if (skips_ > 0 || !own.defined()) return own;
-    losses.emplace_back(reducers_.front()->reduce_loss(own), own);
-    return losses.back().first;
+    if (skips_ == 0 && own.defined()) losses.emplace_back(reducers_.front()->reduce_loss(own), own);
+    if (shards_) shards_->resume_update();
+    return skips_ > 0 || !own.defined() ? own : losses.back().first;
   });
   const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
   return mine != losses.end() ? mine->second : loss;
@@ -311,8 +320,24 @@ void DistributedOptimizer::unshard() {
   if (!shards_) return;
   shards_->give_back();
   shards_.reset();
-  options_.shard_optimizer_state = false;
+  options_.shard_optimizer_state = options_.share_parameters = false;
 }
+
+DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) : optimizer_(optimizer) {
+  optimizer_.reconcile();
+  if (optimizer_.shares_parameters()) optimizer_.shards_->begin_update();
+}
+
+DistributedOptimizer::ParameterWriting::~ParameterWriting() {
+  try {
+    if (optimizer_.shares_parameters()) optimizer_.shards_->end_update();
+  } catch (const Error&) {  // the world has ended or failed, as its next operation says
+  }
+}
+
+bool DistributedOptimizer::ParameterWriting::is_writer() const { return !optimizer_.shards_ || optimizer_.shards_->is_writer(); }
+
+bool DistributedOptimizer::shares_parameters() const { return shards_ && shards_->shares_parameters(); }
 
 std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
   reconcile();

@@ -10,11 +10,12 @@
 ///
 /// It refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a parameter whose gradient a
 /// DistributedDataParallel reduces; an optimizer whose state is in the shares of another wrapper; parameters added to both in different
-/// ways, or to an Adagrad; Adasum with shard_optimizer_state, gradient_predivide_factor or a compression that needs a memory;
-/// backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and `synchronize()` or
-/// `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes than agreed.
-/// On all ranks it refuses, with a Mismatch that says which rank has done what: groups or parameters added on some ranks only, and, at the
-/// next reduction, a `step()` that some ranks have made and others have not (it was refused there, or gradients were thrown away).
+/// ways, or to an Adagrad; Adasum with shard_optimizer_state, share_parameters, gradient_predivide_factor or a compression that needs a
+/// memory; backward(create_graph = true), in the backward pass; gradients that are changed (clipped) between `backward()` and
+/// `synchronize()` or `step()` while they are on their way, at that call (in a world of one, changes simply count); more backward passes
+/// than agreed. On all ranks it refuses, with a Mismatch that says which rank has done what: groups or parameters added on some ranks only,
+/// and, at the next reduction, a `step()` that some ranks have made and others have not (it was refused there, or gradients were thrown
+/// away).
 ///
 /// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
 /// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
@@ -132,8 +133,30 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Returns the bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure
   /// that does not depend on where the ranks are. Sparse gradients are not counted.
   [[nodiscard]] std::uint64_t bytes_sent() const;
+  /// A ParameterWriting is a guard: while it lives, parameters that a host has one copy of may be written, by one of its ranks.
+  class [[nodiscard]] ParameterWriting {
+   public:
+    /// Begins the scope; write_parameters() does it.
+    explicit ParameterWriting(DistributedOptimizer& optimizer);
+    /// Collective with share_parameters: all ranks wait until it is written. Terminates nothing: an error is thrown by what comes next.
+    ~ParameterWriting();
+    ParameterWriting(const ParameterWriting&) = delete;
+    ParameterWriting& operator=(const ParameterWriting&) = delete;
+    /// Returns whether this rank is to write: with share_parameters one of each host, else all.
+    [[nodiscard]] bool is_writer() const;
+
+   private:
+    DistributedOptimizer& optimizer_;
+  };
+  /// Returns a guard for code that writes parameters between steps (weight clipping): `if (const auto writing =
+  /// optimizer.write_parameters(); writing.is_writer()) ...`. With share_parameters it is collective, at its begin and at its end; without,
+  /// nothing is sent and every rank writes. Throws Mismatch where parameters have been written outside of such a guard, or differ.
+  ParameterWriting write_parameters() { return ParameterWriting(*this); }
+
   /// Returns whether the state is shared out.
   [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
+  /// Returns whether there is one copy of the parameters per host. False in a process set of one rank, also where the options ask for it.
+  [[nodiscard]] bool shares_parameters() const;
 
   /// Writes what the wrapped optimizer writes. Sharded it is collective, and writes what an optimizer that is not sharded would.
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -149,6 +172,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void reduce(bool also_synchronized);
   at::Tensor step_by_deltas(const LossClosure& closure);
   at::Tensor step_with_closure(const LossClosure& closure);
+  at::Tensor step_wrapped(const LossClosure& closure = nullptr);
   [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
 
   torch::optim::Optimizer& wrapped_;

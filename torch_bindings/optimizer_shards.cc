@@ -1,5 +1,6 @@
 #include "torch_bindings/optimizer_shards.h"
 
+#include <malloc.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -49,11 +50,13 @@ void OptimizerShards::refuse_shares(const Optimizer& optimizer) {
           "ranks before that, or make the optimizer anew (or clear its state()) to start without a state");
 }
 
-OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters)
+OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
+                                 bool share_parameters)
     : wrapped_(wrapped),
       process_set_(process_set),
-      ranks_(process_set.ranks()),
-      self_(static_cast<std::size_t>(process_set.rank())),
+      shared_(share_parameters && process_set.size() > 1 ? std::make_unique<SharedParameters>(process_set, name) : nullptr),
+      owners_(shared_ ? shared_->owners() : process_set.ranks()),
+      self_(shared_ ? shared_->self() : static_cast<std::size_t>(process_set.rank())),
       name_(std::move(name)),
       is_known_(detail::fresh_state(wrapped) != nullptr),
       stepped_(!wrapped.state().empty()) {
@@ -91,7 +94,7 @@ bool OptimizerShards::has_state() const {
 void OptimizerShards::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
   const std::span added = std::span(parameters).subspan(first);
-  move_into_shared_memory(added);
+  shared_ ? shared_->add(added) : move_into_shared_memory(added);
   States states;  // of the new ones, whole
   for (const auto& [name, parameter] : added) {
     const auto found = wrapped_.state().find(parameter.unsafeGetTensorImpl());
@@ -144,7 +147,39 @@ void OptimizerShards::take_back() {
     if (is_mine(piece) && !piece.tensor.is_same(piece.parameter)) piece.tensor.mutable_grad().reset();
 }
 
-void OptimizerShards::share_parameters(const std::string& refusal) {
+void OptimizerShards::begin_update(const std::string& refusal) {
+  if (!shared_) {
+    if (!refusal.empty()) share_pieces(refusal);
+    return;
+  }
+  const bool moved = shared_->begin_update(refusal);
+  updating_ = true;
+  if (!moved) return;
+  follow_memory();
+  malloc_trim(0);  // each rank had a copy
+}
+
+void OptimizerShards::end_update() {
+  if (!shared_) return share_pieces({});
+  updating_ = false;
+  shared_->end_update();
+}
+
+void OptimizerShards::fail_update(const std::string& failure) {
+  if (std::exchange(updating_, false)) shared_->end_update(failure);
+}
+
+void OptimizerShards::interrupt_update() {
+  take_back();
+  if (std::exchange(updating_, false)) shared_->end_update();
+}
+
+void OptimizerShards::resume_update() {
+  begin_update();
+  lend();
+}
+
+void OptimizerShards::share_pieces(const std::string& refusal) {
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> tensors;
   for (auto& piece : pieces_) tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));  // which is a Mismatch
@@ -162,7 +197,7 @@ void OptimizerShards::share_parameters(const std::string& refusal) {
 
 /// `tensors`: one for each piece, from its owner to all; undefined ones stay. A submission for each owner and device.
 void OptimizerShards::broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const {
-  if (ranks_.size() == 1) return;
+  if (process_set_.size() == 1) return;
   std::map<std::pair<std::size_t, std::string>, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> groups;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (!tensors[i].defined() || tensors[i].numel() == 0) continue;
@@ -176,8 +211,8 @@ void OptimizerShards::broadcast_pieces(const std::vector<at::Tensor>& tensors, c
   for (auto& [key, group] : groups)
     handles.push_back(
         detail::grouped_broadcast_async_(std::move(group.first), std::move(group.second),
-                                         {.name = formatted("{}/{} of rank {} on {}", name_, what, ranks_[key.first], key.second),
-                                          .root_rank = ranks_[key.first],
+                                         {.name = formatted("{}/{} of rank {} on {}", name_, what, owners_[key.first], key.second),
+                                          .root_rank = owners_[key.first],
                                           .process_set = process_set_}));
   for (const auto& handle : handles) handle.wait();
 }

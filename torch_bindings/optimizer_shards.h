@@ -5,6 +5,8 @@
 /// parameter; whole parameters for optimizers that LibTorch does not know, which may look at all of one. A parameter that a group lists
 /// several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory that the ranks share, unless
 /// something else refers to their storage.
+/// With `share_parameters` there is one copy of the parameters per host (torch_bindings/shared_parameters.h), the shares are those of the
+/// ranks of a host, and nothing is sent after a step.
 /// Thread: the optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by
 /// itself); what a broadcast throws.
 /// Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is that of this rank's pieces.
@@ -12,12 +14,14 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/shared_parameters.h"
 
 namespace hvd {
 
@@ -27,7 +31,8 @@ class OptimizerShards {
 
   /// Local. `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
   /// that the optimizer has already is cut too.
-  OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters);
+  OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
+                  bool share_parameters = false);
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
   /// stepping the optimizer or wrapping it again is an error.
   ~OptimizerShards();
@@ -46,9 +51,21 @@ class OptimizerShards {
   /// `take_back()`; each does nothing where it is so already.
   void lend();
   void take_back();
-  /// After it: collective, every parameter becomes what its owners made of it. With a `refusal` on any rank, which has made no step, all
-  /// throw Mismatch with its words, and the parameters are the same on all ranks still.
-  void share_parameters(const std::string& refusal = {});
+  /// Before it, and after all gradients are there: collective where there is one copy of the parameters, and where this rank refuses to
+  /// make a step. With a `refusal` on any rank, all throw Mismatch with its words, here or at `end_update()`, and the parameters are the
+  /// same on all ranks still.
+  void begin_update(const std::string& refusal = {});
+  /// After it: collective, every parameter becomes what its owners made of it.
+  void end_update();
+  /// Instead of that, on a rank whose update has failed: where there is one copy of the parameters, the others learn of it.
+  void fail_update(const std::string& failure);
+  /// While the wrapped optimizer evaluates a closure, its groups hold whole parameters, and nobody updates them.
+  void interrupt_update();
+  void resume_update();
+  /// Returns whether there is one copy of the parameters per host.
+  [[nodiscard]] bool shares_parameters() const { return shared_ != nullptr; }
+  /// Returns whether this rank is the one of its host that writes parameters for all of them.
+  [[nodiscard]] bool is_writer() const { return !shared_ || self_ == 0; }
 
   /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
   /// LibTorch does not know the optimizer and it has a state.
@@ -65,7 +82,7 @@ class OptimizerShards {
     std::string name;  ///< of the parameter
     at::Tensor parameter;
     std::int64_t begin = 0, end = 0;
-    std::size_t owner = 0;              ///< rank in the process set
+    std::size_t owner = 0;              ///< the share that it is in
     at::Tensor tensor;                  ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
     at::Tensor travels;                 ///< the same elements, dense
     std::vector<std::int64_t> strides;  ///< of the parameter
@@ -80,21 +97,24 @@ class OptimizerShards {
   void arrange();
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
+  void share_pieces(const std::string& refusal);
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   [[nodiscard]] States gather_state();
   void keep_share(States whole);
 
   torch::optim::Optimizer& wrapped_;
   const ProcessSet process_set_;
-  const std::vector<int> ranks_;
-  const std::size_t self_;
+  const std::unique_ptr<SharedParameters> shared_;  ///< null where each rank has a copy of its own
+  const std::vector<int> owners_;                   ///< by share: the rank that has it; with one copy per host, of the first host
+  const std::size_t self_;                          ///< the share of this rank
   const std::string name_;
   const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
   bool lent_ = false;
-  bool stepped_ = false;  ///< there has been a step, or a state from before
+  bool updating_ = false;  ///< between `begin_update()` and the end of the update, with one copy
+  bool stepped_ = false;   ///< there has been a step, or a state from before
   bool given_back_ = false;
 };
 

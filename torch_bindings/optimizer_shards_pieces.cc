@@ -18,24 +18,18 @@ constexpr std::int64_t kGrain = 64;
 
 std::size_t bytes_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()) * tensor.element_size(); }
 
-/// Nobody but the parameter refers to its memory, and it has all of it.
-bool may_move(const at::Tensor& parameter) {
-  return parameter.is_cpu() && parameter.numel() > 0 && parameter.is_non_overlapping_and_dense() && parameter.storage().use_count() == 1 &&
-         parameter.storage().nbytes() == bytes_of(parameter);
-}
-
 }  // namespace
 
 void OptimizerShards::move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
   std::size_t bytes = 0;
   for (const auto& [name, parameter] : parameters)
-    if (may_move(parameter)) bytes += aligned_to_member(bytes_of(parameter));
-  if (bytes == 0 || ranks_.size() == 1) return;
+    if (detail::has_memory_of_its_own(parameter)) bytes += aligned_to_member(bytes_of(parameter));
+  if (bytes == 0 || owners_.size() == 1) return;
   const auto memory = allocate_shared(bytes);
   if (!memory) return;
   std::size_t offset = 0;
   for (const auto& [name, parameter] : parameters) {
-    if (!may_move(parameter)) continue;
+    if (!detail::has_memory_of_its_own(parameter)) continue;
     const at::Tensor moved = detail::view_of(memory, offset, parameter, parameter.scalar_type());
     offset += aligned_to_member(bytes_of(parameter));
     moved.copy_(parameter);
@@ -45,7 +39,7 @@ void OptimizerShards::move_into_shared_memory(std::span<const std::pair<std::str
 
 /// Whole parameters, the largest first, each to who has least.
 void OptimizerShards::deal(std::vector<Piece>& whole) const {
-  std::vector<std::size_t> order(whole.size()), loads(ranks_.size(), 0);
+  std::vector<std::size_t> order(whole.size()), loads(owners_.size(), 0);
   for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.parameter);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -58,7 +52,7 @@ void OptimizerShards::deal(std::vector<Piece>& whole) const {
 }
 
 std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
-  const std::size_t ranks = ranks_.size();
+  const std::size_t ranks = owners_.size();
   std::size_t total = 0;
   std::vector<Piece> whole, pieces;
   for (const auto& [name, parameter] : parameters) {

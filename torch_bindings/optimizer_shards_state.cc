@@ -27,7 +27,8 @@ OptimizerShards::States OptimizerShards::gather_state() {
       if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
     if (parts.step != nullptr) word[row][2] = *parts.step;
   }
-  allreduce_(known, {.name = name_ + "/state", .op = ReduceOp::Sum, .process_set = process_set_});
+  // Zeros but from the owner; from one on each host, where each has a copy.
+  allreduce_(known, {.name = name_ + "/state", .op = ReduceOp::Max, .process_set = process_set_});
   States whole;
   const std::size_t fields = detail::parts_of(*detail::fresh_state(wrapped_)).tensors.size();
   for (std::size_t t = 0; t < fields; ++t) {

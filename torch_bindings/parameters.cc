@@ -13,6 +13,7 @@
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer_state.h"
+#include "torch_bindings/shared_parameters.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -113,6 +114,7 @@ void broadcast_parameters(const NamedTensors& tensors, int root_rank, const Proc
         detail::grouped_broadcast_async_(std::move(group.tensors), std::move(group.names),
                                          {.name = "broadcast_parameters." + device, .root_rank = root_rank, .process_set = process_set}));
   for (const auto& handle : handles) handle.wait();
+  SharedParameters::written_alike();
 }
 
 void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {

@@ -97,6 +97,11 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
   return at::from_blob(data, like.sizes(), strides, keep, options, like.device());
 }
 
+bool has_memory_of_its_own(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense() &&
+         tensor.storage().use_count() == 1 && tensor.storage().nbytes() == tensor.nbytes();
+}
+
 at::Tensor in_memory_order(const at::Tensor& dense) { return dense.detach().as_strided({dense.numel()}, {1}); }
 
 at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like) {

@@ -26,6 +26,10 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
 /// The same with the strides of `like`, which must be dense and non-overlapping.
 at::Tensor empty_shared_like(const at::Tensor& like);
 
+/// Returns whether nobody but the tensor, which is on the host and dense, refers to its memory, and it has all of it: it may get other
+/// memory.
+bool has_memory_of_its_own(const at::Tensor& tensor);
+
 /// A tensor of `type` in `memory`, which it keeps, from byte `offset` on; with the shape of `like`, and its strides if that is dense.
 at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type);
 /// The elements in the order of their memory; `dense` has no gaps.

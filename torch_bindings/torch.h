@@ -18,5 +18,6 @@
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
 #include "torch_bindings/sampler.h"
+#include "torch_bindings/share_memory.h"
 #include "torch_bindings/sync_batch_norm.h"
 #include "torch_bindings/threads.h"

@@ -76,7 +76,10 @@ bool same_everywhere(const torch::nn::Module& net) {
 
 struct ShardedRun {
   ShardedRun(const Make& make, at::ScalarType type, bool shard, const hvd::ProcessSet& set = {})
-      : net(type), plain(make(net)), optimizer(*plain, net.named_parameters(), {.process_set = set, .shard_optimizer_state = shard}) {}
+      : net(type),
+        plain(make(net)),
+        optimizer(*plain, net.named_parameters(),
+                  {.process_set = set, .shard_optimizer_state = shard, .share_parameters = shard && one_copy}) {}
   void step(int number, int rank = hvd::rank()) {
     optimizer.zero_grad();
     net.loss(rank, number).backward();
@@ -97,6 +100,7 @@ struct ShardedRun {
 };
 
 TEST_CASE("sharded optimizers step as plain ones, bit for bit") {
+  with_and_without_one_copy();
   for (const auto& [name, make] : optimizers()) {
     for (const auto type : {kFloat, kDouble}) {
       CAPTURE(name);
@@ -121,6 +125,7 @@ std::int64_t momentum_elements(Optimizer& optimizer) {
 }
 
 TEST_CASE("sharded: each rank has its share of the state") {
+  with_and_without_one_copy();
   const Make make = [](SmallNet& net) {
     return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   };
@@ -142,6 +147,7 @@ TEST_CASE("sharded: each rank has its share of the state") {
 }
 
 TEST_CASE("sharded: state saved by all ranks is loaded by any number of them, sharded or not") {
+  with_and_without_one_copy();
   for (const auto& [name, make] : optimizers()) {
     CAPTURE(name);
     ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
@@ -170,6 +176,7 @@ TEST_CASE("sharded: state saved by all ranks is loaded by any number of them, sh
 }
 
 TEST_CASE("sharded: fewer ranks take up the state of more") {
+  with_and_without_one_copy();
   if (hvd::size() < 2) return;  // nothing fewer
   std::vector<int> others(static_cast<std::size_t>(hvd::size() - 1));
   for (std::size_t i = 0; i < others.size(); ++i) others[i] = static_cast<int>(i) + 1;
@@ -192,6 +199,7 @@ TEST_CASE("sharded: fewer ranks take up the state of more") {
 }
 
 TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state, broadcast of the state") {
+  with_and_without_one_copy();
   const Make make = [](SmallNet& net) {
     return std::make_unique<torch::optim::Adam>(net.parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
   };
@@ -243,7 +251,7 @@ TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state,
     second->step();
   }
   {
-    DistributedOptimizer sharded(*first, a.named_parameters(), {.shard_optimizer_state = true});
+    DistributedOptimizer sharded(*first, a.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
     DistributedOptimizer plain(*second, b.named_parameters());
     for (int step = 2; step < 4; ++step) {
       sharded.zero_grad();
@@ -273,6 +281,7 @@ struct Normalised : Optimizer {
 };
 
 TEST_CASE("sharded: the user's own optimizer; what is refused") {
+  with_and_without_one_copy();
   const Make make = [](SmallNet& net) { return std::make_unique<Normalised>(net.parameters()); };
   {
     ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
@@ -285,11 +294,13 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
   }
   SmallNet net(kDouble);
   torch::optim::LBFGS lbfgs(net.parameters(), torch::optim::LBFGSOptions(0.1));
-  const auto wrap = [&](Optimizer& optimizer) { DistributedOptimizer(optimizer, net.named_parameters(), {.shard_optimizer_state = true}); };
+  const auto wrap = [&](Optimizer& optimizer) {
+    DistributedOptimizer(optimizer, net.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+  };
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { wrap(lbfgs); }), "LBFGS"));
   CHECK(lbfgs.param_groups()[0].params().size() == net.parameters().size());
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1));
-  DistributedOptimizer sharded(sgd, net.named_parameters(), {.shard_optimizer_state = true});
+  DistributedOptimizer sharded(sgd, net.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
   std::istringstream nonsense("nonsense");
   CHECK_THROWS(torch::load(sharded, nonsense));
   net.loss(hvd::rank(), 0).backward();

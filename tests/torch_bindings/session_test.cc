@@ -62,6 +62,7 @@ double session_difference(const torch::nn::Module& a, const torch::nn::Module& b
 }
 
 TEST_CASE("every optimizer, plain and sharded, with accumulation, scaling, an overflow, clipping and branches: as one process") {
+  with_and_without_one_copy();
   constexpr int kPasses = 2;
   for (const auto& kind : session_kinds()) {
     for (const bool shard : {false, true}) {
@@ -70,8 +71,9 @@ TEST_CASE("every optimizer, plain and sharded, with accumulation, scaling, an ov
       SessionNet net, alone;
       const auto wrapped = kind.make(net.parameters());
       const auto reference = kind.make(alone.parameters());
-      hvd::DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
-                                          {.backward_passes_per_step = kPasses, .shard_optimizer_state = shard});
+      hvd::DistributedOptimizer optimizer(
+          *wrapped, net.named_parameters(),
+          {.backward_passes_per_step = kPasses, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       hvd::GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
       for (int step = 0; step < 7; ++step) {
         CAPTURE(step);

@@ -27,6 +27,15 @@ inline at::Tensor data(at::IntArrayRef sizes, at::ScalarType type, int rank, int
   return values.to(type).reshape(sizes);
 }
 
+/// Whether sharded optimizers of a test have one copy of the parameters per host.
+inline bool one_copy = false;
+/// Runs the rest of the test case with and without one copy.
+inline void with_and_without_one_copy() {
+  one_copy = false;
+  SUBCASE("sharded") {}
+  SUBCASE("one copy of the parameters per host") { one_copy = true; }
+}
+
 /// A network with the same small weights on all ranks.
 inline torch::nn::Sequential small_model(at::ScalarType type = at::kDouble, int hidden = 8) {
   torch::nn::Sequential net(torch::nn::Linear(6, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));

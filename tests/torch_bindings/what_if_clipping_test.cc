@@ -37,13 +37,15 @@ std::vector<double> train_alone(Sequential& net, int steps, double max_norm, dou
 }
 
 TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradients of all ranks together are clipped, once reduced") {
+  with_and_without_one_copy();
   for (const auto type : {kDouble, kFloat}) {
     for (const double norm_type : {2.0, 1.0, 3.5, kUnbounded}) {
       for (const bool sharded : {false, true}) {
         const double tolerance = type == kDouble ? 1e-12 : 1e-5;
         Sequential net = small_model(type), alone = small_model(type);
         torch::optim::Adam plain(net->parameters(), torch::optim::AdamOptions(0.01));
-        DistributedOptimizer optimizer(plain, net->named_parameters(), {.shard_optimizer_state = sharded});
+        DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                       {.shard_optimizer_state = sharded, .share_parameters = sharded && one_copy});
         const auto norms = train_alone(alone, 3, 0.05, norm_type);
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
@@ -101,12 +103,13 @@ TEST_CASE("what happens if I clip with a wrong norm or limit: InvalidArgument, b
 }
 
 TEST_CASE("what happens if I clip between backward() and step() as in one process: an error on all ranks that says what to call") {
+  with_and_without_one_copy();
   std::vector<DistributedOptimizerOptions> all;
   all.push_back({});
   all.push_back({.compression = hvd::Compression::bf16()});
   all.push_back({.groups = 3});
   all.push_back({.backward_passes_per_step = 2});
-  all.push_back({.shard_optimizer_state = true});
+  all.push_back({.shard_optimizer_state = true, .share_parameters = one_copy});
   all.push_back({.gradients_are_views = false});
   for (const auto& options : all) {
     Sequential net = small_model(), alone = small_model();
@@ -145,11 +148,12 @@ TEST_CASE("what happens if I clip between backward() and step() as in one proces
 }
 
 TEST_CASE("what happens if one rank alone clips before step(): an error there, Mismatch on all in what comes next, and then all go on") {
+  with_and_without_one_copy();
   if (hvd::size() == 1) return;
   std::vector<DistributedOptimizerOptions> all;
   all.push_back({});
   all.push_back({.compression = hvd::Compression::bf16()});
-  all.push_back({.shard_optimizer_state = true});
+  all.push_back({.shard_optimizer_state = true, .share_parameters = one_copy});
   all.push_back({.gradients_are_views = false});
   for (const auto& options : all) {
     Sequential net = small_model();

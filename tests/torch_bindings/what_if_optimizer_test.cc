@@ -34,6 +34,7 @@ struct Grown : torch::nn::Module {
 };
 
 TEST_CASE("what happens if I add parameters after wrapping, to the wrapper or to the wrapped optimizer: they train as in one process") {
+  with_and_without_one_copy();
   enum class To { Wrapper, Wrapped, Both, Group, InTwoGoes };
   for (const auto& kind : torch_optimizers()) {
     if (kind.name == "Adagrad") continue;  // below
@@ -45,8 +46,9 @@ TEST_CASE("what happens if I add parameters after wrapping, to the wrapper or to
         const int passes = to == To::Both ? 2 : 1;
         Grown net, alone;
         const auto wrapped = kind.make(net.first->parameters()), plain = kind.make(alone.first->parameters());
-        DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
-                                       {.backward_passes_per_step = passes, .groups = 1, .shard_optimizer_state = shard});
+        DistributedOptimizer optimizer(
+            *wrapped, net.named_parameters(),
+            {.backward_passes_per_step = passes, .groups = 1, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
         for (int step = 0; step < 2; ++step) {
           step_together(net, optimizer, step, passes);
           net.second->zero_grad();
@@ -81,11 +83,13 @@ TEST_CASE("what happens if I add parameters after wrapping, to the wrapper or to
 }
 
 TEST_CASE("what happens if I add parameters between backward() and step(): that step has them already") {
+  with_and_without_one_copy();
   for (const bool synchronized : {false, true}) {
     for (const bool shard : {false, true}) {
       Grown net, alone;
       SGD wrapped(net.first->parameters(), SGDOptions(0.1).momentum(0.5)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.5));
-      DistributedOptimizer optimizer(wrapped, {}, {.op = hvd::ReduceOp::Average, .shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(wrapped, {},
+                                     {.op = hvd::ReduceOp::Average, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         net.loss(hvd::rank(), step).backward();
@@ -101,12 +105,14 @@ TEST_CASE("what happens if I add parameters between backward() and step(): that 
 }
 
 TEST_CASE("what happens if I add parameters and compress, or take a group out again: the rest trains as in one process") {
+  with_and_without_one_copy();
   for (const auto& compression : {hvd::Compression::none(), hvd::Compression::topk(1)}) {
     for (const bool shard : {false, true}) {
       CAPTURE(shard);
       Grown net, alone;
       Adam wrapped(net.first->parameters(), AdamOptions(0.01)), plain(alone.first->parameters(), AdamOptions(0.01));
-      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.compression = compression, .shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(wrapped, net.named_parameters(),
+                                     {.compression = compression, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       const auto both = [&](int from, int to) {
         for (int step = from; step < to; ++step) {
           net.zero_grad();
@@ -278,7 +284,9 @@ TEST_CASE("what happens if I add what cannot be added: an error that names it, o
 }
 
 TEST_CASE("what happens if I go on after such an error: the same error again, and no step, until the cause has gone") {
-  for (const auto& options : {DistributedOptimizerOptions{}, {.shard_optimizer_state = true}, {.op = hvd::ReduceOp::Adasum}}) {
+  with_and_without_one_copy();
+  for (const auto& options :
+       {DistributedOptimizerOptions{}, {.shard_optimizer_state = true, .share_parameters = one_copy}, {.op = hvd::ReduceOp::Adasum}}) {
     Grown net;
     SGD wrapped(net.first->parameters(), SGDOptions(0.1));
     DistributedOptimizer optimizer(wrapped, net.named_parameters(), options);
@@ -389,13 +397,16 @@ TEST_CASE("what happens if I change any option through the wrapper or the wrappe
 }
 
 TEST_CASE("what happens if a rank is outside the optimizer's process set: it trains by itself, as with the plain optimizer") {
+  with_and_without_one_copy();
   const auto some = hvd::add_process_set({0});
   for (const bool shard : {false, true}) {
     for (const auto op : {hvd::ReduceOp::Average, hvd::ReduceOp::Adasum}) {
       if (shard && op == hvd::ReduceOp::Adasum) continue;
       Grown net, alone;
       Adam wrapped(net.first->parameters(), AdamOptions(0.01)), plain(alone.first->parameters(), AdamOptions(0.01));
-      DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.op = op, .process_set = some, .shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(
+          wrapped, net.named_parameters(),
+          {.op = op, .process_set = some, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       for (int step = 0; step < 4; ++step) {
         if (step == 2) optimizer.add_param_group(OptimizerParamGroup(net.second->parameters()));
         if (step == 2) plain.add_param_group(OptimizerParamGroup(alone.second->parameters()));

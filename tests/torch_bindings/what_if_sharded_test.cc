@@ -17,7 +17,9 @@ struct TiedRun {
     wrap(shard);
   }
   void wrap(bool shard) { optimizer = std::make_unique<DistributedOptimizer>(*wrapped, net.named_parameters(), how(shard)); }
-  static hvd::DistributedOptimizerOptions how(bool shard) { return {.shard_optimizer_state = shard}; }
+  static hvd::DistributedOptimizerOptions how(bool shard) {
+    return {.shard_optimizer_state = shard, .share_parameters = shard && one_copy};
+  }
   void step() {
     optimizer->zero_grad();
     net.loss(hvd::rank(), number).backward();
@@ -33,6 +35,7 @@ struct TiedRun {
 };
 
 TEST_CASE("what happens if I call the wrapped optimizer's zero_grad() instead of the wrapper's: the same") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool to_none : {true, false}) {
       CAPTURE(kind.name);
@@ -53,6 +56,7 @@ TEST_CASE("what happens if I call the wrapped optimizer's zero_grad() instead of
 }
 
 TEST_CASE("what happens if I unshard and go on, wrap again, shard again, or step without a wrapper: as if it had never been sharded") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
     TiedRun run(kind);
@@ -83,6 +87,7 @@ TEST_CASE("what happens if I unshard and go on, wrap again, shard again, or step
 }
 
 TEST_CASE("what happens if a sharded wrapper ends without unshard(): wrapping or stepping its optimizer is an error, not a wrong result") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
     TiedRun run(kind);
@@ -116,6 +121,7 @@ TEST_CASE("what happens if a sharded wrapper ends without unshard(): wrapping or
 }
 
 TEST_CASE("what happens if I step the wrapped optimizer itself while it is sharded: the wrapper's next call says so, on all ranks") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
     TiedRun run(kind);
@@ -152,6 +158,7 @@ struct CountingSgd : Optimizer {
 };
 
 TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an error on all ranks, and it stays sharded") {
+  with_and_without_one_copy();
   TiedRun run({"the user's own", [](Parameters p) { return std::make_unique<CountingSgd>(std::move(p)); }});
   run.step();
   const std::string text = error_of<hvd::InvalidArgument>([&] { run.optimizer->unshard(); });
@@ -177,13 +184,17 @@ TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an
 }
 
 TEST_CASE("what happens if I move the parameters or the learning rate while it is sharded: followed") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     TiedRun run(kind);
     run.step();
-    for (auto* net : {&run.net, &run.alone}) {
-      const torch::NoGradGuard no_gradient;
-      net->hidden->weight.set_data(net->hidden->weight.detach().clone());
-      net->embedding->weight.mul_(0.5);
+    {
+      const auto writing = run.optimizer->write_parameters();
+      for (auto* net : {&run.net, &run.alone}) {
+        const torch::NoGradGuard no_gradient;
+        net->hidden->weight.set_data(net->hidden->weight.detach().clone());
+        if (net == &run.alone || writing.is_writer()) net->embedding->weight.mul_(0.5);
+      }
     }
     run.wrapped->param_groups()[0].options().set_lr(0.03);
     run.plain->param_groups()[0].options().set_lr(0.03);

@@ -13,6 +13,7 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::SGD, torch::optim::SGDOptions;
 
 TEST_CASE("what happens if I tie two weights: they are reduced once and stepped as in one process, by every optimizer, sharded too") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool shard : {false, true}) {
       for (const bool named : {true, false}) {
@@ -23,7 +24,7 @@ TEST_CASE("what happens if I tie two weights: they are reduced once and stepped 
         const auto wrapped = kind.make(net.parameters()), plain = kind.make(alone.parameters());
         REQUIRE(wrapped->param_groups()[0].params().size() == 4);  // LibTorch lists the weight twice
         const auto names = named ? net.named_parameters() : torch::OrderedDict<std::string, at::Tensor>();
-        DistributedOptimizer optimizer(*wrapped, names, {.shard_optimizer_state = shard});
+        DistributedOptimizer optimizer(*wrapped, names, {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
         for (int step = 0; step < 3; ++step) {
           const auto before = hvd::stats().tensors_submitted;
           optimizer.zero_grad();
@@ -42,13 +43,15 @@ TEST_CASE("what happens if I tie two weights: they are reduced once and stepped 
 }
 
 TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes on as if it had not stopped, sharded or not") {
+  with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool shard : {false, true}) {
       CAPTURE(kind.name);
       CAPTURE(shard);
       TiedNet net;
       const auto wrapped = kind.make(net.parameters());
-      DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                     {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       for (int step = 0; step < 2; ++step) step_together(net, optimizer, step);
       std::stringstream state;
       torch::save(optimizer, state);

@@ -297,6 +297,7 @@ TEST_CASE("what happens if one rank leaves join() by an exception: the others ge
 }
 
 TEST_CASE("what join() refuses: SyncBatchNorm, sharded optimizers, compressions with a memory, a second guard") {
+  with_and_without_one_copy();
   const bool alone = hvd::size() == 1;
   const auto refused = [&](const auto& call, const std::string& part) {
     const std::string text = error_of<hvd::InvalidArgument>(call);
@@ -314,7 +315,7 @@ TEST_CASE("what join() refuses: SyncBatchNorm, sharded optimizers, compressions 
   }
   torch::optim::SGD sgd(other->parameters(), 0.1);
   {
-    hvd::DistributedOptimizer sharded(sgd, other->named_parameters(), {.shard_optimizer_state = true});
+    hvd::DistributedOptimizer sharded(sgd, other->named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
     refused([&] { const auto guard = sharded.join(); }, "sharded");
   }
   hvd::DistributedOptimizer optimizer(sgd, other->named_parameters());

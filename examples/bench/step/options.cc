@@ -13,9 +13,10 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"resnet18", "resnet50", "bert-base"}));
   app.add_option("-s,--subjects", options.subjects,
                  "What is measured, in turn: none (no communication), hvd, hvd-fp16, hvd-bf16, hvd-sharded (optimizer "
-                 "state shared out), mpi (default none,hvd,mpi; on a GPU none,hvd). Each has a copy of the model")
+                 "state shared out), hvd-shared (one copy of the parameters per host), mpi (default none,hvd,mpi; on a GPU none,hvd). Each "
+                 "has a copy of the model")
       ->delimiter(',')
-      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "mpi"}));
+      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "hvd-shared", "mpi"}));
   app.add_option("--device", options.device, "cpu (default) or cuda: the GPUs of the host, in turn")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--amp", options.amp, "Forward in mixed precision: bf16, on a GPU also fp16 (default: none)")
       ->check(CLI::IsMember({"bf16", "fp16"}));

@@ -82,6 +82,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--amp", options.amp, "Mixed precision")->check(one_of({"none", "bf16", "fp16"}));
   app.add_flag("--sync-bn", options.sync_bn, "Batch norm over the batches of all ranks");
   app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank keeps its share of the optimizer's state (ZeRO stage 1)");
+  app.add_flag("--share-parameters", options.share_parameters,
+               "The ranks of a host have one copy of the parameters and the optimizer's state");
   app.add_option("--compression", options.compression, "How gradients travel")
       ->check(one_of({"none", "fp16", "bf16", "int8", "topk", "powersgd"}));
   app.add_option("--powersgd-rank", options.powersgd_rank, "Rank of --compression powersgd")->check(whole(1));
@@ -126,6 +128,7 @@ void check_strategy(const CLI::App& app, const Options& options) {
   only("--sync-bn", options.sync_bn, ranks, "hvd and ddp");
   only("--compression", options.compression != "none", ranks, "hvd and ddp");
   only("--shard-optimizer", options.shard_optimizer, options.strategy == "hvd", "hvd");
+  only("--share-parameters", options.share_parameters, options.strategy == "hvd", "hvd");
   if (options.topk_ratio > 1) throw UsageError("--topk-ratio is " + std::to_string(options.topk_ratio) + "; it is a share, at most 1");
 }
 

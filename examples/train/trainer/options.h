@@ -32,6 +32,7 @@ struct Options {
   std::string amp = "none";          ///< type of mixed precision
   bool sync_bn = false;              ///< batch norm over the batches of all ranks
   bool shard_optimizer = false;      ///< each rank keeps its share of the optimizer's state
+  bool share_parameters = false;     ///< the ranks of a host have one copy of the parameters
   std::string compression = "none";  ///< of gradients on their way
   std::int64_t powersgd_rank = 2;
   double topk_ratio = 0.01;

@@ -25,7 +25,8 @@ Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, to
         optimizer_, model_->named_parameters(),
         hvd::DistributedOptimizerOptions{.compression = compression_of(options_),
                                          .backward_passes_per_step = static_cast<int>(options_.accumulate),
-                                         .shard_optimizer_state = options_.shard_optimizer});
+                                         .shard_optimizer_state = options_.shard_optimizer,
+                                         .share_parameters = options_.share_parameters});
   } else if (options_.strategy == "ddp") {
     data_parallel_ = std::make_unique<hvd::DistributedDataParallel<Classifier>>(
         model_, hvd::DistributedDataParallelOptions{.compression = compression_of(options_)});

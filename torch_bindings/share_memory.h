@@ -1,0 +1,26 @@
+#pragma once
+/// Moves a module into memory that the ranks of its host share: collectives on its parameters and buffers need no copies then. Every rank
+/// keeps values of its own; DistributedOptimizerOptions::share_parameters gives a host one copy.
+/// Thread: the caller's, while nobody else uses the module. The tensors own the memory, also after `hvd::shutdown()`.
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstddef>
+
+#pragma GCC visibility push(default)
+namespace hvd {
+
+/// Moves the module's parameters and buffers, with their values, and returns how many have moved. They stay the same tensors: optimizers,
+/// hooks and gradients go on. Left where they are: tensors on a GPU, without elements, with gaps or elements that share memory, and whose
+/// memory another tensor refers to (a view, a saved variable of a graph that lives); all, where ranks share no memory or the arena is full
+/// (HVD_ARENA_BYTES). Local. Throws NotInitialized.
+std::size_t share_memory(torch::nn::Module& module);
+/// Does the same for what a ModuleHolder, such as torch::nn::Linear, holds.
+template <class Module>
+std::size_t share_memory(const torch::nn::ModuleHolder<Module>& module) {
+  return share_memory(*module.ptr());
+}
+
+}  // namespace hvd
+#pragma GCC visibility pop
