@@ -1,0 +1,76 @@
+#pragma once
+/// One copy of an optimizer's parameters per host, in memory that its ranks share: each rank updates a share of it in place, and nothing
+/// has to be sent afterwards. An update lies between two agreements of all ranks of the set: at the first, all have done with the old
+/// values; at the second, all new ones are there. Each of them says on all ranks what is wrong on one. Parameters come into that memory at
+/// the first update, and again when they have got other memory since (torch::load), if all ranks have the same values then; else that is a
+/// Mismatch. At the end each rank keeps a copy of its own. On several hosts, each has a copy, and as many ranks of the set as the others:
+/// they all make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie there; Mismatch on all ranks.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/hvd.h"
+
+namespace hvd {
+
+class SharedParameters {
+ public:
+  using Named = std::pair<std::string, at::Tensor>;
+
+  /// Local. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory, and where hosts have different numbers of
+  /// ranks of the set.
+  SharedParameters(const ProcessSet& process_set, std::string name);
+  ~SharedParameters();
+  SharedParameters(const SharedParameters&) = delete;
+  SharedParameters& operator=(const SharedParameters&) = delete;
+
+  /// Local. Throws InvalidArgument, naming the parameter, for one that is not in memory of the host of its own.
+  void add(std::span<const Named> parameters);
+
+  /// Returns the ranks that update a share each, on the first host; the ranks of the other hosts do what these do, in the same order.
+  [[nodiscard]] const std::vector<int>& owners() const { return owners_; }
+  /// Returns which share this rank updates.
+  [[nodiscard]] std::size_t self() const { return self_; }
+
+  /// Collective. With a `refusal` on any rank, all throw Mismatch with its words, and no parameter may be written. So it is if a rank has
+  /// written to parameters since the last update, if they differ, and if they cannot lie in shared memory. Returns whether some have moved.
+  bool begin_update(const std::string& refusal = {});
+  /// Collective. With a `failure` on any rank, all throw Mismatch with its words.
+  void end_update(const std::string& failure = {});
+
+  /// Returns whether the parameter lies in such memory of any optimizer of this rank.
+  [[nodiscard]] static bool contains(const at::Tensor& parameter);
+  /// What has just written to parameters has written the same on all ranks (a broadcast, a checkpoint): the next update forgives it.
+  static void written_alike();
+
+ private:
+  struct Slot {
+    std::string name;
+    at::Tensor parameter;
+    at::Tensor home;            ///< where it lies; undefined until it has come there
+    std::uint32_t version = 0;  ///< of the parameter, after the last update
+    [[nodiscard]] bool is_at_home() const { return home.defined() && parameter.const_data_ptr() == home.const_data_ptr(); }
+  };
+  [[nodiscard]] std::string why_not();
+  [[nodiscard]] std::vector<Slot*> away();
+  void bring_home(const std::vector<Slot*>& slots);
+  void refuse(const std::string& mine) const;
+  void refuse_different() const;
+  void note_versions();
+
+  const ProcessSet process_set_;
+  const std::string name_;
+  std::vector<int> owners_;
+  std::size_t self_ = 0;
+  int maker_ = 0;  ///< the rank of this host whose memory it is
+  std::vector<Slot> slots_;
+  std::uint64_t forgiven_ = 0;  ///< of `written_alike()`
+};
+
+}  // namespace hvd
