@@ -18,6 +18,8 @@ std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
 /// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has written.
 std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
 inline constexpr std::size_t kUnnamedText = 72;
+/// Returns a name for a persistent operation without one, likewise; it stays the operation's own.
+std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number);
 /// Returns whether the library has made up the name.
 bool is_unnamed(const std::string& name);
 /// Returns the name as messages show it.
