@@ -85,6 +85,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
+    fast_path_.take_results();
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }

@@ -225,6 +225,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       }
       op = ops_.find(call.process_set, call.kind, name);
     }
+    if (op && op->owner) take_results();  // it may have ended, and nobody has looked
     if (!op || op->in_use.exchange(true)) return nullptr;
     bool arrived = false;
     if ((known || op->fits(call)) && is_ready(*op)) {

@@ -167,6 +167,44 @@ TEST_CASE("persistent op: what nobody comes back for ends, and gives its memory 
   }
 }
 
+TEST_CASE("persistent op: a name is free once the others are done, also where nobody has looked") {
+  for (const bool submits : {false, true}) {
+    CAPTURE(submits);
+    ThreadWorld world({.size = 2});
+    std::atomic<int> wrong = 0, round_of_other = 0, round_of_first = 0;
+    world.run([&](int rank, Engine& engine) {
+      Repeated one{engine, "a"};
+      for (int round = 1; round < 40; ++round) {
+        one.fill(rank, round);
+        if (rank == 0) {
+          if (submits && round % 2 == 0) {
+            one.submit();  // what was left before this has ended
+            ++round_of_first;
+            one.wait();
+            continue;
+          }
+          const bool fast = one.start();
+          ++round_of_first;
+          if (!fast) {
+            one.wait();
+          } else {
+            engine.abandon_fast_path(std::exchange(one.op, nullptr), one.values);
+            one.values = std::make_shared<Ints>(3);  // the other is in use as long as it is under way
+            while (round_of_other < round) std::this_thread::yield();
+          }
+        } else {
+          while (round_of_first < round) std::this_thread::yield();
+          one.start();
+          one.wait();
+          wrong += one.is_sum(2, round) ? 0 : 1;
+          round_of_other = round;
+        }
+      }
+    });
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("persistent op: shutdown ends what nobody comes back for") {
   const auto memory = std::make_shared<Ints>(3);
   {
