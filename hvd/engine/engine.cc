@@ -175,6 +175,11 @@ void Engine::abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::sha
   }
 }
 
+void Engine::check(Submission submission) const {
+  const LibraryCall inside;
+  static_cast<void>(factory_.make(std::move(submission)));
+}
+
 std::string Engine::persistent_name(int process_set, OpKind kind) {
   const LibraryCall inside;
   const EngineLock lock(mutex_);

@@ -73,7 +73,7 @@ class Engine : private EngineEvents {
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
   void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
-  HVD_BETWEEN_LIBRARIES void check(Submission submission) const { static_cast<void>(factory_.make(std::move(submission))); }
+  HVD_BETWEEN_LIBRARIES void check(Submission submission) const;
   /// Returns a name for the next persistent operation without one: the same on all ranks that ask in the same order. Any thread.
   HVD_BETWEEN_LIBRARIES std::string persistent_name(int process_set, OpKind kind);
   /// Blocks until the submission is done, or enqueued if it is `on_stream`; throws what it failed with. Any thread.
