@@ -210,6 +210,68 @@ Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input,
 /// Does what `reducescatter_into_async` does, and waits.
 void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options = {});
 
+/// A PersistentWork is what a PersistentHandle stands for; for front ends. Its functions are called by one thread at a time.
+template <class T>
+class PersistentWork {
+ public:
+  PersistentWork() = default;
+  PersistentWork(const PersistentWork&) = delete;
+  PersistentWork& operator=(const PersistentWork&) = delete;
+  virtual ~PersistentWork() = default;
+  virtual void start() = 0;
+  virtual T wait() = 0;
+  virtual bool done() = 0;
+};
+
+/// A PersistentHandle stands for an operation that is described once (`allreduce_init` and the others) and then started again and again,
+/// always on the same memory, as MPI-4's persistent collectives are: what can be checked and looked up is so once. To the other ranks it is
+/// the operation of its name: one rank may call the plain form under that name where another starts this. Ranks may start several in
+/// different orders, and have several under way at once. Without a name it gets one that stays its own, the same on all ranks that make
+/// such operations of one kind and process set in the same order. `_init` is local and sends nothing; it throws InvalidArgument for what
+/// this rank alone can see. One thread at a time may use it; its owner may move it.
+///
+/// Its end waits for nothing if it is not under way. If it is, on tensors it waits for nothing either: the operation goes on and keeps
+/// their memory; on buffers it blocks until the operation has ended or failed, as they are the caller's.
+template <class T>
+class PersistentHandle {
+ public:
+  /// Makes an empty one, whose functions throw InvalidArgument.
+  PersistentHandle() = default;
+  /// Makes the handle of such an operation; for front ends.
+  explicit PersistentHandle(std::unique_ptr<PersistentWork<T>> work) : work_(std::move(work)) {}
+  /// Starts the operation and returns, as the `_async` form does: the memory must not be changed or read before `wait()`. Throws what that
+  /// form throws at the call (it is not under way then), InvalidArgument if it is under way already, if a tensor's memory, shape or strides
+  /// are not those of `_init` any more, and if `shutdown()` and `init()` were called since, and NotInitialized after `shutdown()`.
+  void start() { work().start(); }
+  /// Blocks until the operation is done and returns what the form into the same memory returns, or throws what it failed with; either way
+  /// it may be started again. Returns at once, with the last result if there is one, if it is not under way.
+  T wait() { return work().wait(); }
+  /// Returns whether `wait()` would return, or throw, at once: true also if it is not under way. Does a little driving, so that polling
+  /// alone gets there.
+  [[nodiscard]] bool done() const { return work().done(); }
+
+ private:
+  [[nodiscard]] PersistentWork<T>& work() const {
+    if (!work_) throw InvalidArgument("an empty PersistentHandle; assign what allreduce_init or another returns first");
+    return *work_;
+  }
+  std::unique_ptr<PersistentWork<T>> work_;
+};
+
+/// Describes an allreduce of `input` into `output`, which may be the same buffer. The buffers' memory must stay as long as it is started.
+PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output, const AllreduceOptions& options = {});
+/// Describes an allreduce in place.
+PersistentHandle<void> allreduce_init(const Buffer& buffer, const AllreduceOptions& options = {});
+/// Describes a broadcast.
+PersistentHandle<void> broadcast_init(const Buffer& buffer, const BroadcastOptions& options = {});
+/// Describes what `allgather_into` does.
+PersistentHandle<void> allgather_init(const Buffer& output, const Buffer& input, const AllgatherOptions& options = {});
+/// Describes what `alltoall_into` does; `wait()` returns how many rows came from each rank.
+PersistentHandle<std::vector<std::int64_t>> alltoall_init(const Buffer& output, const Buffer& input,
+                                                          const AlltoallBufferOptions& options = {});
+/// Describes what `reducescatter_into` does.
+PersistentHandle<void> reducescatter_init(const Buffer& output, const Buffer& input, const ReducescatterOptions& options = {});
+
 /// Says that this rank has no more to give, and blocks. Until all ranks of the set have joined, its values in allreduces count as zeros (an
 /// average still divides by the size of the set), and operations that cannot do without it raise Joined on the others. Returns, on all
 /// ranks, the one that joined last. Meanwhile submissions of this rank to the set throw Joined.

@@ -19,7 +19,7 @@ using Tensors = std::vector<at::Tensor>;
 detail::GradientRule allreduce_rule(const AllreduceOptions& options) {
   return [options](const Tensors& gradients) {
     AllreduceOptions same = options;
-    if (!same.name.empty()) same.name += ".gradient";
+    same.name = detail::gradient_name(options.name);
     return grouped_allreduce(gradients, same);
   };
 }

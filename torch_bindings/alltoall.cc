@@ -14,13 +14,7 @@
 
 namespace hvd {
 
-namespace {
-
-using detail::Form;
-using detail::Operation;
-using Tensors = std::vector<at::Tensor>;
-
-std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOptions& options) {
+std::vector<std::int64_t> detail::splits_of(const at::Tensor& tensor, const AlltoallOptions& options) {
   const int ranks = options.process_set.size();
   if (!options.splits) return tensor.dim() == 0 ? std::vector<std::int64_t>{} : even_splits(tensor.size(0), ranks, options.name);
   const at::Tensor& splits = *options.splits;
@@ -32,12 +26,18 @@ std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOpti
   return {here.const_data_ptr<std::int64_t>(), here.const_data_ptr<std::int64_t>() + here.numel()};
 }
 
+namespace {
+
+using detail::Form;
+using detail::Operation;
+using Tensors = std::vector<at::Tensor>;
+
 /// `rows`: of the operation, once it is done.
 detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Tensor& input, const std::vector<std::int64_t>& splits,
                                    const std::shared_ptr<Operation::Rows>& rows) {
   const std::int64_t unsent = input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
   return [options, unsent, rows](const Tensors& gradients) {
-    AlltoallOptions back{.name = options.name.empty() ? "" : options.name + ".gradient", .splits = {}, .process_set = options.process_set};
+    AlltoallOptions back{.name = detail::gradient_name(options.name), .splits = {}, .process_set = options.process_set};
     back.splits = torch::tensor(rows->at(0));
     at::Tensor gradient = alltoall(gradients.front(), back).output;
     if (unsent > 0) {
@@ -56,7 +56,7 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   operation->given = {tensor};
   operation->submission = request(OpKind::Alltoall, options, detail::device_of(tensor));
   operation->add(detail::dense_of(tensor), {}, kWhat);
-  const auto splits = splits_of(tensor, options);
+  const auto splits = detail::splits_of(tensor, options);
   operation->submission.tensors.front().splits = splits;
   detail::allocate_rows(operation);
   if (detail::needs_gradient({tensor})) operation->backward = exchange_rule(options, tensor, splits, operation->rows);
@@ -79,7 +79,7 @@ Handle<AlltoallResult> start_exchange(const std::shared_ptr<Operation>& operatio
 
 Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options, After after) {
   const detail::Target target(std::move(output), input, OpKind::Alltoall, options.name);
-  const auto splits = splits_of(input, options);
+  const auto splits = detail::splits_of(input, options);
   const auto operation = target.operation(options.process_set, splits);
   const auto rule = input.dim() == 0 ? detail::GradientRule() : exchange_rule(options, input, splits, operation->rows);
   return with_splits(target.start(operation, after, rule), operation, options);
@@ -89,7 +89,7 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
   if (detail::is_plain(tensor) && detail::is_small(tensor) && tensor.dim() > 0) {
-    const auto splits = splits_of(tensor, options);
+    const auto splits = detail::splits_of(tensor, options);
     std::vector<std::int64_t> received(splits.size());
     const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);
     if (output.defined()) return {output, torch::tensor(received, at::kLong).to(device_of_splits(options), at::kInt)};

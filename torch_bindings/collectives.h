@@ -105,6 +105,18 @@ Handle<at::Tensor> reducescatter_into_async(at::Tensor output, const at::Tensor&
 /// @}
 
 /// @{
+/// Describe an operation once, to be started again and again on the same tensors (see PersistentHandle): allreduce and broadcast in place,
+/// the others into memory that exists, as the `_into` forms do. The tensors' memory, shape and strides stay, also from their side; splits
+/// are read once. Each `start()` is what the `_async` form is, for autograd as well: it counts as a change, and takes grad mode as it is
+/// then. The tensors are kept alive.
+PersistentHandle<at::Tensor> allreduce_init(at::Tensor tensor, const AllreduceOptions& options = {});
+PersistentHandle<at::Tensor> broadcast_init(at::Tensor tensor, const BroadcastOptions& options = {});
+PersistentHandle<at::Tensor> allgather_init(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options = {});
+PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options = {});
+PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options = {});
+/// @}
+
+/// @{
 /// Averages or sums sparse COO tensors of one size, whose entries may be anywhere; the result is sparse and coalesced. Travels as an
 /// allgather of indices and values. Not differentiable.
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});

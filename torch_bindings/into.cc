@@ -16,14 +16,13 @@ using Tensors = std::vector<at::Tensor>;
 
 std::string into(OpKind kind) { return std::string(name_of(kind)) + "_into"; }
 
-/// `dense` as the core sees it.
-Buffer buffer_of(const at::Tensor& dense, const std::string& what) {
-  return {const_cast<void*>(dense.const_data_ptr()), data_type_of(dense, what), shape_of(dense), detail::device_of(dense)};
-}
-
 bool is_contiguous_memory(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 }  // namespace
+
+Buffer buffer_of(const at::Tensor& dense, const std::string& what) {
+  return {const_cast<void*>(dense.const_data_ptr()), data_type_of(dense, what), shape_of(dense), detail::device_of(dense)};
+}
 
 Target::Target(at::Tensor output, const at::Tensor& input, OpKind kind, const std::string& name)
     : output_(std::move(output)), input_(input), kind_(kind), name_(name) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "torch_bindings/collectives.h"
 #include "torch_bindings/history.h"
 #include "torch_bindings/operation.h"
 #include "torch_bindings/small_calls.h"
@@ -40,5 +41,11 @@ class Target {
   std::string name_;
   bool connects_;  ///< gradients follow
 };
+
+/// Returns the rows for each rank of an alltoall of `tensor`, as the options give them or evenly. Throws InvalidArgument. Blocks where the
+/// splits are on a device.
+std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOptions& options);
+/// Returns `dense` as the core sees it. Throws InvalidArgument, which begins with `what`, for a type that is not carried.
+Buffer buffer_of(const at::Tensor& dense, const std::string& what);
 
 }  // namespace hvd::detail

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/device.h"
 #include "torch_bindings/tensors.h"
 
@@ -29,10 +30,12 @@ void Operation::add(const at::Tensor& to_send, const at::Tensor& to_receive, std
 }
 
 std::string title(std::string_view what, const std::string& name, const Tensors& group, std::size_t index) {
-  std::string text = name.empty() ? std::string(what) : formatted("{} '{}'", what, name);
+  std::string text = name.empty() ? std::string(what) : formatted("{} '{}'", what, display_name(name));
   if (group.size() > 1) text += formatted(", tensor {} of the group (0 to {})", index, group.size() - 1);
   return text;
 }
+
+std::string gradient_name(const std::string& name) { return name.empty() || is_unnamed(name) ? "" : name + ".gradient"; }
 
 void check_group(const Tensors& tensors, std::string_view what, const std::string& name, Form form) {
   if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", title(what, name, tensors, 0)));

@@ -57,7 +57,10 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
   std::vector<Runner> runners;
   for (const bool in_arena : options.in_arena)
     for (const bool in_place : options.in_place)
-      for (const auto wire : options.wires) subjects.push_back(std::make_unique<Subject>(options, counts, in_arena, in_place, wire));
+      for (const auto wire : options.wires)
+        for (const bool persistent : {false, true})
+          if (!persistent || options.persistent)
+            subjects.push_back(std::make_unique<Subject>(options, counts, in_arena, in_place, wire, persistent));
   for (const auto& subject : subjects) runners.push_back({subject->memory(), [&subject] { subject->run(); }});
   std::optional<Rival> rival;
   if (has_rivals(options)) rival.emplace(options, counts);

@@ -101,6 +101,10 @@ void check(const Options& options) {
     throw WrongOptions("--op: reducescatter knows sum and average only");
   if (options.into && !is_shared_out(options.collective) && !options.sweep)
     throw WrongOptions("--into goes with --collective allgather, alltoall and reducescatter only: the others always do");
+  if (options.persistent && (options.async || options.grouped || options.collective == Collective::Barrier))
+    throw WrongOptions("--persistent goes without --async, --grouped and --collective barrier");
+  if (options.persistent && is_shared_out(options.collective) && !options.into)
+    throw WrongOptions("--persistent: --collective allgather, alltoall and reducescatter need --into, as persistent operations do");
   if (options.grouped && options.collective != Collective::Allreduce) throw WrongOptions("--grouped goes with --collective allreduce only");
   for (const auto wire : options.wires) {
     if (wire == hvd::Compression::none()) continue;
@@ -155,6 +159,7 @@ void add_options(CLI::App& app, Options& options, Words& words) {
       ->delimiter(',');
   app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
   app.add_flag("--into", options.into, "Allgather, alltoall and reducescatter write into memory that exists, as MPI's do");
+  app.add_flag("--persistent", options.persistent, "Beside each row one that starts persistent operations (place: again)");
   app.add_flag("--sweep", options.sweep,
                "All collectives from --min-bytes to --max-bytes by --factor (16) against MPI: a table of ratios, and how many are won");
   app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");

@@ -34,12 +34,13 @@ struct Options {
   std::vector<hvd::Compression> wires{hvd::Compression::none()};  ///< one row each: how the values travel
   bool on_gpu = false;
   bool async = false;
-  bool into = false;     ///< an allgather, alltoall or reducescatter writes to memory that exists
-  bool sweep = false;    ///< all collectives and sizes against MPI; see sweep.h
-  bool grouped = false;  ///< an allreduce is submitted as a group, a model's gradients as one
-  int rounds = 11;       ///< measured; each takes all subjects in turn
-  int warmup = 2;        ///< rounds before them
-  int repeats = 0;       ///< operations in a row within a round; 0: 200 below 64 KiB, otherwise 1
+  bool into = false;        ///< an allgather, alltoall or reducescatter writes to memory that exists
+  bool persistent = false;  ///< rows of their own for persistent operations, which need `into` where a result is shared out
+  bool sweep = false;       ///< all collectives and sizes against MPI; see sweep.h
+  bool grouped = false;     ///< an allreduce is submitted as a group, a model's gradients as one
+  int rounds = 11;          ///< measured; each takes all subjects in turn
+  int warmup = 2;           ///< rounds before them
+  int repeats = 0;          ///< operations in a row within a round; 0: 200 below 64 KiB, otherwise 1
   bool check = false;
   std::string json;   ///< a file; empty: none
   std::string model;  ///< empty: sizes from min_bytes to max_bytes

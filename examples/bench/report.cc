@@ -109,6 +109,7 @@ void Report::add(const Row& row) {
                                    {"tensors", row.tensors},
                                    {"memory", row.memory},
                                    {"in_place", row.place == "in"},
+                                   {"persistent", row.place == "again"},
                                    {"wire", row.wire},
                                    {"time_us", row.time.median},
                                    {"p50_us", row.time.p50},

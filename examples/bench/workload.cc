@@ -83,10 +83,12 @@ void Tensors::zero() const {
   push();
 }
 
-Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire)
+Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire,
+                 bool persistent)
     : options_(options),
       in_arena_(in_arena),
       in_place_(in_place),
+      persistent_(persistent),
       wire_(wire),
       input_(share_of(counts, options.collective), options.dtype, whereabouts()) {
   if (writes_into() || (!in_place && options.collective == Collective::Allreduce))
@@ -104,7 +106,25 @@ Subject::Subject(const Options& options, const std::vector<std::size_t>& counts,
     scatter_options_ = {.name = name, .op = options.op};
   }
   handles_.reserve(counts.size());
+  if (persistent_) make_persistent();
   if (options.check && options.op == hvd::ReduceOp::Adasum) hosts_ = hosts();
+}
+
+void Subject::make_persistent() {
+  const hvd::Buffer &from = inputs_[0], &to = outputs_[0];
+  switch (options_.collective) {
+    case Collective::Broadcast:
+      return again_.push_back(hvd::broadcast_init(from, broadcast_options_));
+    case Collective::Allgather:
+      return again_.push_back(hvd::allgather_init(to, from, gather_options_));
+    case Collective::Alltoall:
+      exchange_again_ = hvd::alltoall_init(to, from, exchange_options_);
+      return;
+    case Collective::Reducescatter:
+      return again_.push_back(hvd::reducescatter_init(to, from, scatter_options_));
+    default:
+      for (std::size_t i = 0; i < inputs_.size(); ++i) again_.push_back(hvd::allreduce_init(inputs_[i], outputs_[i], reduce_options_[i]));
+  }
 }
 
 void Subject::run_allreduce() {
@@ -137,6 +157,14 @@ void Subject::run_into() {
 }
 
 void Subject::run() {
+  if (exchange_again_) {
+    exchange_again_->start();
+    exchange_again_->wait();
+    return;
+  }
+  for (auto& operation : again_) operation.start();
+  for (auto& operation : again_) operation.wait();
+  if (persistent_) return;
   if (writes_into()) return run_into();
   switch (options_.collective) {
     case Collective::Allreduce:

@@ -55,11 +55,12 @@ bool ranks_share_memory();
 /// One row of the table: the library's collective on tensors in one kind of memory.
 class Subject {
  public:
-  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire = {});
+  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire = {},
+          bool persistent = false);
   [[nodiscard]] bool in_arena() const { return in_arena_; }
   [[nodiscard]] bool in_place() const { return in_place_; }
   [[nodiscard]] std::string memory() const { return in_arena_ ? "arena" : "ordinary"; }
-  [[nodiscard]] std::string place() const { return in_place_ ? "in" : writes_into() ? "into" : "out"; }
+  [[nodiscard]] std::string place() const { return persistent_ ? "again" : in_place_ ? "in" : writes_into() ? "into" : "out"; }
   [[nodiscard]] std::string wire() const { return name_of(wire_); }
   /// Once, all tensors: submitted as a burst and then waited for where there are several, or with --async.
   void run();
@@ -73,13 +74,14 @@ class Subject {
   [[nodiscard]] Place whereabouts() const { return {in_arena_, options_.on_gpu, {.op = options_.op}}; }
   [[nodiscard]] bool writes_into() const { return options_.into && is_shared_out(options_.collective); }
   void run_into();
+  void make_persistent();
   [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
   void run_allreduce();
   [[nodiscard]] Question question() const;
   [[nodiscard]] std::size_t count_wrong_shares() const;
 
   const Options& options_;
-  bool in_arena_, in_place_;
+  bool in_arena_, in_place_, persistent_;
   hvd::Compression wire_;
   std::vector<int> hosts_;  ///< of each rank, where the result depends on it
   Tensors input_;
@@ -91,6 +93,8 @@ class Subject {
   hvd::AlltoallBufferOptions exchange_options_;
   hvd::ReducescatterOptions scatter_options_;
   std::vector<hvd::Handle<void>> handles_;
+  std::vector<hvd::PersistentHandle<void>> again_;                                  ///< of persistent operations
+  std::optional<hvd::PersistentHandle<std::vector<std::int64_t>>> exchange_again_;  ///< or this, of an alltoall
   hvd::Gathered gathered_;
   hvd::Exchanged exchanged_;
 };

@@ -5,6 +5,7 @@
 ///   buffers.cc    allreduce and broadcast of raw buffers
 ///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
 ///   into.cc       the same, with results in memory that exists
+///   persistent.cc all of these as operations that are started again and again
 
 #include <string>
 #include <string_view>

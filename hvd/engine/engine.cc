@@ -77,7 +77,7 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
   auto fresh = factory_.make(std::move(submission));
-  fresh->repeats = after == After::Wait;
+  fresh->repeats = after != After::Return;
   const std::shared_ptr<HandleState> pending = fresh->pending;
   const auto tensors = fresh->backends.size();
   Entry* entry = nullptr;
@@ -85,6 +85,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
+    fast_path_.take_results();
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
@@ -109,32 +110,49 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
   if (after == After::Wait && !loop_.is_taken()) return pending;  // wait() will drive
-  if (small_work) {
-    if (const Turn turn = loop_.try_take()) {
-      progress(turn);
-      return pending;
-    }
-  }
-  if (work || parts_.transport) {
-    board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
-    board_.ring_worker(board_.self());
-  }
+  if (work || parts_.transport) hand_over(small_work);
   return pending;
 }
 
+/// There may be something to drive: small work this thread does, unless another does.
+void Engine::hand_over(bool small_work) {
+  if (small_work) {
+    if (const Turn turn = loop_.try_take()) {
+      progress(turn);
+      return;
+    }
+  }
+  board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+  board_.ring_worker(board_.self());
+}
+
 bool Engine::try_fast_path(const SmallCall& call) {
+  const auto op = start_fast_path(call, After::Wait);
+  if (op) finish_fast_path(*op, call);
+  return op != nullptr;
+}
+
+std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, After after) {
   const LibraryCall inside;
   std::shared_ptr<PersistentOp> op;
+  bool small_work = false;
   {
     const EngineLock lock(mutex_);
     // What cannot be done so, submit() knows what to say of.
-    if (submitter_.is_stopping() || board_.failed() || timeline().on()) return false;
+    if (submitter_.is_stopping() || board_.failed() || timeline().on()) return nullptr;
     op = fast_path_.start(call);
+    if (after == After::Wait || !op || !runner_.has_queued()) return op;
+    small_work = runner_.has_only_small_ones();
   }
-  if (!op) return false;
-  if (!op->pending->done.load(std::memory_order_relaxed)) {
-    fast_path_.await(*op);
-    if (board_.has_result(op->unit.id)) {
+  hand_over(small_work);
+  return op;
+}
+
+void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
+  const LibraryCall inside;
+  if (!op.pending->done.load(std::memory_order_relaxed)) {
+    fast_path_.await(op);
+    if (board_.has_result(op.unit.id)) {
       const EngineLock lock(mutex_);
       fast_path_.take_results();
     }
@@ -142,10 +160,30 @@ bool Engine::try_fast_path(const SmallCall& call) {
   struct Leaving {
     PersistentOp& op;
     ~Leaving() { op.in_use.store(false); }
-  } const leaving{*op};
-  wait(*op->pending);
-  FastPath::fetch(*op, call);
-  return true;
+  } const leaving{op};
+  wait(*op.pending);
+  FastPath::fetch(op, call);
+}
+
+void Engine::abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner) {
+  const LibraryCall inside;
+  const EngineLock lock(mutex_);
+  if (op->pending->done.load()) {
+    op->in_use.store(false);
+  } else {
+    fast_path_.abandon(*op, std::move(owner));
+  }
+}
+
+void Engine::check(Submission submission) const {
+  const LibraryCall inside;
+  static_cast<void>(factory_.make(std::move(submission)));
+}
+
+std::string Engine::persistent_name(int process_set, OpKind kind) {
+  const LibraryCall inside;
+  const EngineLock lock(mutex_);
+  return queue_.next_persistent_name(process_set, kind);
 }
 
 // -------------------------------------------------------------------------------------------------------------------- outcomes

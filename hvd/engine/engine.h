@@ -21,6 +21,8 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/base/visible.h"
@@ -44,8 +46,9 @@
 
 namespace hvd {
 
-/// Whether the caller goes straight on to `wait()`, and so will drive the engine itself.
-enum class After : std::uint8_t { Return, Wait };
+/// Whether the caller goes straight on to `wait()`, and so will drive the engine itself; or comes back with the same submission, once it
+/// has waited for this one.
+enum class After : std::uint8_t { Return, Wait, Repeat };
 
 class Engine : private EngineEvents {
  public:
@@ -62,6 +65,17 @@ class Engine : private EngineEvents {
   /// submitted twice before by a caller that waited. Returns false, and nothing has happened, if not: it is to be submitted. Throws as
   /// `wait` does. Any thread.
   HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
+  /// Returns what `try_fast_path` returns true for, and does not wait for it: `finish_fast_path` or `abandon_fast_path` must follow, with
+  /// the same call. Null, and nothing has happened, if there is none. `after`: Wait or Repeat. Any thread.
+  std::shared_ptr<PersistentOp> start_fast_path(const SmallCall& call, After after);
+  /// Waits for what `start_fast_path` has returned. Throws as `wait` does.
+  void finish_fast_path(PersistentOp& op, const SmallCall& call);
+  /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
+  void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
+  /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
+  HVD_BETWEEN_LIBRARIES void check(Submission submission) const;
+  /// Returns a name for the next persistent operation without one: the same on all ranks that ask in the same order. Any thread.
+  HVD_BETWEEN_LIBRARIES std::string persistent_name(int process_set, OpKind kind);
   /// Blocks until the submission is done, or enqueued if it is `on_stream`; throws what it failed with. Any thread.
   HVD_BETWEEN_LIBRARIES void wait(HandleState& pending);
   /// Returns whether it is done, failed included; does a little driving, so that polling alone gets there. Any thread.
@@ -106,6 +120,7 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
 
+  void hand_over(bool small_work);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& status) noexcept;
 

@@ -12,6 +12,7 @@ void EngineMutex::perform(AfterUnlock after) {
     if (after.worker) board_.ring_worker(board_.self());
   }
   after.ended.clear();
+  after.owners.clear();
 }
 
 }  // namespace hvd

@@ -35,6 +35,12 @@ class EngineMutex {
     after_.any = true;
   }
 
+  /// Lets go of users' memory.
+  void destroy(std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) {
+    after_.owners.push_back(std::move(owner));
+    after_.any = true;
+  }
+
   /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is this mutex's.
   template <class IsOver>
   void wait_for(class EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_REQUIRES(engine_mutex);
@@ -45,6 +51,7 @@ class EngineMutex {
     bool any = false;
     bool own_threads = false, waiters = false, worker = false, all_workers = false, leader = false;
     std::vector<std::unique_ptr<Entry>> ended;
+    std::vector<std::shared_ptr<void>> owners;
   };
   void perform(AfterUnlock after);
 

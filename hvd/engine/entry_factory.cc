@@ -31,14 +31,15 @@ void check_memory(const Submission& submission) {
     if (tensor.input != nullptr && (tensor.output != nullptr || !needs_output)) continue;
     if (element_count(tensor.shape) > 0)
       throw InvalidArgument(formatted("{} '{}': tensor {} of shape {} has no memory: its {} is a null pointer", name_of(submission.kind),
-                                      submission.name, i, to_string(tensor.shape), tensor.input == nullptr ? "input" : "output"));
+                                      display_name(submission.name), i, to_string(tensor.shape),
+                                      tensor.input == nullptr ? "input" : "output"));
   }
 }
 
 }  // namespace
 
 void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set) const {
-  const auto what = [&] { return formatted("{} '{}'", name_of(submission.kind), submission.name); };
+  const auto what = [&] { return formatted("{} '{}'", name_of(submission.kind), display_name(submission.name)); };
   if (set.rank < 0)
     throw InvalidArgument(formatted("{}: rank {} is not in process set {} (ranks {})", what(), parts_.topology.rank, submission.process_set,
                                     rank_list(set.ranks)));
@@ -77,7 +78,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
   const auto set = table_.share_process_set(submission.process_set);
   if (!set)
     throw InvalidArgument(
-        formatted("{} '{}': there is no process set {}", name_of(submission.kind), submission.name, submission.process_set));
+        formatted("{} '{}': there is no process set {}", name_of(submission.kind), display_name(submission.name), submission.process_set));
   check(submission, *set);
   auto entry = std::make_unique<Entry>();
   entry->signature = signature_of(submission);
@@ -86,7 +87,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
     const auto traits = traits_of(entry->signature, tensor.dtype, submission.device, *set);
     Backend* const backend = parts_.backend_for(traits);
     if (backend == nullptr)
-      throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), submission.name,
+      throw InvalidArgument(formatted("{} '{}': {} of {} on {} is not supported", name_of(submission.kind), display_name(submission.name),
                                       reduces(submission.kind) ? name_of(submission.op) : name_of(submission.kind), name_of(tensor.dtype),
                                       name_of(submission.device.kind)));
     entry->backends.push_back(backend);

@@ -188,8 +188,8 @@ bool FastPath::is_valid(PersistentOp& op) {
   return op.is_valid;
 }
 
-bool FastPath::is_ready(PersistentOp& op, const SmallCall& call) {
-  if (op.place.entry.empty() || !op.fits(call) || !is_valid(op)) return false;
+bool FastPath::is_ready(PersistentOp& op) {
+  if (op.place.entry.empty() || !is_valid(op)) return false;
   if (op.memory != nullptr && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key()) == nullptr;
 }
@@ -202,7 +202,7 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   op.is_to_fetch = op.is_alike = false;
   HandleState& pending = *op.pending;
   pending.done.store(false, std::memory_order_relaxed);
-  pending.waited_for.store(true, std::memory_order_relaxed);
+  pending.waited_for.store(false, std::memory_order_relaxed);
   pending.status = {};
   if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
   std::memcpy(op.block, call.input, op.input_bytes);  // also where the note is enough: another rank may take the long way
@@ -214,23 +214,30 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
   std::shared_ptr<PersistentOp> op;
   try {
     log_.read();
-    std::string_view name = call.name;
-    std::array<char, kUnnamedText> text{};
-    if (name.empty()) {
-      if (!queue_.empty()) return nullptr;
-      name = queue_.next_name(call.process_set, call.kind, text);
+    if (call.known != nullptr) op = call.known->lock();
+    const bool known = op != nullptr;
+    if (!known) {
+      std::string_view name = call.name;
+      std::array<char, kUnnamedText> text{};
+      if (name.empty()) {
+        if (!queue_.empty()) return nullptr;
+        name = queue_.next_name(call.process_set, call.kind, text);
+      }
+      op = ops_.find(call.process_set, call.kind, name);
     }
-    op = ops_.find(call.process_set, call.kind, name);
+    if (op && op->owner) take_results();  // it may have ended, and nobody has looked
     if (!op || op->in_use.exchange(true)) return nullptr;
     bool arrived = false;
-    if (is_ready(*op, call)) {
+    if ((known || op->fits(call)) && is_ready(*op)) {
       begin(*op, call);
       arrived = arrive(*op);
     }
     if (!arrived) {
       op->in_use.store(false);
+      if (known) call.known->reset();  // another may have taken its place
       return nullptr;
     }
+    if (call.known != nullptr && !known) *call.known = op;
     if (call.name.empty()) queue_.use_name(call.process_set, call.kind);
   } catch (...) {
     board_.set_failure(status_of_current_exception());
@@ -351,6 +358,7 @@ void FastPath::take_result(PersistentOp& op) {
   op.state = PersistentOp::State::Idle;
   std::erase(arrived_, &op);
   op.pending->done.store(true, std::memory_order_release);
+  let_go(op);
   mutex_.wake_own_threads();
   if (queue_.empty()) return;
   mutex_.wake_waiters();  // whoever drives next has something to announce
@@ -376,7 +384,15 @@ bool FastPath::end(Entry& entry, bool failed) {
   }
   std::erase(arrived_, &op);
   op.state = PersistentOp::State::Idle;
+  let_go(op);
   return true;
+}
+
+/// It has ended: it is nobody's where its caller does not come back.
+void FastPath::let_go(PersistentOp& op) {
+  if (!op.owner) return;
+  mutex_.destroy(std::move(op.owner));
+  op.in_use.store(false);
 }
 
 }  // namespace hvd

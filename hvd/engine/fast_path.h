@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "hvd/engine/controller.h"
@@ -38,6 +39,8 @@ class FastPath {
   /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
   /// is done, and not the mutex: it calls user code.
   static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
+  /// The caller of an operation that is under way will not come back for its result: it is the library's until it ends, `owner` so long.
+  void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) { op.owner = std::move(owner); }
   /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
   /// Drops those of a process set, which has been removed. Returns false while one of them is in use.
@@ -51,7 +54,8 @@ class FastPath {
   bool make_space() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like) const;
   bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  bool is_ready(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
   bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);

@@ -18,6 +18,8 @@
 
 namespace hvd {
 
+struct PersistentOp;
+
 /// A small operation whose caller waits for it. Nothing in it is owned.
 struct SmallCall {
   OpKind kind = OpKind::Allreduce;
@@ -37,6 +39,8 @@ struct SmallCall {
   double prescale_factor = 1;
   double postscale_factor = 1;
   int root = 0;  ///< global rank, Broadcast only
+  /// Where a caller that comes back with the same call keeps what was found for it, so that nothing is looked up; null: it keeps nothing.
+  std::weak_ptr<PersistentOp>* known = nullptr;
 };
 
 /// Inputs and results of up to so many bytes have persistent operations: beyond it, ranks that share the work are faster than one that does
@@ -56,7 +60,7 @@ struct PersistentOp {
     if (has_block) memory->drop(location);
   }
 
-  std::atomic<bool> in_use{false};  ///< a caller is inside `Engine::try_fast_path`
+  std::atomic<bool> in_use{false};  ///< a caller has started it and not yet come back for the result
   State state = State::Idle;
   Ledger::Place place;  ///< holds the entry while it is not in the ledger
   std::shared_ptr<HandleState> pending;
@@ -91,8 +95,9 @@ struct PersistentOp {
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
-  bool is_alike = false;     ///< Alltoall: it ended in the block, where all ranks have the same splits
-  bool is_to_fetch = false;  ///< its result is in the block, for its caller to ask for memory and copy it
+  std::shared_ptr<void> owner;  ///< owns the memory, where the caller will not come back for the result
+  bool is_alike = false;        ///< Alltoall: it ended in the block, where all ranks have the same splits
+  bool is_to_fetch = false;     ///< its result is in the block, for its caller to ask for memory and copy it
 
   [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
   [[nodiscard]] bool fits(const SmallCall& call) const;

@@ -18,14 +18,20 @@ void SubmissionQueue::take_back_name(int process_set, OpKind kind, std::string_v
   if (next_name(process_set, kind, text) != name) ++next;  // another thread has drawn the next one meanwhile
 }
 
+std::string SubmissionQueue::next_persistent_name(int process_set, OpKind kind) {
+  return unnamed_persistent(kind, joins_[process_set], persistent_[{process_set, kind}]++);
+}
+
 void SubmissionQueue::start_again(int process_set) {
   ++joins_[process_set];
   std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
+  std::erase_if(persistent_, [&](const auto& next) { return next.first.first == process_set; });
 }
 
 void SubmissionQueue::forget_set(int process_set) {
   joins_.erase(process_set);
   std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
+  std::erase_if(persistent_, [&](const auto& next) { return next.first.first == process_set; });
 }
 
 void SubmissionQueue::push(std::unique_ptr<Entry> entry) {

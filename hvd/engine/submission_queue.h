@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -31,6 +32,8 @@ class SubmissionQueue {
   void use_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex) { ++unnamed_[{process_set, kind}]; }
   /// Takes the last one back, if it is still `name`.
   void take_back_name(int process_set, OpKind kind, std::string_view name) HVD_REQUIRES(engine_mutex);
+  /// Returns what the next persistent operation without a name is called, and counts it.
+  std::string next_persistent_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set have joined: numbers start again, as ranks that joined early have used fewer.
   void start_again(int process_set) HVD_REQUIRES(engine_mutex);
   /// The set has been removed.
@@ -61,12 +64,13 @@ class SubmissionQueue {
   }
 
   /// Of this queue, for what is to stay bounded: process sets that it counts for.
-  [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) { return joins_.size() + unnamed_.size(); }
+  [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) { return joins_.size() + unnamed_.size() + persistent_.size(); }
 
  private:
   const std::uint64_t names_;
   std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> waiting_ HVD_GUARDED_BY(engine_mutex);
-  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_ HVD_GUARDED_BY(engine_mutex);  ///< how many there were
+  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_ HVD_GUARDED_BY(engine_mutex);     ///< how many there were
+  std::map<std::pair<int, OpKind>, std::uint64_t> persistent_ HVD_GUARDED_BY(engine_mutex);  ///< likewise, of persistent operations
   std::map<int, std::uint64_t> joins_ HVD_GUARDED_BY(engine_mutex);  ///< of a process set: how often all its ranks have joined
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "hvd/base/visible.h"
 #include "hvd/types.h"
 
 namespace hvd {
@@ -18,10 +19,12 @@ std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
 /// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has written.
 std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
 inline constexpr std::size_t kUnnamedText = 72;
+/// Returns a name for a persistent operation without one, likewise; it stays the operation's own.
+std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number);
 /// Returns whether the library has made up the name.
-bool is_unnamed(const std::string& name);
+HVD_BETWEEN_LIBRARIES bool is_unnamed(const std::string& name);
 /// Returns the name as messages show it.
-std::string_view display_name(const std::string& name);
+HVD_BETWEEN_LIBRARIES std::string_view display_name(const std::string& name);
 
 /// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
 inline constexpr std::string_view kAddProcessSet = "add_process_set";

@@ -30,6 +30,25 @@ void allreduce_one(Context& context, DataType dtype, ReduceOp op, const Shape& s
   for (const Reducing& one : reducing) one.check(context);
 }
 
+/// Started four times: what is small goes another way from the third time on. In place once, which changes the input.
+void allreduce_again(Context& context, DataType dtype, ReduceOp op, const Form& form) {
+  context.need(OpKind::Allreduce, dtype, op);
+  if (!context.is_in(form.set)) return;
+  const Asked asked{dtype, op, form, context.ranks_of(form.set)};
+  std::vector<Reducing> reducing;
+  std::vector<Again> operations;
+  for (const Shape& shape : {Shape{kLarge}, Shape{}, Shape{3, 5, 7}, Shape{0}}) {
+    reducing.emplace_back(context, asked, shape, count_of(shape));
+    Call call = allreduce_call(context, asked, "again " + pair_text(dtype, op) + shape_text(shape));
+    call.tensors = {reducing.back().tensor()};
+    operations.push_back(context.endpoint.describe(call));
+  }
+  for (int round = 0; round < (form.in_place ? 1 : 4); ++round) {
+    run_again(context, form, operations);
+    for (const Reducing& one : reducing) one.check(context);
+  }
+}
+
 /// A group is one batch for each of its types, whatever the timing.
 void allreduce_group(Context& context, const std::vector<DataType>& dtypes, ReduceOp op, const Form& form) {
   for (const DataType dtype : dtypes) context.need(OpKind::Allreduce, dtype, op);
@@ -75,6 +94,16 @@ void add_allreduce_cases(Cases& cases, const Setting& setting) {
           cases.push_back({pair + shape_text(shape) + " " + text_of(form),
                            [=](Context& context) { allreduce_one(context, dtype, op, shape, form); }, true});
         }
+    }
+  std::size_t turn = 0;
+  for (const DataType dtype : kAllTypes)
+    for (const ReduceOp op : kAllReductions) {
+      if (!setting.front_door || !allreduce_is_defined(dtype, op)) continue;
+      for (int i = 0; i < 2; ++i) {
+        const Form form = forms[turn++ % forms.size()];
+        cases.push_back({"allreduce/persistent " + pair_text(dtype, op) + " " + text_of(form),
+                         [=](Context& context) { allreduce_again(context, dtype, op, form); }});
+      }
     }
   if (!setting.arena) cases.push_back({"allreduce/arena", [](Context&) { throw Skip{"arena memory: the ranks share none"}; }});
 }

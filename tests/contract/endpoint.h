@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -47,9 +48,17 @@ using Results = std::vector<Made>;
 /// Blocks until the operation is done.
 using Wait = std::function<Results()>;
 
+/// A persistent operation.
+struct Again {
+  std::function<void()> start;
+  Wait wait;
+};
+
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
+  /// Of an allreduce, or of a call `into` memory. The front door's only.
+  virtual Again describe(const Call& /*call*/) { throw std::logic_error("persistent operations are the front door's"); }
   /// The asynchronous form, and the one that waits at once.
   virtual Wait start(const Call& call) = 0;
   virtual Results run(const Call& call) = 0;

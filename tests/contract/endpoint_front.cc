@@ -69,6 +69,18 @@ Results run_into(const Call& call, const Buffer& input) {
   return {};
 }
 
+template <class T, class Get>
+Again again(PersistentHandle<T> made, Get get) {
+  const auto op = std::make_shared<PersistentHandle<T>>(std::move(made));
+  return {[op] { op->start(); }, [op, get] { return get(*op); }};
+}
+Again again(PersistentHandle<void> made) {
+  return again(std::move(made), [](auto& op) {
+    op.wait();
+    return Results{};
+  });
+}
+
 class FrontEndpoint final : public Endpoint {
  public:
   Wait start(const Call& call) override {
@@ -116,6 +128,15 @@ class FrontEndpoint final : public Endpoint {
       default:
         return {made(alltoall(inputs[0], exchange_options(call)))};
     }
+  }
+
+  Again describe(const Call& call) override {
+    const Buffer input = buffers(call, false).front();
+    if (call.kind == OpKind::Allreduce) return again(allreduce_init(input, buffers(call, true).front(), allreduce_options(call)));
+    const Buffer output = output_of(call);
+    if (call.kind == OpKind::Allgather) return again(allgather_init(output, input, gather_options(call)));
+    if (call.kind == OpKind::Reducescatter) return again(reducescatter_init(output, input, scatter_options(call)));
+    return again(alltoall_init(output, input, exchange_options(call)), [](auto& op) { return Results{{{}, {}, op.wait()}}; });
   }
 
   int add_set(const std::vector<int>& ranks) override { return add_process_set(ranks).id(); }

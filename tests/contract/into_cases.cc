@@ -129,7 +129,7 @@ class Into {
 };
 
 /// Four times: what is small and comes back goes another way from the third time on.
-void write_into(Context& context, OpKind kind, DataType dtype, const Amount& amount, const Form& form) {
+void write_into(Context& context, OpKind kind, DataType dtype, const Amount& amount, const Form& form, bool persistent = false) {
   context.need(kind, dtype);
   if (!context.is_in(form.set)) return;
   std::vector<Into> all;
@@ -138,8 +138,11 @@ void write_into(Context& context, OpKind kind, DataType dtype, const Amount& amo
     all.emplace_back(context, kind, dtype, i == 0 ? amount : all_amounts()[i - 1], form, i);
     calls.push_back(all.back().call);
   }
+  std::vector<Again> operations;
+  for (const Call& call : calls)
+    if (persistent) operations.push_back(context.endpoint.describe(call));
   for (int round = 0; round < 4; ++round) {
-    const auto results = run_all(context, form, calls);
+    const auto results = persistent ? run_again(context, form, operations) : run_all(context, form, calls);
     for (std::size_t i = 0; i < all.size(); ++i) all[i].check(context, results[i]);
   }
 }
@@ -280,6 +283,13 @@ void add_into_cases(Cases& cases, const Setting& setting) {
           cases.push_back({name + std::string(type_name(dtype)) + "/" + amount.name + " " + text_of(form),
                            [=, &amount](Context& context) { write_into(context, kind, dtype, amount, form); }, true});
         }
+    }
+    for (std::size_t i = 0; setting.front_door && i < forms.size(); ++i) {
+      const Amount& amount = all_amounts()[i % all_amounts().size()];
+      const Form form = forms[i];
+      const DataType dtype = i % 2 == 0 ? DataType::Float32 : DataType::Int16;
+      cases.push_back({name + "persistent " + amount.name + " " + text_of(form),
+                       [=, &amount](Context& context) { write_into(context, kind, dtype, amount, form, true); }});
     }
     cases.push_back({name + "on some ranks", [=](Context& context) { mixed(context, kind); }});
     if (kind == OpKind::Reducescatter || setting.size == 1) continue;

@@ -87,6 +87,22 @@ std::vector<Results> run_all(Context& context, const Form& form, const std::vect
   return results;
 }
 
+std::vector<Results> run_again(Context& context, const Form& form, const std::vector<Again>& operations) {
+  std::vector<Results> results(operations.size());
+  const std::size_t n = operations.size();
+  const auto turned = static_cast<std::size_t>(context.rank);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::size_t number = form.burst ? (i + turned) % n : i;
+    operations[number].start();
+    if (!form.burst) results[number] = operations[number].wait();
+  }
+  for (std::size_t i = 0; form.burst && i < n; ++i) {
+    const std::size_t number = (i + 2 * turned + 1) % n;
+    results[number] = operations[number].wait();
+  }
+  return results;
+}
+
 void check_unnamed(Context& context) {
   if (!context.endpoint.supports(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum, context.setting.device)) return;
   const Asked asked{DataType::Float32, ReduceOp::Sum, {.named = false}, context.ranks_of(SetKind::Global)};

@@ -39,6 +39,8 @@ class Reducing {
 Call allreduce_call(const Context& context, const Asked& asked, std::string name);
 /// Runs the calls as the form says: one after the other, or all in flight.
 std::vector<Results> run_all(Context& context, const Form& form, const std::vector<Call>& calls);
+/// Runs persistent operations once, in orders that differ between ranks, as the form says.
+std::vector<Results> run_again(Context& context, const Form& form, const std::vector<Again>& operations);
 /// One unnamed allreduce of the whole world: it matches its partners' only if all ranks have numbered alike.
 void check_unnamed(Context& context);
 

@@ -118,7 +118,7 @@ if [ -n "$torch" ]; then
 fi
 # Of the engine, only what hvd::torch calls.
 if grep -E 'hvd::(Cutter|Ledger|Negotiator|Board|Timeline|formatted_by|install_world|make_bootstrap|shm|mpi|gpu|kernels)\b|fmt::' "$scratch/symbols" ||
-  grep -E 'hvd::Engine::' "$scratch/symbols" | grep -vE '::(submit|try_fast_path|wait|allocate)\('; then
+  grep -E 'hvd::Engine::' "$scratch/symbols" | grep -vE '::(submit|check|persistent_name|try_fast_path|wait|allocate)(\[abi:cxx11\])?\('; then
   failed "the symbols above are internal, but visible"
 fi
 try shared_stage shared_core '^hvd/(?!torch\.h)' -DWITH_TORCH=OFF
