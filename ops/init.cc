@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <future>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -24,6 +25,7 @@
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/transport.h"
+#include "ops/shm/result_memory.h"
 
 namespace hvd {
 
@@ -206,6 +208,12 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
                 if (made.still_here()) arena->free(taken);
               }};
     };
+  }
+  if (config.result_pool_bytes > 0) {
+    const bool shares = topology.domain_ranks.size() > 1;
+    const std::size_t most = shares ? config.arena_bytes / 4 : std::numeric_limits<std::size_t>::max();
+    world.results = std::make_shared<ResultPool>(shares ? arena_results(arena, memory.owner) : private_results(),
+                                                 ResultPool::Limits{config.result_pool_bytes, most});
   }
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
     kernels::convert(to, to_type, from, from_type, count);
