@@ -164,6 +164,17 @@ std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topol
   return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
+/// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
+std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology, const std::shared_ptr<Arena>& arena,
+                                         const DomainMemory& memory) {
+  if (config.result_pool_bytes == 0) return nullptr;
+  if (topology.domain_ranks.size() == 1)
+    return std::make_shared<ResultPool>(private_results(),
+                                        ResultPool::Limits{config.result_pool_bytes, std::numeric_limits<std::size_t>::max()});
+  return std::make_shared<ResultPool>(arena_results(arena, memory.owner),
+                                      ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
+}
+
 /// Collective.
 World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap) {
   const Bootstrap& ranks = *bootstrap;
@@ -209,12 +220,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
               }};
     };
   }
-  if (config.result_pool_bytes > 0) {
-    const bool shares = topology.domain_ranks.size() > 1;
-    const std::size_t most = shares ? config.arena_bytes / 4 : std::numeric_limits<std::size_t>::max();
-    world.results = std::make_shared<ResultPool>(shares ? arena_results(arena, memory.owner) : private_results(),
-                                                 ResultPool::Limits{config.result_pool_bytes, most});
-  }
+  world.results = make_results(config, topology, arena, memory);
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
     kernels::convert(to, to_type, from, from_type, count);
   };
