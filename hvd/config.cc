@@ -143,6 +143,7 @@ Config Config::from_environment() {
   if (auto v = variable("DIRECT_COPIES")) config.direct_copies = choice(*v, kDirectCopies);
   if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
   if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
+  if (auto v = variable("RESULT_POOL_BYTES")) config.result_pool_bytes = number(*v, 0, std::uint64_t{1} << 44, "bytes");
   return config;
 }
 

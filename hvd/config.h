@@ -105,6 +105,12 @@ struct Config {
   /// memory. Tensors beyond it take the slower copying path.
   std::uint64_t arena_bytes = std::uint64_t{64} << 30;
 
+  /// Bytes of large results on the host (of allgather, alltoall and reducescatter, from 256 KiB on) that this rank keeps when the results
+  /// end, for the next of about that size (HVD_RESULT_POOL_BYTES, default 256 MiB, 0 = none). Where ranks share memory they lie there, and
+  /// together with the results in use fill at most a quarter of `arena_bytes`; what is beyond, and a result larger than this, has new
+  /// memory. Raised: memory that is held between results; too low: each large result costs the time in which the system clears its pages.
+  std::uint64_t result_pool_bytes = std::uint64_t{256} << 20;
+
   /// Process sets that exist from `init()` on, besides the global one; `process_set(1)` is the first of them.
   std::vector<std::vector<int>> process_sets;
 

@@ -13,6 +13,7 @@
 #include "hvd/config.h"
 #include "hvd/errors.h"
 #include "hvd/options.h"
+#include "hvd/result_bytes.h"
 #include "hvd/stats.h"
 #include "hvd/submission.h"
 #include "hvd/types.h"
@@ -159,8 +160,8 @@ void broadcast(const Buffer& buffer, const BroadcastOptions& options = {});
 
 /// A Gathered is a result whose size is known only when all ranks have said theirs.
 struct Gathered {
-  std::vector<std::byte> data;  ///< its elements, in memory of its own
-  Shape shape;                  ///< its sizes; the first is that of all ranks' together
+  ResultBytes data;  ///< its elements, in memory of its own
+  Shape shape;       ///< its sizes; the first is that of all ranks' together
 };
 /// Concatenates all ranks' `input` along the first dimension, which may differ between ranks and be 0. The others must be equal.
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options = {});
@@ -174,7 +175,7 @@ std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const
 
 /// An Exchanged is what an alltoall brought this rank.
 struct Exchanged {
-  std::vector<std::byte> data;                ///< its elements, in memory of its own
+  ResultBytes data;                           ///< its elements, in memory of its own
   Shape shape;                                ///< its sizes
   std::vector<std::int64_t> received_splits;  ///< rows that came from each rank of the set
 };

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <future>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -25,6 +26,7 @@
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/transport.h"
+#include "ops/shm/result_memory.h"
 
 namespace hvd {
 
@@ -182,6 +184,17 @@ std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topol
   return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
+/// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
+std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology, const std::shared_ptr<Arena>& arena,
+                                         const DomainMemory& memory) {
+  if (config.result_pool_bytes == 0) return nullptr;
+  if (topology.domain_ranks.size() == 1)
+    return std::make_shared<ResultPool>(private_results(),
+                                        ResultPool::Limits{config.result_pool_bytes, std::numeric_limits<std::size_t>::max()});
+  return std::make_shared<ResultPool>(arena_results(arena, memory.owner),
+                                      ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
+}
+
 /// Collective.
 World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap) {
   const Bootstrap& ranks = *bootstrap;
@@ -218,6 +231,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   world.mpi_threads = ranks.threads_supported();
   world.has_mpi = ranks.has_mpi();
   offer_shared_memory(world, memory, arena, topology);
+  world.results = make_results(config, topology, arena, memory);
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
     kernels::convert(to, to_type, from, from_type, count);
   };

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/device.h"
@@ -111,11 +112,12 @@ Handle<at::Tensor> first(const Handle<Tensors>& handle) {
 
 void allocate_rows(const std::shared_ptr<Operation>& operation) {
   operation->results.resize(operation->given.size());
-  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation)](std::size_t index, std::int64_t rows) -> void* {
+  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation), pool = result_pool()](std::size_t index,
+                                                                                                      std::int64_t rows) -> void* {
     const auto made = held.lock();
     auto sizes = made->sent[index].sizes().vec();
     sizes.front() = rows;
-    made->results[index] = made->received[index] = at::empty(sizes, made->sent[index].options());
+    made->results[index] = made->received[index] = empty_result(sizes, made->sent[index].options(), pool.get());
     return made->results[index].mutable_data_ptr();
   };
 }

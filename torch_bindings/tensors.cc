@@ -3,12 +3,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "hvd/api/result_pool.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/hvd.h"
@@ -29,14 +33,29 @@ constexpr std::array<std::pair<at::ScalarType, DataType>, kDataTypes> kTypes{{{a
                                                                               {at::kComplexFloat, DataType::Complex64},
                                                                               {at::kComplexDouble, DataType::Complex128}}};
 
+/// A tensor in `block`, as one is that LibTorch has allocated: its storage may be resized, and is as long as the tensor.
+at::Tensor tensor_in(std::shared_ptr<void> block, std::size_t bytes, at::IntArrayRef sizes, at::IntArrayRef strides,
+                     const at::TensorOptions& options) {
+  void* const data = block.get();
+  auto* const owner = new std::shared_ptr<void>(std::move(block));
+  c10::DataPtr memory(
+      data, owner, [](void* held) { delete static_cast<std::shared_ptr<void>*>(held); }, at::kCPU);
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
+                                                             c10::GetAllocator(at::kCPU), true));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), options.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+std::size_t bytes_of(std::int64_t elements, const at::TensorOptions& options) {
+  return static_cast<std::size_t>(elements) * at::elementSize(at::typeMetaToScalarType(options.dtype()));
+}
+
 at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t elements, const at::TensorOptions& options) {
   if (!options.device().is_cpu() || elements == 0) return {};
-  const auto bytes = static_cast<std::size_t>(elements) * at::elementSize(at::typeMetaToScalarType(options.dtype()));
+  const std::size_t bytes = bytes_of(elements, options);
   auto block = allocate_shared(bytes);
-  if (!block) return {};
-  void* data = block.get();
-  return at::from_blob(
-      data, sizes, strides, [block = std::move(block)](void*) mutable { block.reset(); }, options);
+  return block ? tensor_in(std::move(block), bytes, sizes, strides, options) : at::Tensor();
 }
 }  // namespace
 
@@ -66,12 +85,16 @@ Device device_of(const at::Tensor& tensor) {
 Shape shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  std::int64_t elements = 1;
-  for (const auto size : sizes) elements *= size;
-  std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  at::Tensor shared = shared_or_null(sizes, strides, elements, options);
+  at::Tensor shared = shared_or_null(sizes, c10::contiguous_strides(sizes), c10::multiply_integers(sizes), options);
   return shared.defined() ? shared : at::empty(sizes, options);
+}
+
+at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options, ResultPool* pool) {
+  if (pool == nullptr || !options.device().is_cpu()) return at::empty(sizes, options);
+  const std::size_t bytes = bytes_of(c10::multiply_integers(sizes), options);
+  auto block = pool->allocate(bytes);
+  if (!block) return at::empty(sizes, options);
+  return tensor_in(std::move(block), bytes, sizes, c10::contiguous_strides(sizes), options);
 }
 
 at::Tensor empty_shared_like(const at::Tensor& like) {

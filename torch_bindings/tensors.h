@@ -10,6 +10,10 @@
 #include "hvd/submission.h"
 #include "hvd/types.h"
 
+namespace hvd {
+class ResultPool;
+}  // namespace hvd
+
 namespace hvd::detail {
 
 /// Whether collectives carry tensors of that type.
@@ -23,7 +27,9 @@ Shape shape_of(const at::Tensor& tensor);
 /// An uninitialised contiguous tensor where the ranks of the host can work on it in place; ordinary memory where they share none,
 /// and on other devices.
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options);
-/// The same with the strides of `like`, which must be dense and non-overlapping.
+/// An uninitialised contiguous tensor for a result: where it is large and on the host, in memory of earlier results. `pool` may be null.
+at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options, ResultPool* pool);
+/// That of empty_shared with the strides of `like`, which must be dense and non-overlapping.
 at::Tensor empty_shared_like(const at::Tensor& like);
 
 /// Returns whether nobody but the tensor, which is on the host and dense, refers to its memory, and it has all of it: it may get other

@@ -1,12 +1,22 @@
+#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "hvd/api/buffers.h"
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
 
 namespace {
+
+/// Makes `result` have `rows` rows of elements of so many bytes, and returns its memory, for host and device alike.
+void* make_rows(Gathered& result, std::int64_t rows, std::size_t element, ResultPool* pool) {
+  result.shape.front() = rows;
+  const std::size_t bytes = static_cast<std::size_t>(element_count(result.shape)) * element;
+  result.data = ResultBytes(pool != nullptr ? pool->allocate(bytes) : nullptr, bytes);
+  return result.data.data();
+}
 
 /// Rows of a tensor whose other dimensions are the input's.
 struct Rows {
@@ -14,9 +24,7 @@ struct Rows {
   std::size_t element;
   static void* allocate(void* context, std::int64_t rows) {
     auto& self = *static_cast<Rows*>(context);
-    self.result.shape.front() = rows;
-    self.result.data.resize(static_cast<std::size_t>(element_count(self.result.shape)) * self.element);
-    return self.result.data.data();
+    return make_rows(self.result, rows, self.element, nullptr);  // what is small
   }
 };
 
@@ -27,6 +35,15 @@ std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   call.context = &rows;
   if (!engine()->try_fast_path(call)) return std::nullopt;
   return std::move(rows.result);
+}
+
+/// A handle gives each `wait()` a result of its own.
+Gathered copy_of(const Gathered& result) {
+  const auto pool = result_pool();
+  const std::size_t bytes = result.data.size();
+  Gathered copy{ResultBytes(pool ? pool->allocate(bytes) : nullptr, bytes), result.shape};
+  if (bytes > 0) std::memcpy(copy.data.data(), result.data.data(), bytes);
+  return copy;
 }
 
 /// Of one device, the first one's.
@@ -56,11 +73,8 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
     elements.push_back(element_bytes(input.dtype));
     submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true});
   }
-  submission.allocate = [results = made.results, elements](std::size_t index, std::int64_t rows) {
-    Gathered& result = (*results)[index];
-    result.shape.front() = rows;
-    result.data.resize(static_cast<std::size_t>(element_count(result.shape)) * elements[index]);
-    return static_cast<void*>(result.data.data());
+  submission.allocate = [results = made.results, elements, pool = result_pool()](std::size_t index, std::int64_t rows) {
+    return make_rows((*results)[index], rows, elements[index], pool.get());
   };
   return made;
 }
@@ -79,15 +93,18 @@ Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) 
   return made;
 }
 
-Exchanged exchanged(const Gathering& made, const HandleState& pending) {
-  Gathered& result = made.results->front();
-  return {result.data, result.shape, pending.rows.front()};
+Exchanged exchanged(Gathered result, const HandleState& pending) {
+  return {std::move(result.data), std::move(result.shape), pending.rows.front()};
 }
 
 Handle<std::vector<Gathered>> submit_only(Gathering made) {
   auto running = engine();
   auto pending = running->submit(std::move(made.submission));
-  return {std::move(running), std::move(pending), [results = made.results] { return *results; }};
+  return {std::move(running), std::move(pending), [results = made.results] {
+            std::vector<Gathered> copies;
+            for (const auto& result : *results) copies.push_back(copy_of(result));
+            return copies;
+          }};
 }
 
 std::vector<Gathered> submit_and_wait(Gathering made) {
@@ -150,7 +167,7 @@ Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOption
   Gathering made = exchanging(input, options);
   auto running = engine();
   auto pending = running->submit(std::move(made.submission));
-  return {running, pending, [made, pending] { return exchanged(made, *pending); }};
+  return {running, pending, [results = made.results, pending] { return exchanged(copy_of(results->front()), *pending); }};
 }
 Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
@@ -161,7 +178,11 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
     call.received = received;
     if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(received)};
   }
-  return alltoall_async(input, options).wait();
+  Gathering made = exchanging(input, options);
+  const auto running = engine();
+  const auto pending = running->submit(std::move(made.submission), After::Wait);
+  running->wait(*pending);
+  return exchanged(std::move(made.results->front()), *pending);
 }
 
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name) {

@@ -53,6 +53,13 @@ std::shared_ptr<World> current_world() {
   return global().world;
 }
 
+std::shared_ptr<ResultPool> result_pool() {
+  if (is_forked_from_rank()) return nullptr;
+  const InsideLibrary inside;
+  const std::lock_guard lock(global().mutex);
+  return global().world ? global().world->results : nullptr;
+}
+
 void install_world(World world) {
   std::vector<std::function<void()>> hooks;
   {

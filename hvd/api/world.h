@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "hvd/api/result_pool.h"
 #include "hvd/base/visible.h"
 #include "hvd/engine/engine.h"
 
@@ -23,6 +24,8 @@ struct World {
   std::function<std::uint64_t(const void*)> shared_place;
   /// The memory of that rank at that place; null for a rank that this one shares no memory with.
   std::function<std::shared_ptr<void>(int rank, std::uint64_t place)> shared_at;
+  /// Where large results on the host have their memory; null where each has ordinary memory.
+  std::shared_ptr<ResultPool> results;
   /// Host memory: `count` elements at `from` in type `from_type` become the same in `to_type` at `to`, rounded once.
   std::function<void(void* to, DataType to_type, const void* from, DataType from_type, std::size_t count)> convert;
   /// After the engine's shutdown; `clean`: all ranks have left in order.
@@ -33,6 +36,8 @@ struct World {
 
 /// Throws NotInitialized, also in a process that was forked from a rank.
 std::shared_ptr<World> current_world();
+/// Returns the current world's pool of results' memory; null where it has none, or there is no world.
+HVD_BETWEEN_LIBRARIES std::shared_ptr<ResultPool> result_pool();
 /// Makes `world` the current one; there must be none.
 void install_world(World world);
 /// Returns whether there is one.

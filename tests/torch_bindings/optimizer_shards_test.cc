@@ -136,11 +136,12 @@ TEST_CASE("sharded: each rank has its share of the state") {
   const auto own = momentum_elements(*sharded.plain);
   const auto shares = hvd::allgather_object(own);
   std::int64_t sum = 0;
+  const int ranks = one_copy ? hvd::local_size() : hvd::size();
   for (const auto share : shares) {
-    CHECK(std::abs(share - all / hvd::size()) <= 200);  // 70 elements without a gradient, and cuts at multiples of 64
+    CHECK(std::abs(share - all / ranks) <= 200);  // 70 elements without a gradient, and cuts at multiples of 64
     sum += share;
   }
-  CHECK(sum == all);
+  CHECK(sum == all * (one_copy ? hvd::cross_size() : 1));
   // The wrapper shows whole groups, the wrapped optimizer those of this rank.
   CHECK(sharded.optimizer.param_groups()[0].params().size() == sharded.net.parameters().size());
   CHECK(sharded.optimizer.param_groups()[0].params()[0].is_same(sharded.net.parameters()[0]));
@@ -177,7 +178,8 @@ TEST_CASE("sharded: state saved by all ranks is loaded by any number of them, sh
 
 TEST_CASE("sharded: fewer ranks take up the state of more") {
   with_and_without_one_copy();
-  if (hvd::size() < 2) return;  // nothing fewer
+  if (hvd::size() < 2) return;                    // nothing fewer
+  if (one_copy && hvd::cross_size() > 1) return;  // one host has fewer ranks then, which is refused
   std::vector<int> others(static_cast<std::size_t>(hvd::size() - 1));
   for (std::size_t i = 0; i < others.size(); ++i) others[i] = static_cast<int>(i) + 1;
   const auto fewer = hvd::add_process_set(others);
