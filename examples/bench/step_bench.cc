@@ -27,6 +27,9 @@ namespace {
 int run(const Options& options) {
   const torch::Device device = examples::choose_device(options.device);
   const Batch batch(options, device);
+  hvd::barrier();
+  const double before = proportional_mebibytes();
+  hvd::barrier();
   Subjects subjects;
   for (const auto& name : options.subjects) subjects.push_back(std::make_unique<Subject>(name, options, device));
   const auto start = options.check ? subjects.front()->flat() : torch::Tensor();
@@ -38,6 +41,9 @@ int run(const Options& options) {
   for (int update = 0; update < options.updates; ++update)
     for (std::size_t i = 0; i < subjects.size(); ++i)
       if (auto& subject = subjects[(i + static_cast<std::size_t>(update)) % subjects.size()]; subject->is_hvd()) subject->update();
+  hvd::barrier();
+  const double taken = proportional_mebibytes() - before;
+  const double on_all = hvd::allreduce(torch::tensor(taken), {.name = "step_bench.memory", .op = hvd::ReduceOp::Sum}).item<double>();
   bool failed = false;
   if (options.check) {
     const std::string found = mistakes(subjects, start);
@@ -45,7 +51,7 @@ int run(const Options& options) {
     failed = hvd::allreduce(torch::tensor(found.empty() ? 0 : 1), {.name = "step_bench.failed", .op = hvd::ReduceOp::Max}).item<int>() != 0;
   }
   if (hvd::rank() == 0) {
-    const nlohmann::ordered_json json = report(options, subjects);
+    const nlohmann::ordered_json json = report(options, subjects, on_all);
     if (options.check) fmt::print("# checked: {}\n", failed ? "FAILED" : "OK");
     if (!options.json.empty()) {
       std::ofstream file(options.json);

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
+#include <string>
 #include <vector>
 
 namespace step_bench {
@@ -44,9 +46,11 @@ void add_rows(const Subjects& subjects, Json& json) {
              {"min_ms", quantile(times, 0)}};
     if (floor != nullptr) row["ratio"] = ratio(*subject, *floor);
     if (subject->is_hvd()) row["batches_per_step"] = subject->batches_per_step();
-    fmt::print(" {:>11} {:>10.2f} {:>10.2f} {:>10.2f} {:>8} {:>8}\n", subject->name(), quantile(times, 0.5), quantile(times, 0.9),
+    if (subject->is_hvd()) row["exposed_ms"] = quantile(subject->exposed_milliseconds(), 0.5);
+    fmt::print(" {:>11} {:>10.2f} {:>10.2f} {:>10.2f} {:>8} {:>8} {:>8}\n", subject->name(), quantile(times, 0.5), quantile(times, 0.9),
                quantile(times, 0), floor != nullptr ? fmt::format("{:.3f}", ratio(*subject, *floor)) : "-",
-               subject->is_hvd() ? fmt::format("{:.1f}", subject->batches_per_step()) : "-");
+               subject->is_hvd() ? fmt::format("{:.1f}", subject->batches_per_step()) : "-",
+               subject->is_hvd() ? fmt::format("{:.2f}", quantile(subject->exposed_milliseconds(), 0.5)) : "-");
     json["rows"].push_back(row);
   }
 }
@@ -83,7 +87,16 @@ std::string mistakes(const Subjects& subjects, const torch::Tensor& start) {
   return found;
 }
 
-Json report(const Options& options, const Subjects& subjects) {
+double proportional_mebibytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;) {
+    double kibibytes = 0;
+    if (word == "Pss:" && file >> kibibytes) return kibibytes / 1024;
+  }
+  return 0;
+}
+
+Json report(const Options& options, const Subjects& subjects, double mebibytes) {
   const auto parameters = subjects.front()->parameters();
   std::int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
@@ -96,13 +109,16 @@ Json report(const Options& options, const Subjects& subjects) {
              options.rounds);
   if (options.device != "cpu" || !options.amp.empty())
     fmt::print("# on {}{}\n", options.device, options.amp.empty() ? "" : ", forward in mixed precision: " + options.amp);
-  fmt::print("#{:>11} {:>10} {:>10} {:>10} {:>8} {:>8}\n", "subject", "ms", "p90", "min", "x none", "batches");
+  fmt::print("#{:>11} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8}\n", "subject", "ms", "p90", "min", "x none", "batches", "exposed");
   Json json{{"program", "step_bench"}, {"model", options.model},   {"tensors", parameters.size()},
             {"bytes", elements * 4},   {"ranks", hvd::size()},     {"batch", options.batch},
             {"input", input},          {"rounds", options.rounds}, {"device", options.device},
             {"amp", options.amp},      {"rows", Json::array()}};
   add_rows(subjects, json);
   if (options.updates > 0) add_updates(options, subjects, json);
+  fmt::print("# memory that the models took, all ranks and subjects together (PSS): {:.0f} MiB, {:.2f} of one model's parameters\n",
+             mebibytes, mebibytes * (1 << 20) / (static_cast<double>(elements) * 4));
+  json["memory_mib"] = mebibytes;
   std::fflush(stdout);
   return json;
 }

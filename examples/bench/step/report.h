@@ -13,7 +13,9 @@ namespace step_bench {
 
 /// Returns what --check finds wrong on this rank; empty: nothing. All ranks call it. `start`: the parameters before the first step.
 std::string mistakes(const Subjects& subjects, const torch::Tensor& start);
-/// Prints the tables and returns them.
-nlohmann::ordered_json report(const Options& options, const Subjects& subjects);
+/// Returns the memory of this process, with what several processes use shared out among them (PSS).
+double proportional_mebibytes();
+/// Prints the tables and returns them. `mebibytes`: what the subjects have taken, on all ranks.
+nlohmann::ordered_json report(const Options& options, const Subjects& subjects, double mebibytes);
 
 }  // namespace step_bench

@@ -73,13 +73,14 @@ void Subject::step(const Batch& batch, bool counts) {
   hvd::barrier();
   const auto before = hvd::stats().batches_run;
   const auto start = std::chrono::steady_clock::now();
-  train(batch);
+  const double exposed = train(batch);
   finish_on(device_);
   const auto after = hvd::stats().batches_run;
   hvd::barrier();
   const double took = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   if (!counts) return;
   milliseconds_.push_back(took);
+  exposed_milliseconds_.push_back(exposed);
   batches_ += after - before;
 }
 
@@ -99,18 +100,22 @@ std::unique_ptr<torch::optim::Optimizer> Subject::make_optimizer(const Options& 
   return std::make_unique<torch::optim::SGD>(model_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(5e-4));
 }
 
-void Subject::train(const Batch& batch) {
+double Subject::train(const Batch& batch) {
   const auto backward = [&] { loss(batch).backward(); };
   if (wrapped_) {
     wrapped_->zero_grad();
     backward();
+    const auto done = std::chrono::steady_clock::now();
+    wrapped_->synchronize_once();
+    const double waited = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - done).count();
     wrapped_->step();
-    return;
+    return waited;
   }
   plain_->zero_grad();
   backward();
   if (name_ == "mpi") average_by_hand(model_->parameters());
   plain_->step();
+  return 0;
 }
 
 torch::Tensor Subject::loss(const Batch& batch) const {

@@ -34,6 +34,8 @@ class Subject {
   [[nodiscard]] torch::Tensor flat() const;
   [[nodiscard]] const std::vector<double>& update_milliseconds() const { return update_milliseconds_; }
   [[nodiscard]] const std::vector<double>& milliseconds() const { return milliseconds_; }
+  /// Returns, for each of these steps, how long this rank waited for gradients after its backward pass: communication that nothing hides.
+  [[nodiscard]] const std::vector<double>& exposed_milliseconds() const { return exposed_milliseconds_; }
   [[nodiscard]] double batches_per_step() const { return static_cast<double>(batches_) / static_cast<double>(milliseconds_.size()); }
 
   /// Trains on the batch once, and notes how long that took if it `counts`.
@@ -43,7 +45,8 @@ class Subject {
 
  private:
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options) const;
-  void train(const Batch& batch);
+  /// Returns how long it waited for gradients, in milliseconds.
+  double train(const Batch& batch);
   [[nodiscard]] torch::Tensor loss(const Batch& batch) const;
 
   std::string name_;
@@ -52,7 +55,7 @@ class Subject {
   std::shared_ptr<examples::Classifier> model_;
   std::unique_ptr<torch::optim::Optimizer> plain_;
   std::optional<hvd::DistributedOptimizer> wrapped_;
-  std::vector<double> milliseconds_, update_milliseconds_;
+  std::vector<double> milliseconds_, exposed_milliseconds_, update_milliseconds_;
   std::uint64_t batches_ = 0;
 };
 

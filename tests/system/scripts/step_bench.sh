@@ -32,7 +32,7 @@ right() {
   rm -f "$work/result.json"
   timeout --kill-after=5 100 mpirun "$@" --check --json "$work/result.json" >"$work/out" 2>"$work/err" </dev/null || problem="exit code $?"
   grep -q '^# checked: OK$' "$work/out" || problem=${problem:-"not checked, or wrong"}
-  [ "$(grep -cE '^ +[a-z0-9-]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.-]+$' "$work/out")" -eq "$rows" ] || problem=${problem:-"not $rows rows"}
+  [ "$(grep -cE '^ +[a-z0-9-]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.-]+ +[0-9.-]+$' "$work/out")" -eq "$rows" ] || problem=${problem:-"not $rows rows"}
   grep -qF "$words" "$work/result.json" 2>>"$work/err" || problem=${problem:-"the JSON file lacks $words"}
   verdict "$name" "$problem"
 }
@@ -51,9 +51,10 @@ bert=(--model bert-base --width 48 --vocabulary 300 --sequence 16)
 right "resnet18" 3 '"tensors": 62,' -np 2 "$bench" "${short[@]}" --rounds 2
 right "resnet50 with 1,000 classes" 2 '"bytes": 102228128,' -np 2 "$bench" "${short[@]}" --rounds 1 --model resnet50 --classes 1000 --subjects none,hvd
 right "a narrow encoder, also in 16 bits" 5 '"tensors": 201,' -np 3 "$bench" "${short[@]}" --rounds 2 "${bert[@]}" --subjects none,hvd,hvd-fp16,hvd-bf16,mpi
-timeout --kill-after=5 100 mpirun -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --optimizer adam --updates 2 --subjects hvd,hvd-sharded \
-  >"$work/out" 2>"$work/err" </dev/null && [ "$(grep -cE '^ +hvd(-sharded)? +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$work/out")" -eq 2 ]
-verdict "step() alone, sharded and not" "$([ $? -eq 0 ] || echo "not 2 rows of updates")"
+timeout --kill-after=5 100 mpirun -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --optimizer adam --updates 2 --subjects hvd,hvd-sharded,hvd-shared \
+  >"$work/out" 2>"$work/err" </dev/null && [ "$(grep -cE '^ +hvd(-shar[a-z]+)? +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$work/out")" -eq 3 ]
+verdict "step() alone, sharded and not" "$([ $? -eq 0 ] || echo "not 3 rows of updates")"
+right "one copy of the parameters" 4 '"memory_mib": ' -np 3 "$bench" "${short[@]}" --rounds 2 "${bert[@]}" --subjects none,hvd-sharded,hvd-shared,mpi
 right "mixed precision" 2 '"amp": "bf16"' -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --amp bf16 --subjects none,hvd
 refused "MPI by hand on a GPU" "is for gradients on the host" --device cuda --subjects hvd,mpi
 refused "fp16 on the host" "--amp fp16: on a GPU only" --amp fp16
