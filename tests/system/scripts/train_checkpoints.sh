@@ -60,6 +60,7 @@ start table
 start resumed --model resnet18 --batch-size 4 --max-steps 20
 start other_ranks
 start resumed --shard-optimizer --optimizer adam
+start resumed --share-parameters --optimizer adam
 start resumed --compression int8
 start resumed --compression topk --shard-optimizer
 start resumed --compression powersgd
