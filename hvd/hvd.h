@@ -219,8 +219,11 @@ class PersistentWork {
   PersistentWork(const PersistentWork&) = delete;
   PersistentWork& operator=(const PersistentWork&) = delete;
   virtual ~PersistentWork() = default;
+  /// Starts the operation, as `PersistentHandle::start()` does.
   virtual void start() = 0;
+  /// Blocks until it is done, as `PersistentHandle::wait()` does.
   virtual T wait() = 0;
+  /// Returns whether `wait()` would return at once, as `PersistentHandle::done()` does.
   virtual bool done() = 0;
 };
 

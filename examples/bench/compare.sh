@@ -137,7 +137,7 @@ compare_steps() {
     for model in "${works[@]}"; do
       step_options "$model"
       ranks_run step_bench "$examples/step_bench" --model "$model" --rounds "$measured_steps" --warmup 2 --subjects none,hvd,hvd-fp16,mpi "${options[@]}"
-      awk -v model="$model" '!/^#/ && NF == 6 && $2 + 0 > 0 { print model, ($1 == "mpi" ? "MPI" : $1), $2, $5 }' "$work/out" >>"$work/measured"
+      awk -v model="$model" '$2 + 0 > 0 && $5 + 0 > 0 { print model, ($1 == "mpi" ? "MPI" : $1), $2, $5 }' "$work/out" >>"$work/measured"
       if [ "$with_gloo" = 1 ]; then step_peer DDP "$python" "$model"; fi
       if [ "$with_horovod" = 1 ]; then step_peer Horovod "$horovod" "$model"; fi
     done
