@@ -49,7 +49,7 @@ void leave_world() noexcept;
 /// are told where this rank speaks for its own. Waits for nobody.
 void desert_world(int exit_status) noexcept;
 
-/// Called after every `init()`, in this thread: for front ends that set themselves up then. At static initialisation only.
+/// Called after every `init()` from now on, in its thread: for front ends that set themselves up then.
 HVD_BETWEEN_LIBRARIES void on_init(std::function<void()> hook);
 
 }  // namespace hvd

@@ -10,13 +10,9 @@
 
 namespace hvd {
 
-using namespace std::chrono_literals;
-
 namespace {
 
 constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;  // where a Barrier, which has no block, says that the rank takes the fast path
-constexpr int kYields = 20;                                 // 4 ranks on 2 cores, 4 B: 8 us instead of 22 with sleeping at once
-constexpr auto kYieldTime = 50us;                           // a yield that takes longer gave the core to somebody else's work
 
 }  // namespace
 
@@ -29,7 +25,8 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       queue_(queue),
       mutex_(mutex),
       engine_(engine),
-      board_(*parts.board) {
+      board_(*parts.board),
+      short_wait_(parts.has_core()) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
@@ -294,15 +291,9 @@ void FastPath::adopt_all() {
     if (op->state == PersistentOp::State::Arrived) adopt(*op);
 }
 
-void FastPath::await(const PersistentOp& op) const {
+void FastPath::await(const PersistentOp& op) {
   const auto is_done = [&] { return board_.has_result(op.unit.id) || op.pending->done.load(std::memory_order_relaxed); };
-  // Where ranks share cores, the one awaited may be the next to run here.
-  if (static_cast<unsigned>(board_.ranks()) <= parts_.cores) {
-    for (int i = 0; i < kSpins && !is_done(); ++i) cpu_relax();
-  } else {
-    const auto until = Clock::now() + kYieldTime;
-    for (int i = 0; i < kYields && !is_done() && Clock::now() < until; ++i) std::this_thread::yield();
-  }
+  short_wait_.until(is_done);
 }
 
 bool FastPath::run_for_all(PersistentOp& op) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/base/short_wait.h"
 #include "hvd/engine/controller.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/persistent_op.h"
@@ -24,7 +25,7 @@ class FastPath {
   /// until it clears `in_use`.
   std::shared_ptr<PersistentOp> start(const SmallCall& call) HVD_REQUIRES(engine_mutex);
   /// Gives the other ranks a moment. Any thread, no lock.
-  void await(const PersistentOp& op) const;
+  void await(const PersistentOp& op);
   /// Finishes what others have done for this rank.
   void take_results() HVD_REQUIRES(engine_mutex);
 
@@ -70,6 +71,7 @@ class FastPath {
   EngineMutex& mutex_;
   EngineEvents& engine_;
   Board& board_;
+  ShortWait short_wait_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< those in flight: their result may come without a record
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);

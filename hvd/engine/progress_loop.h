@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "hvd/base/short_wait.h"
 #include "hvd/engine/engine_lock.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/parts.h"
@@ -15,7 +16,7 @@ namespace hvd {
 class ProgressLoop {
  public:
   ProgressLoop(const EngineParts& parts, EngineMutex& mutex, EngineEvents& engine)
-      : parts_(parts), board_(*parts.board), mutex_(mutex), engine_(engine) {}
+      : parts_(parts), board_(*parts.board), mutex_(mutex), engine_(engine), short_wait_(parts.has_core()) {}
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
   /// Requires that the coordination thread has ended: see `stop` and `join`.
@@ -90,6 +91,7 @@ class ProgressLoop {
   Board& board_;
   EngineMutex& mutex_;
   EngineEvents& engine_;
+  ShortWait short_wait_;
   std::atomic<bool> taken_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> in_order_{false};
