@@ -286,7 +286,10 @@ void GradientReducer::settle() {
   }
   unstepped_ = unstepped_ || rounds_ > 0;
   forget();
-  for (auto& slot : slots_) slot.reduced = false;
+  for (auto& slot : slots_) {
+    slot.reduced = false;
+    go_home(slot);  // what it was made in may go with `.grad`
+  }
   synchronized_ = false;
   rounds_ = 0;
 }

@@ -3,8 +3,9 @@
 /// their gradients; a bucket is one submission, made when its last gradient is there, or by `synchronize()`.
 /// `on_gradient` runs in autograd's threads, several at once; the rest in the optimizer's. One mutex.
 /// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
-/// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient is copied there when backward gives it,
-/// from the cache; on a GPU all of a bucket by one launch, when it is complete.
+/// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient that autograd has made in shared memory
+/// (torch_bindings/gradient_memory.h) stays there, another is copied when backward gives it, from the cache; on a GPU all of a bucket by
+/// one launch, when it is complete.
 ///
 /// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
@@ -29,6 +30,7 @@
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/distributed_options.h"
 #include "torch_bindings/gradient_mark.h"
+#include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/gradient_owners.h"
 
 namespace hvd {
@@ -118,7 +120,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Kind kind;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
-    at::Tensor home;  ///< where the gradient lives: memory of the bucket, in the parameter's layout; undefined if another type travels
+    at::Tensor place;  ///< memory of the bucket, in the parameter's layout; undefined if another type travels
+    at::Tensor home;   ///< where the gradient lives: `place`, or where autograd made it if that is shared memory; undefined as `place`
+    std::unique_ptr<detail::AnnouncedGradient> announced;  ///< null where autograd makes it in ordinary memory
     at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;
@@ -177,6 +181,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void share_out(Slot& slot);
   void take_rest(Bucket& bucket, Round round, bool early);
   void fill_with_zeros(Slot& slot, bool in_memory);
+  static void go_home(Slot& slot);
   void take_in(Slot& slot);
   void pack(Slot& slot);
   void take_in_together(Bucket& bucket, Round round);

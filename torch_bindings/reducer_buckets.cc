@@ -141,9 +141,11 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
   bytes = std::max<std::size_t>(bytes, kMemberAlignment);
   const Slot& first = *offsets.front().first;
   std::shared_ptr<void> memory;
+  bool shared = false;  // by the ranks of the host
   if (first.named.parameter.is_cpu()) {
     memory = allocate_shared(bytes);
-    if (!memory) {
+    shared = memory != nullptr;
+    if (!shared) {
       const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kMemberAlignment)}, at::kByte);
       memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
     }
@@ -154,7 +156,10 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
   for (auto& bucket : buckets) bucket.memory = memory;
   for (const auto& [slot, offset] : offsets) {
     slot->wire = detail::watched(detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot))));
-    if (!travels_compressed(*slot) && options_.gradients_are_views) slot->home = slot->wire;
+    if (travels_compressed(*slot) || !options_.gradients_are_views) continue;
+    slot->home = slot->place = slot->wire;
+    if (shared && taking_ == Taking::ByDevice && options_.process_set.size() > 1)
+      slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->home.nbytes());
   }
 }
 
@@ -194,6 +199,13 @@ void GradientReducer::fill_with_zeros(Slot& slot, bool in_memory) {
   slot.zeros_at = version_of(slot.wire);
 }
 
+/// The memory of the bucket is where the gradient lives again.
+void GradientReducer::go_home(Slot& slot) {
+  if (!slot.place.defined() || slot.home.is_same(slot.place)) return;
+  slot.home = slot.wire = slot.place;
+  slot.zeros_at = -1;
+}
+
 void GradientReducer::take_in(Slot& slot) {
   at::Tensor& gradient = slot.named.parameter.mutable_grad();
   if (gradient.is_sparse()) {
@@ -205,6 +217,13 @@ void GradientReducer::take_in(Slot& slot) {
   }
   if (slot.sparse || buckets_[slot.bucket].together) return;
   if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
+  if (slot.announced && gradient.strides() == slot.place.strides() && gradient.scalar_type() == slot.place.scalar_type() &&
+      detail::was_made_in_shared_memory(gradient)) {
+    slot.home = slot.wire = gradient = detail::watched(gradient);
+    slot.zeros_at = -1;
+    return;
+  }
+  go_home(slot);
   slot.home.copy_(gradient);  // the gradient has just been written: this reads it from the cache
   gradient = slot.home;
 }
@@ -265,6 +284,8 @@ void GradientReducer::follow_parameters() {
   for (auto& slot : slots_) {
     slot.kind = Kind(slot.named.parameter);
     slot.home.reset();
+    slot.place.reset();
+    slot.announced.reset();
     slot.wire.reset();
     slot.zeros_at = -1;
   }

@@ -1,0 +1,32 @@
+#pragma once
+/// Lets autograd make the gradients of parameters in memory that the ranks of the host share, so that they are reduced where they were
+/// made and need not be copied there. It stands in front of LibTorch's allocator for the host: a tensor that a backward pass asks for, and
+/// that is as large as the gradient of a parameter that has been announced, comes from the arena; every other one from LibTorch's own.
+/// Blocks that are free again are kept for the next gradient of that size, so that backward passes do not meet new pages. All blocks
+/// together take at most twice the bytes that are announced.
+/// Any thread. Process-wide: the allocator stays once it stands there, and does nothing while nothing is announced, after `shutdown()` and
+/// in a child that was forked.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+
+namespace hvd::detail {
+
+/// Announces gradients of that many bytes for as long as it lives.
+class AnnouncedGradient {
+ public:
+  explicit AnnouncedGradient(std::size_t bytes);
+  ~AnnouncedGradient();
+  AnnouncedGradient(const AnnouncedGradient&) = delete;
+  AnnouncedGradient& operator=(const AnnouncedGradient&) = delete;
+
+ private:
+  std::size_t bytes_;
+};
+
+/// Returns whether a gradient, just given by a backward pass, lies in such memory with nothing beside it that anybody else sees, so that it
+/// may be reduced in its place.
+bool was_made_in_shared_memory(const at::Tensor& gradient);
+
+}  // namespace hvd::detail
