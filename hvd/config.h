@@ -131,14 +131,17 @@ struct LauncherHints {
   std::optional<int> rank, size, local_rank;
   /// @}
 };
-/// Returns what Open MPI's or Slurm's launcher says about this process.
+/// Returns what the launcher says about this process, whichever it is (docs/configuration.md, "Starting ranks"); nothing where what it says
+/// contradicts itself, which `init()` refuses.
 LauncherHints launcher_hints();
 
 /// Returns whether the user has fixed the number of threads per process (OMP_NUM_THREADS or MKL_NUM_THREADS).
 bool thread_count_is_fixed();
 
 namespace detail {
-// For spawn(), here because nothing else reads the environment.
+/// Returns a variable's value; empty where it is unset or empty. For hvd/launch.h: nothing else reads the environment.
+std::optional<std::string> variable_of_environment(const std::string& name);
+// For spawn(), likewise.
 char** process_environment();
 /// The folder for what a rank has to say; empty if spawn() did not start it.
 const char* spawn_reports();

@@ -1,6 +1,7 @@
 #include "ops/bootstrap.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/launch.h"
 #include "hvd/negotiation/signature.h"
 
 namespace hvd {
@@ -36,6 +38,15 @@ bool is_mpi_finalized() {
   return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
 }
 
+/// The MPI that this library is linked with, "Open MPI v4.1.4", in its own words.
+std::string mpi_library() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "its version is unknown";
+  const std::string all(text.data(), static_cast<std::size_t>(length));
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
 /// What is to be done before MPI ends.
 std::function<void()>& before_mpi_ends() {
   static auto* const work = new std::function<void()>;
@@ -51,21 +62,18 @@ extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, voi
 Bootstrap::Bootstrap() {
   int initialized = 0;
   MPI_Initialized(&initialized);
-  const LauncherHints hints = launcher_hints();
-  if (initialized == 0 && !hints.rank) return;  // nobody launched this process: a world of one needs no MPI
+  const Launch launch = read_launch();
+  if (launch.way == Launch::Way::Alone && (initialized == 0 || launch.is_forced)) return;  // a world of one needs no MPI
   if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   if (initialized == 0) {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level_), "MPI_Init_thread", hints.rank.value_or(0));
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level_), "MPI_Init_thread", launch.hints.rank.value_or(0));
     we_started_mpi = true;
   } else {
     MPI_Query_thread(&level_);
   }
   comm_ = MpiComm::duplicate(MPI_COMM_WORLD);
-  if (hints.size && *hints.size != size())
-    throw BackendError(
-        formatted("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
-                  "launcher; start it with the mpirun that belongs to the MPI it was built with",
-                  *hints.size, size()));
+  const bool is_right = launch.hints.size ? *launch.hints.size == size() : size() > 1 || launch.may_be_alone;
+  if (!is_right) throw BackendError(wrong_world(launch, size(), mpi_library()));
   peers_.watch(allgather(Peers::introduce()), rank());
 }
 
