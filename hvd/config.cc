@@ -119,6 +119,7 @@ Config Config::from_environment() {
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
   if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
     config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("START_TIMEOUT")) config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
   if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
   if (auto v = variable("TIMELINE_MARK_CYCLES")) config.timeline_mark_cycles = choice(*v, kSwitch);

@@ -48,6 +48,10 @@ struct Config {
   /// Time after which such a tensor ends the job with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
 
+  /// Time in which all ranks must have come to where they meet without MPI (HVD_START_TIMEOUT, seconds, default 60); those that have not
+  /// are then named by all who have, and by a warning after 10 s. Raised: a rank that was never started is noticed later.
+  std::chrono::seconds start_timeout{60};
+
   /// Level below which lines are not printed (HVD_LOG_LEVEL: trace, debug, info, warning, error, fatal, off; default warning).
   LogLevel log_level = LogLevel::Warning;
 

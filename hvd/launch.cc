@@ -18,6 +18,7 @@ constexpr std::string_view kAllowed =
     "tcp://HOST:PORT or file:///PATH (the ranks meet there), mpi (through MPI), or alone (a world of one)";
 constexpr int kMostPort = 65535;
 constexpr int kPortsTried = 16;
+constexpr int kPortsBehind = 1009;  // those next to MASTER_PORT are other jobs' MASTER_PORT
 
 /// What a launcher calls this rank's numbers; it may have no name for some.
 struct Names {
@@ -107,7 +108,7 @@ StoreAddress read_tcp(const std::string& text) {
 std::string token_of(const Environment& environment) { return environment("HVD_INIT_TOKEN").value_or(""); }
 
 /// Where MASTER_ADDR and MASTER_PORT say that ranks meet; empty if they do not say. The port itself belongs to torchrun, or to the
-/// program's own c10d: rank 0 takes one behind it.
+/// program's own c10d: rank 0 takes one far behind it.
 std::optional<StoreAddress> read_master(const Environment& environment) {
   const auto host = environment("MASTER_ADDR");
   const auto text = environment("MASTER_PORT");
@@ -118,10 +119,11 @@ std::optional<StoreAddress> read_master(const Environment& environment) {
   StoreAddress address;
   address.host = *host;
   address.ports = kPortsTried;
-  address.first_port = *port + kPortsTried <= kMostPort ? *port + 1 : *port - kPortsTried;
+  const int behind = kPortsBehind + kPortsTried;
+  address.first_port = *port + behind <= kMostPort ? *port + kPortsBehind : *port - behind;
   // The processes of an attempt that torchrun has given up may still be there.
-  address.job = formatted("{}:{} {} {}", *host, *port, environment("TORCHELASTIC_RUN_ID").value_or(""),
-                          environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
+  address.job =
+      formatted("{} {} {}", *port, environment("TORCHELASTIC_RUN_ID").value_or(""), environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
   address.token = token_of(environment);
   return address;
 }
@@ -173,7 +175,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
     } else {
       throw InvalidArgument(formatted("HVD_INIT: '{}' is not allowed; it must be {}", wanted, kAllowed));
     }
-    address.job = formatted("{} {} {}", wanted, environment("TORCHELASTIC_RUN_ID").value_or(""),
+    address.job = formatted("{} {} {}", address.first_port, environment("TORCHELASTIC_RUN_ID").value_or(""),
                             environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
     address.token = token_of(environment);
     // Any launcher's numbers are as good, such as those of srun --mpi=none or of another MPI's mpiexec.

@@ -128,10 +128,10 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
   CHECK(launch.hints.local_rank == 1);
   REQUIRE(launch.store);
   CHECK(launch.store->host == "127.0.0.1");
-  CHECK(launch.store->first_port == 29501);  // the port itself is torchrun's
+  CHECK(launch.store->first_port == 30509);  // the port itself is torchrun's, those next to it other jobs'
   CHECK(launch.store->ports == 16);
-  CHECK(launch.store->text() == "127.0.0.1:29501-29516");
-  CHECK(read(torchrun(1, 3) + Variables{{"MASTER_PORT", "65535"}}).store->first_port == 65519);
+  CHECK(launch.store->text() == "127.0.0.1:30509-30524");
+  CHECK(read(torchrun(1, 3) + Variables{{"MASTER_PORT", "65535"}}).store->first_port == 64510);
   // Another attempt, another port or another run is another job; a token is kept apart.
   const auto job = [](const Variables& more) { return read(torchrun(1, 3) + more).store->job; };
   CHECK(job({}) == read(torchrun(0, 3)).store->job);
