@@ -26,6 +26,7 @@ constexpr auto kKnob = "HVD_START_TIMEOUT";
 constexpr auto kSure = 5s;    // after which a wrong answer will not become a right one
 constexpr auto kAnswer = 1s;  // in which a server that is there answers; a busy one is asked again, with more time
 constexpr auto kMostAnswer = 8s;
+constexpr auto kAfterword = 2s;  // in which ranks that contradict each other still find somebody who tells them so
 constexpr auto kPause = 20ms;
 constexpr auto kMostPause = 200ms;
 
@@ -54,9 +55,14 @@ class Meeting {
   std::unique_ptr<Rendezvous> meet() {
     std::unique_ptr<StoreServer> server;
     if (hello_.rank == 0) server = open_store();
-    StoreClient client(find_store());
-    client.wait_for_all(Clock::now() + patience_ + 30s);
-    return std::make_unique<StoreRendezvous>(hello_.rank, hello_.size, std::move(server), std::move(client));
+    try {
+      StoreClient client(find_store());
+      client.wait_for_all(Clock::now() + patience_ + 30s);
+      return std::make_unique<StoreRendezvous>(hello_.rank, hello_.size, std::move(server), std::move(client));
+    } catch (const InvalidArgument&) {
+      if (server) std::this_thread::sleep_for(kAfterword);
+      throw;
+    }
   }
 
  private:

@@ -39,6 +39,27 @@ wrong() {
   fi
 }
 
+# wrong_ranks NAME RANKS COUNT WORDS COMMAND...: COMMAND starts `meets` as so many ranks without MPI: none comes up, COUNT of them say the words
+wrong_ranks() {
+  local name=$1 size=$2 count=$3 words=$4 status start=$EPOCHREALTIME seconds problem='' said
+  shift 4
+  timeout --kill-after=2 30 "$root/tests/support/ranks.sh" "$size" "$@" >"$work/out" 2>&1 </dev/null
+  status=$?
+  seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+  [ "$status" -ne 0 ] && [ "$status" -ne 124 ] || problem="exit code $status"
+  said=$(grep -cE -- "^rank .*: (BackendError|InvalidArgument|RankFailed|Mismatch): .*($words)" "$work/out")
+  [ "$said" -eq "$count" ] || problem=${problem:-"$said lines instead of $count say '$words'"}
+  grep -q '^rank [0-9]* of ' "$work/out" && problem="it came up"
+  awk -v s="$seconds" 'BEGIN { exit !(s < 10) }' || problem=${problem:-"it took $seconds s"}
+  if [ -z "$problem" ]; then
+    echo "PASS  $name ($seconds s)"
+  else
+    echo "FAIL  $name: $problem; output:"
+    sed 's/^/      /' "$work/out"
+    failures=$((failures + 1))
+  fi
+}
+
 # right NAME VARIABLES... [COMMAND...]: one process that is a world of one
 right() {
   local name=$1
@@ -75,6 +96,39 @@ start wrong "HVD_INIT that is no address" "HVD_INIT: 'localhost:29500' is not al
 start wrong "HVD_INIT without a port" "HVD_INIT: 'tcp://localhost' is not allowed" HVD_INIT=tcp://localhost RANK=0 WORLD_SIZE=2
 start wrong "HVD_INIT without ranks" "RANK and WORLD_SIZE are missing" HVD_INIT=tcp://localhost:29500
 start wrong "HVD_INIT=mpi without a launcher of this MPI" "$alone" HVD_INIT=mpi PMI_RANK=1 PMI_SIZE=4
+
+# Ranks that look for each other
+start wrong_ranks "a rank that was not started" 3 2 "rank 1 of 3 did not come to 127.0.0.1:[0-9]* within 2 s \(HVD_START_TIMEOUT\)" \
+  env HVD_START_TIMEOUT=2 bash -c '[ "$RANK" = 1 ] || exec "$0"' "$program"
+start wrong_ranks "rank 0 was not started" 3 2 "rank 0 did not come to 127.0.0.1:[0-9]*-[0-9]* within 2 s \(HVD_START_TIMEOUT\)" \
+  env HVD_START_TIMEOUT=2 bash -c '[ "$RANK" = 0 ] || exec "$0"' "$program"
+start wrong_ranks "a rank that ended before init()" 3 2 "rank 1 of 3 did not come" env HVD_START_TIMEOUT=2 "$program" leaves
+start wrong_ranks "all of one RANK" 3 3 "rank 0" env RANK=0 "$program"
+start wrong_ranks "two of one RANK" 3 3 "two processes say that they are rank 1 of 3: process [0-9]+ on .*, and process [0-9]+ on" \
+  bash -c '[ "$RANK" = 2 ] && RANK=1; exec "$0"' "$program"
+start wrong_ranks "different WORLD_SIZE" 3 3 "WORLD_SIZE is 5 for rank 2 .*, and 3 for rank 0" bash -c '[ "$RANK" = 2 ] && WORLD_SIZE=5; exec "$0"' "$program"
+start wrong_ranks "different MASTER_PORT" 2 2 "rank 1 of 2 did not come|rank 0 did not come" \
+  env HVD_START_TIMEOUT=2 bash -c 'MASTER_PORT=$((9000 + RANK * 100)); exec "$0"' "$program"
+start wrong_ranks "different HVD_INIT_TOKEN" 2 2 "rank 1 of 2 did not come|is of another job, or has another HVD_INIT_TOKEN" \
+  env HVD_INIT=tcp://127.0.0.1:$((9400 + RANDOM % 500)) HVD_START_TIMEOUT=7 HVD_INIT_TOKEN={rank} "$program"
+start wrong_ranks "a MASTER_ADDR of another host" 2 1 "the address must be one of the host that rank 0 runs on" \
+  env HVD_START_TIMEOUT=2 MASTER_ADDR=192.0.2.7 "$program"
+start wrong_ranks "a MASTER_ADDR that nobody knows" 2 2 "the host 'no-such-host.invalid', at which the ranks are to meet, is not found" \
+  env MASTER_ADDR=no-such-host.invalid "$program"
+port_is_taken() {
+  local port=$((9900 + RANDOM % 90))
+  python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); time.sleep(30)' $port &
+  local holder=$!
+  sleep 0.5
+  wrong_ranks "a port that another program has" 2 2 "another program has it|who answers there is no rank 0 of hvd" env HVD_INIT=tcp://127.0.0.1:$port "$program"
+  kill $holder
+}
+if command -v python3 >/dev/null; then start port_is_taken; fi
+start wrong_ranks "port 0" 2 2 "tcp://127.0.0.1:0' is not allowed" env HVD_INIT=tcp://127.0.0.1:0 "$program"
+start wrong_ranks "a file in a folder that is not there" 2 2 "HVD_INIT=file:///no/such/folder/file.*: No such file" env HVD_INIT=file:///no/such/folder/file "$program"
+start wrong_ranks "no shared memory, and no MPI" 2 2 "HVD_SHARED_MEMORY=off: .*start them by mpirun" env HVD_SHARED_MEMORY=off "$program"
+start wrong_ranks "different knobs" 2 2 "the configuration must be equal on all ranks: HVD_FUSION_THRESHOLD" env HVD_FUSION_THRESHOLD=1{rank} "$program"
+start wrong_ranks "a wrong HVD_START_TIMEOUT" 2 2 "HVD_START_TIMEOUT: 'soon' is not allowed" env HVD_START_TIMEOUT=soon "$program"
 
 start right "nobody has started it" A=b
 start right "a batch script of Slurm's" SLURM_JOB_ID=5 SLURM_NTASKS=4 SLURM_NPROCS=4 SLURM_PROCID=0 SLURM_LOCALID=0
