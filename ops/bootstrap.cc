@@ -8,7 +8,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/launch.h"
+#include "hvd/launch/launch.h"
 #include "hvd/negotiation/signature.h"
 #include "ops/rendezvous/meeting.h"
 

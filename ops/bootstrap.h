@@ -27,7 +27,7 @@ namespace hvd {
 
 class Bootstrap {
  public:
-  /// Finds the others as the environment says (hvd/launch.h): those that meet in a store have `patience` to come. Throws BackendError if a
+  /// Finds the others as the environment says (hvd/launch/launch.h): those that meet in a store have `patience` to come. Throws BackendError if a
   /// launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
   explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
 

@@ -18,6 +18,7 @@ PARTS = [
     ("hvd/hvd.h", 4),  # the front door: only api/ and other floors go through it
     ("hvd/torch.h", 6),
     ("hvd/engine/", 3),
+    ("hvd/launch/", 2),
     ("hvd/timeline/", 2),
     ("hvd/negotiation/", 2),
     ("hvd/", 1),  # values and ports

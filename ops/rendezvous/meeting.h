@@ -6,7 +6,7 @@
 #include <chrono>
 #include <memory>
 
-#include "hvd/launch.h"
+#include "hvd/launch/launch.h"
 #include "ops/rendezvous/rendezvous.h"
 
 namespace hvd {

@@ -1,4 +1,4 @@
-#include "hvd/launch.h"
+#include "hvd/launch/launch.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
-#include "hvd/launch.h"
+#include "hvd/launch/launch.h"
 
 namespace hvd::test {
 namespace {
