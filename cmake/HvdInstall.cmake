@@ -1,4 +1,4 @@
-# cmake --install: the libraries, hvd_bench, the package, and the public headers (HVD_CORE_HEADERS, HVD_TORCH_HEADERS) below
+# cmake --install: the libraries, hvd_bench and hvdrun, the package, and the public headers (HVD_CORE_HEADERS, HVD_TORCH_HEADERS) below
 # include/hvd, which is an include root of its own: there they include each other as in the tree, and nothing of ours lies beside what
 # others install.
 
@@ -14,9 +14,11 @@ if(TARGET hvd_torch)
   install(TARGETS ${HVD_TORCH_TARGETS} EXPORT hvd-torch-targets)
   install(EXPORT hvd-torch-targets NAMESPACE hvd:: DESTINATION "${_hvd_package_dir}")
 endif()
-if(TARGET hvd_bench)
-  install(TARGETS hvd_bench)
-endif()
+foreach(program IN ITEMS hvd_bench hvdrun)
+  if(TARGET ${program})
+    install(TARGETS ${program})
+  endif()
+endforeach()
 foreach(header IN LISTS _hvd_headers)
   cmake_path(GET header PARENT_PATH folder)
   install(FILES "${PROJECT_SOURCE_DIR}/${header}" DESTINATION "${HVD_INSTALL_INCLUDEDIR}/${folder}")

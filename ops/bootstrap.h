@@ -27,8 +27,8 @@ namespace hvd {
 
 class Bootstrap {
  public:
-  /// Finds the others as the environment says (hvd/launch/launch.h): those that meet in a store have `patience` to come. Throws BackendError if a
-  /// launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
+  /// Finds the others as the environment says (hvd/launch/launch.h): those that meet in a store have `patience` to come. Throws
+  /// BackendError if a launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
   explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
 
   /// Whether this is a world of one, which nobody else can know of.
