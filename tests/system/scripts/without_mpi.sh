@@ -108,6 +108,17 @@ start says "srun without PMIx, with RANK and MASTER_ADDR" 0 6 "^rank [0-9] of 3,
 start says "a rank that dies is noticed" 3 2 "^rank [02]: RankFailed: .*rank 1" "$ranks" 3 "$tests/meets" dies
 start says "a rank that is killed in the middle of allreduces" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" kill 60
 start says "a rank that leaves main by an exception" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" throw
+start says "a rank that ends with another status than 0" 3 2 "^rank [01]: RankFailed: rank 2 (died|ended with exit status 5)" \
+  "$ranks" 3 "$tests/process_exits" status 5
+late_checkpoint() { # the others wait for rank 0 at their end
+  says "rank 0 ends last" 0 0 "died|has ended" "$ranks" 3 "$tests/process_exits" late_checkpoint "$work/checkpoint" 3
+  verdict "and has written its checkpoint" "$([ -s "$work/checkpoint" ] || echo "there is none")"
+}
+start late_checkpoint
+for way in exit0 _exit kill exec system lives; do
+  start says "a child that is forked: $way" 0 3 "^rank [0-2]: all is well" "$ranks" 3 "$tests/process_forks" $way
+done
+
 start says "ranks that may not share memory" 3 3 "^rank [0-2]: BackendError: .*HVD_SHARED_MEMORY=off: between ranks that share no memory hvd needs MPI" \
   env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/meets"
 if unshare --uts true 2>/dev/null; then
