@@ -93,10 +93,45 @@ start says "an allocation of several nodes" 0 1 "mpirun -np 8 " env SLURM_JOB_ID
 start says "an allocation of one node" 0 4 "^RANK=[0-3] WORLD_SIZE=4 " env SLURM_JOB_ID=1 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1 "$run" --dry-run ls
 start says "what is built" 0 1 "\[X\] Open MPI|\[X\] MPICH|\[X\] Intel" "$run" --check-build
 
+manual() { # it has every option
+  local option problem=''
+  for option in $("$run" --help | grep -oE '^ +-[^ ]+' | tr ',' ' '); do
+    grep -qF -- "\\fB${option//-/\\-}\\fR" "$root/examples/hvdrun/hvdrun.1" || problem="$problem $option"
+  done
+  : >"$work/out" >"$work/err"
+  verdict "the manual has all options" "${problem:+"it lacks$problem"}"
+}
+start manual
+complete_words() { # WORD...: what bash offers for the last one
+  bash -c '. "$0"; PATH=$(dirname "$1"):$PATH; shift; COMP_WORDS=(hvdrun "$@"); COMP_CWORD=$#; _hvdrun; printf "%s\n" "${COMPREPLY[@]}"' \
+    "$root/examples/hvdrun/completion.bash" "$run" "$@"
+}
+# says() runs its command by timeout(1)
+export -f complete_words
+export root run
+completion_cases() {
+  says "completion of options" 0 1 "^--timeline-filename$" bash -c 'complete_words --timeline-f'
+  says "completion of values" 0 1 "^warning$" bash -c 'complete_words --log-level w'
+}
+start completion_cases
+if [ -x "$build/examples/train" ]; then
+  trains() {
+    local launcher options="--model mlp --epochs 1 --max-steps 10 --threads 1 --seed 3"
+    for launcher in mpirun "$run"; do
+      # shellcheck disable=SC2086  # options
+      timeout 100 "$launcher" -np 3 "$build/examples/train" $options --json "$work/${launcher##*/}.json" >"$work/out" 2>"$work/err" </dev/null
+    done
+    numbers() { grep -E '"(loss|top1|train_loss|world_size)"' "$work/$1.json"; }
+    verdict "it trains as under mpirun" "$([ -n "$(numbers hvdrun)" ] && [ "$(numbers hvdrun)" = "$(numbers mpirun)" ] || echo "other numbers")"
+  }
+  start trains
+fi
+
 # ended NAME SIGNAL CODE SECONDS COMMAND...: hvdrun is sent SIGNAL when two ranks run; nothing of them is left
 ended() {
   local name=$1 signal=$2 code=$3 most=$4 problem='' status process start pid
   shift 4
+  : >"$work/out" >"$work/err"
   env --default-signal=INT,TERM "$run" -np 2 "$@" >"$work/out" 2>"$work/err" </dev/null & # bash lets what runs in the background ignore SIGINT
   process=$!
   for ((i = 0; i < 200; i++)); do
