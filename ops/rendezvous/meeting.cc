@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using Result = Attempt::Result;
 
 constexpr auto kKnob = "HVD_START_TIMEOUT";
-constexpr auto kSure = 5s;    // after which a wrong answer will not become a right one
+constexpr auto kSure = 3s;    // after which a wrong answer will not become a right one
 constexpr auto kAnswer = 1s;  // in which a server that is there answers; a busy one is asked again, with more time
 constexpr auto kMostAnswer = 8s;
 constexpr auto kAfterword = 2s;  // in which ranks that contradict each other still find somebody who tells them so
@@ -136,7 +136,12 @@ class Meeting {
     if (!listener) throw BackendError(formatted("hvd::init(): rank 0 cannot listen at 127.0.0.1: {}", std::strerror(error)));
     const MeetingNote note = make_note(port_of(*listener), name_of_host());
     while (!file_.publish(note)) {  // there is one: of a job that has ended, or not
-      if (const auto other = file_.read()) require_no_other(place_of(*other));
+      if (const auto other = file_.read()) {
+        require_no_other(place_of(*other));
+      } else if (!file_.is_empty()) {
+        throw InvalidArgument(formatted(
+            "hvd::init(): HVD_INIT=file://{}: there is such a file, which is none of hvd's; name one that is not there", address_.path));
+      }
       file_.remove();
     }
     place_ = place_of(note);

@@ -49,13 +49,23 @@ bool MeetingFile::publish(const MeetingNote& note) {
       fail(draft);
     }
   }
-  const bool is_new = ::link(draft.c_str(), path_.c_str()) == 0;
-  const int error = errno;
+  bool is_new = ::link(draft.c_str(), path_.c_str()) == 0;
+  int error = errno;
+  if (!is_new && (error == EPERM || error == EOPNOTSUPP || error == ENOSYS)) {  // a file system without hard links
+    const bool is_there = ::access(path_.c_str(), F_OK) == 0;
+    is_new = !is_there && ::rename(draft.c_str(), path_.c_str()) == 0;
+    error = is_there ? EEXIST : errno;
+  }
   ::unlink(draft.c_str());
   errno = error;
   if (!is_new && error != EEXIST) fail(path_);
   is_mine_ = is_new;
   return is_new;
+}
+
+bool MeetingFile::is_empty() const {
+  struct stat status {};
+  return ::stat(path_.c_str(), &status) != 0 || status.st_size == 0;
 }
 
 void MeetingFile::remove() {

@@ -28,6 +28,8 @@ class MeetingFile {
   bool publish(const MeetingNote& note);
   /// Returns what it says; empty where there is none, or it is none of this kind.
   [[nodiscard]] std::optional<MeetingNote> read() const;
+  /// Returns whether there is nothing in it, as mktemp makes them.
+  [[nodiscard]] bool is_empty() const;
   void remove();
 
  private:

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -217,7 +219,7 @@ TEST_CASE("meeting: tokens") {
   StoreAddress other = at_port(free_port());
   StoreAddress same = other;
   other.token = "secret";
-  const auto said = meet_all({launch_of(0, 2, other), launch_of(1, 2, same)}, use, 8s);
+  const auto said = meet_all({launch_of(0, 2, other), launch_of(1, 2, same)}, use, 6s);
   check_all_say({said[0]}, "rank 1 of 2 did not come to 127.0.0.1:");
   check_all_say({said[1]}, "another HVD_INIT_TOKEN");
 }
@@ -280,6 +282,23 @@ TEST_CASE("meeting: places that are none") {
   StoreAddress file;
   file.path = "/no/such/folder/file";
   check_all_say(meet_all(world_of(2, file), use), "/no/such/folder/file");
+}
+
+TEST_CASE("meeting: a file that is there already") {
+  StoreAddress file;
+  file.path = temporary_path();
+  std::ofstream(file.path) << "";  // as mktemp makes them
+  check_all_well(meet_all(world_of(2, file), use));
+  CHECK(::access(file.path.c_str(), F_OK) != 0);
+  std::ofstream(file.path) << "hvd-rendezvous-1 1 00 a host that is no more";
+  check_all_well(meet_all(world_of(2, file), use));
+  std::ofstream(file.path) << "somebody's";
+  const auto said = meet_all(world_of(2, file), use, 1s);
+  check_all_say({said[0]}, "there is such a file, which is none of hvd's");
+  std::string kept;
+  std::getline(std::ifstream(file.path), kept);
+  CHECK(kept == "somebody's");
+  ::unlink(file.path.c_str());
 }
 
 TEST_CASE("meeting: a rank that goes while others wait is named") {

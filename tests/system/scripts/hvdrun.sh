@@ -98,7 +98,8 @@ manual() { # it has every option
   for option in $("$run" --help | grep -oE '^ +-[^ ]+' | tr ',' ' '); do
     grep -qF -- "\\fB${option//-/\\-}\\fR" "$root/examples/hvdrun/hvdrun.1" || problem="$problem $option"
   done
-  : >"$work/out" >"$work/err"
+  : >"$work/out"
+  : >"$work/err"
   verdict "the manual has all options" "${problem:+"it lacks$problem"}"
 }
 start manual
@@ -131,7 +132,8 @@ fi
 ended() {
   local name=$1 signal=$2 code=$3 most=$4 problem='' status process start pid
   shift 4
-  : >"$work/out" >"$work/err"
+  : >"$work/out"
+  : >"$work/err"
   env --default-signal=INT,TERM "$run" -np 2 "$@" >"$work/out" 2>"$work/err" </dev/null & # bash lets what runs in the background ignore SIGINT
   process=$!
   for ((i = 0; i < 200; i++)); do

@@ -110,7 +110,7 @@ start wrong_ranks "different WORLD_SIZE" 3 3 "WORLD_SIZE is 5 for rank 2 .*, and
 start wrong_ranks "different MASTER_PORT" 2 2 "rank 1 of 2 did not come|rank 0 did not come" \
   env HVD_START_TIMEOUT=2 bash -c 'MASTER_PORT=$((9000 + RANK * 100)); exec "$0"' "$program"
 start wrong_ranks "different HVD_INIT_TOKEN" 2 2 "rank 1 of 2 did not come|is of another job, or has another HVD_INIT_TOKEN" \
-  env HVD_INIT=tcp://127.0.0.1:$((9400 + RANDOM % 500)) HVD_START_TIMEOUT=7 HVD_INIT_TOKEN={rank} "$program"
+  env HVD_INIT=tcp://127.0.0.1:$((9400 + RANDOM % 500)) HVD_START_TIMEOUT=5 HVD_INIT_TOKEN={rank} "$program"
 start wrong_ranks "a MASTER_ADDR of another host" 2 1 "the address must be one of the host that rank 0 runs on" \
   env HVD_START_TIMEOUT=2 MASTER_ADDR=192.0.2.7 "$program"
 start wrong_ranks "a MASTER_ADDR that nobody knows" 2 2 "the host 'no-such-host.invalid', at which the ranks are to meet, is not found" \
