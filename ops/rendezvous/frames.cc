@@ -75,14 +75,14 @@ Bytes make_hello(const Hello& hello, const Digest& key, const Nonce& server, con
   return Writer().put(kProtocol).put(client).put_bytes(words).put(prove(key, "client", server, client, words)).take();
 }
 
-std::optional<Introduction> read_hello(const Frame& frame, const Digest& key, const Nonce& server) {
+std::optional<Caller> read_hello(const Frame& frame, const Digest& key, const Nonce& server) {
   Reader reader(frame.payload);
   if (frame.kind != FrameKind::Hello || reader.get<std::uint64_t>() != kProtocol) throw WireError("no hello of this protocol");
   const auto client = reader.get<Nonce>();
   const auto words = reader.get_list<std::byte>();
   if (!is_same(reader.get<Digest>(), prove(key, "client", server, client, words))) return std::nullopt;
   Reader said(words);
-  Introduction found;
+  Caller found;
   found.hello.rank = said.get<std::int32_t>();
   found.hello.size = said.get<std::int32_t>();
   found.hello.who = said.get_string();

@@ -71,12 +71,12 @@ struct Hello {
   std::string who;  ///< "process 17 on node3"
 };
 Bytes make_hello(const Hello& hello, const Digest& key, const Nonce& server, const Nonce& client);
-struct Introduction {
+struct Caller {
   Hello hello;
   Digest proof{};  ///< what the server answers; that it can is its own proof
 };
 /// Returns who it is; none if the key is another. Throws WireError if it is no Hello.
-std::optional<Introduction> read_hello(const Frame& frame, const Digest& key, const Nonce& server);
+std::optional<Caller> read_hello(const Frame& frame, const Digest& key, const Nonce& server);
 /// Returns what the server must answer to a Hello of `client`.
 Digest proof_of_server(const Digest& key, const Nonce& server, const Nonce& client);
 
