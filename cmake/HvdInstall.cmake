@@ -1,4 +1,4 @@
-# cmake --install: the libraries, hvd_bench, the package, and the public headers (HVD_CORE_HEADERS, HVD_TORCH_HEADERS) below
+# cmake --install: the libraries, hvd_bench and hvdrun, the package, and the public headers (HVD_CORE_HEADERS, HVD_TORCH_HEADERS) below
 # include/hvd, which is an include root of its own: there they include each other as in the tree, and nothing of ours lies beside what
 # others install.
 
@@ -14,8 +14,15 @@ if(TARGET hvd_torch)
   install(TARGETS ${HVD_TORCH_TARGETS} EXPORT hvd-torch-targets)
   install(EXPORT hvd-torch-targets NAMESPACE hvd:: DESTINATION "${_hvd_package_dir}")
 endif()
-if(TARGET hvd_bench)
-  install(TARGETS hvd_bench)
+foreach(program IN ITEMS hvd_bench hvdrun)
+  if(TARGET ${program})
+    install(TARGETS ${program})
+  endif()
+endforeach()
+if(TARGET hvdrun)
+  install(FILES "${PROJECT_SOURCE_DIR}/examples/hvdrun/hvdrun.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+  install(FILES "${PROJECT_SOURCE_DIR}/examples/hvdrun/completion.bash" DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
+          RENAME hvdrun)
 endif()
 foreach(header IN LISTS _hvd_headers)
   cmake_path(GET header PARENT_PATH folder)

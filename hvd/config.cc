@@ -106,15 +106,6 @@ constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{{{"tra
                                                                            {"off", LogLevel::Off}}};
 constexpr std::uint64_t kMostSeconds = 10'000'000;
 
-std::optional<int> hint(const char* name) {
-  const auto value = environment(name);
-  if (!value) return std::nullopt;
-  int number = 0;
-  const auto [stop, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-  if (error != std::errc() || stop != value->data() + value->size()) return std::nullopt;
-  return number;
-}
-
 }  // namespace
 
 Config Config::from_environment() {
@@ -128,6 +119,7 @@ Config Config::from_environment() {
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
   if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
     config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("START_TIMEOUT")) config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
   if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
   if (auto v = variable("TIMELINE_MARK_CYCLES")) config.timeline_mark_cycles = choice(*v, kSwitch);
@@ -175,13 +167,7 @@ std::vector<std::string> remarks(const Config& config) {
   return lines;
 }
 
-LauncherHints launcher_hints() {
-  LauncherHints hints{hint("OMPI_COMM_WORLD_RANK"), hint("OMPI_COMM_WORLD_SIZE"), hint("OMPI_COMM_WORLD_LOCAL_RANK")};
-  // Under `salloc` + `mpirun` Slurm's step variables of remote ranks are wrong; they count only where Slurm itself started the step.
-  if (!hints.rank && environment("SLURM_STEP_ID")) hints = {hint("SLURM_PROCID"), hint("SLURM_STEP_NUM_TASKS"), hint("SLURM_LOCALID")};
-  return hints;
-}
-
+std::optional<std::string> detail::variable_of_environment(const std::string& name) { return environment(name); }
 char** detail::process_environment() { return environ; }
 const char* detail::spawn_reports() { return std::getenv(kSpawnReports); }
 

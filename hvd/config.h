@@ -48,6 +48,10 @@ struct Config {
   /// Time after which such a tensor ends the job with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
 
+  /// Time in which all ranks must have come to where they meet without MPI (HVD_START_TIMEOUT, seconds, default 60); those that have not
+  /// are then named by all who have, and by a warning after 10 s. Raised: a rank that was never started is noticed later.
+  std::chrono::seconds start_timeout{60};
+
   /// Level below which lines are not printed (HVD_LOG_LEVEL: trace, debug, info, warning, error, fatal, off; default warning).
   LogLevel log_level = LogLevel::Warning;
 
@@ -131,14 +135,17 @@ struct LauncherHints {
   std::optional<int> rank, size, local_rank;
   /// @}
 };
-/// Returns what Open MPI's or Slurm's launcher says about this process.
+/// Returns what the launcher says about this process, whichever it is (docs/configuration.md, "Starting ranks"); nothing where what it says
+/// contradicts itself, which `init()` refuses.
 LauncherHints launcher_hints();
 
 /// Returns whether the user has fixed the number of threads per process (OMP_NUM_THREADS or MKL_NUM_THREADS).
 bool thread_count_is_fixed();
 
 namespace detail {
-// For spawn(), here because nothing else reads the environment.
+/// Returns a variable's value; empty where it is unset or empty. For hvd/launch/launch.h: nothing else reads the environment.
+std::optional<std::string> variable_of_environment(const std::string& name);
+// For spawn(), likewise.
 char** process_environment();
 /// The folder for what a rank has to say; empty if spawn() did not start it.
 const char* spawn_reports();

@@ -103,8 +103,8 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1) {
     bootstrap->agree();
-    made.all.push_back(
-        std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm().get()), topology, memory, arena, *parts.board, parts.stats));
+    made.all.push_back(std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm(topology).get()), topology, memory, arena,
+                                                    *parts.board, parts.stats));
   }
   if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;

@@ -1,198 +1,93 @@
 #include "ops/bootstrap.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/launch/launch.h"
 #include "hvd/negotiation/signature.h"
+#include "ops/rendezvous/meeting.h"
 
 namespace hvd {
 
 namespace {
 
-using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
+/// What stands before a rank's bytes.
+enum class Mark : std::uint8_t { Well, Failed };
 
-bool we_started_mpi = false;
-constexpr int kTagOfLosses = 0;
-constexpr int kTagOfGifts = 1;
-constexpr auto kLookInterval = 100ms;
-constexpr auto kGrace = 1s;
-
-/// Asks again and again without keeping a core busy.
-void wait_quietly(const std::function<bool()>& happened) {
-  for (int round = 0; !happened(); ++round)
-    if (round > 100) std::this_thread::sleep_for(50us);
-}
-
-bool is_mpi_finalized() {
-  int finalized = 0;
-  return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
-}
-
-/// What is to be done before MPI ends.
-std::function<void()>& before_mpi_ends() {
-  static auto* const work = new std::function<void()>;
-  return *work;
-}
-extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, void* /*extra*/) {
-  if (before_mpi_ends()) before_mpi_ends()();
-  return MPI_SUCCESS;
+Bytes marked(Mark mark, const Bytes& bytes) {
+  Bytes all = Writer().put(mark).take();
+  all.insert(all.end(), bytes.begin(), bytes.end());
+  return all;
 }
 
 }  // namespace
 
-Bootstrap::Bootstrap() {
-  int initialized = 0;
-  MPI_Initialized(&initialized);
-  const LauncherHints hints = launcher_hints();
-  if (initialized == 0 && !hints.rank) return;  // nobody launched this process: a world of one needs no MPI
-  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
-  if (initialized == 0) {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level_), "MPI_Init_thread", hints.rank.value_or(0));
-    we_started_mpi = true;
-  } else {
-    MPI_Query_thread(&level_);
+Bootstrap::Bootstrap(std::chrono::milliseconds patience) {
+  const Launch launch = read_launch();
+  const bool is_started = is_mpi_started();
+  if (launch.way == Launch::Way::Alone && (!is_started || launch.is_forced)) return;  // a world of one needs nobody
+  if (launch.way != Launch::Way::Store || (is_started && !launch.is_forced)) {
+    // Where MPI, which the program has started, knows nothing of the others, they meet without it.
+    auto mpi = MpiRendezvous::start(launch.hints.rank.value_or(0));
+    const int size = mpi->size();
+    const bool is_right = launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
+    if (!is_right && !launch.store) throw BackendError(wrong_world(launch, size, mpi_library()));
+    if (is_right) {
+      mpi_ = mpi.get();
+      meeting_ = std::move(mpi);
+      mpi_->watch_peers();
+      return;
+    }
   }
-  comm_ = MpiComm::duplicate(MPI_COMM_WORLD);
-  if (hints.size && *hints.size != size())
-    throw BackendError(
-        formatted("the launcher started {} ranks, but MPI sees {}: this program was built for another MPI than that of its "
-                  "launcher; start it with the mpirun that belongs to the MPI it was built with",
-                  *hints.size, size()));
-  peers_.watch(allgather(Peers::introduce()), rank());
+  meeting_ = meet_in_store(launch, patience);
 }
 
 void Bootstrap::before_finalize(std::function<void()> work) const {
-  const bool is_first = !std::exchange(before_mpi_ends(), std::move(work));
-  if (!has_mpi() || !is_first) return;
-  // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
-  int key = MPI_KEYVAL_INVALID;
-  comm_.check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
-  comm_.check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+  if (mpi_ != nullptr) mpi_->before_finalize(std::move(work));
 }
 
 void Bootstrap::begin() {
   knows_failure_ = false;
-  if (!has_mpi()) return;
-  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
-  if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
+  if (meeting_) meeting_->begin();
 }
 
-/// What the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
-struct Bootstrap::Exchange {
-  Bytes mine, all;
-  std::vector<int> lengths, starts;
-  int length = 0;
-  MPI_Request request = MPI_REQUEST_NULL;
-};
-
-void Bootstrap::finish(MPI_Request& request, std::string_view call) const {
-  auto next_look = Clock::now() + kLookInterval;
-  std::optional<Clock::time_point> give_up;
-  std::string lost;
-  wait_quietly([&] {
-    int done = 0;
-    comm_.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
-    if (done != 0 || Clock::now() < next_look) return done != 0;
-    next_look = Clock::now() + kLookInterval;
-    // Who has ended may have done its part before, and what it sent be on its way.
-    if (!give_up) {
-      lost = find_loss();
-      if (!lost.empty()) give_up = Clock::now() + kGrace;
-    } else if (Clock::now() > *give_up) {
-      broken_ = lost;
-      tell_loss();
-      throw RankFailed(lost);
-    }
-    return false;
-  });
-}
-
-std::string Bootstrap::find_loss() const {
-  if (const auto dead = peers_.find_dead())
-    return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", *dead);
-  int there = 0;
-  MPI_Status status;
-  comm_.check(MPI_Iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
-  if (there == 0) return {};
-  int length = 0;
-  comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
-  std::string text(static_cast<std::size_t>(length), ' ');
-  comm_.check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE), "MPI_Recv");
-  return text;
-}
-
-void Bootstrap::tell_loss() const {
-  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from here.
-  static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
-  const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
-  for (int other = 0; other < size(); ++other) {
-    if (other == rank()) continue;
-    MPI_Request request = MPI_REQUEST_NULL;
-    if (MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_BYTE, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
-      MPI_Request_free(&request);
+const MpiComm& Bootstrap::comm(const Topology& topology, const std::string& why_not_shared) const {
+  if (mpi_ != nullptr) {
+    mpi_->require_threads();
+    return mpi_->comm();
   }
-}
-
-std::vector<Bytes> Bootstrap::exchange(const Bytes& mine, std::vector<bool>& failed, bool is_failure) const {
-  const auto ranks = static_cast<std::size_t>(size());
-  auto held = std::make_unique<Exchange>();
-  Exchange& of = *held;
-  of.mine = mine;
-  of.lengths.resize(ranks);
-  const int length = static_cast<int>(mine.size());
-  of.length = is_failure ? -1 - length : length;
-  try {
-    comm_.check(MPI_Iallgather(&of.length, 1, MPI_INT, of.lengths.data(), 1, MPI_INT, comm_.get(), &of.request), "MPI_Iallgather");
-    finish(of.request, "MPI_Iallgather");
-    int total = 0;
-    for (int& of_rank : of.lengths) {
-      failed.push_back(of_rank < 0);
-      if (of_rank < 0) of_rank = -1 - of_rank;
-      of.starts.push_back(total);
-      total += of_rank;
-    }
-    of.all.resize(static_cast<std::size_t>(total));
-    comm_.check(MPI_Iallgatherv(of.mine.data(), length, MPI_BYTE, of.all.data(), of.lengths.data(), of.starts.data(), MPI_BYTE, comm_.get(),
-                                &of.request),
-                "MPI_Iallgatherv");
-    finish(of.request, "MPI_Iallgatherv");
-  } catch (...) {
-    static_cast<void>(held.release());
-    if (broken_.empty()) broken_ = status_of_current_exception().text();
-    throw;
-  }
-  std::vector<Bytes> result;
-  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(of.all.begin() + of.starts[i], of.all.begin() + of.starts[i] + of.lengths[i]);
-  return result;
+  const std::string what = topology.cross_size > 1
+                               ? formatted("they are on {} hosts", topology.cross_size)
+                               : formatted("they cannot share memory{}{}", why_not_shared.empty() ? "" : ": ", why_not_shared);
+  throw BackendError(formatted(
+      "hvd::init(): the {} ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: between ranks that share no memory hvd "
+      "needs MPI; start them by mpirun",
+      topology.size, what));
 }
 
 std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
-  if (!has_mpi()) return {mine};
-  std::vector<bool> failed;
-  auto all = exchange(mine, failed, false);
-  const auto first = std::find(failed.begin(), failed.end(), true);
-  if (first == failed.end()) return all;
-  knows_failure_ = true;
-  const auto rank = first - failed.begin();
-  Reader said(all[static_cast<std::size_t>(rank)]);
-  const auto code = said.get<Status::Code>();
-  Status(code, formatted("hvd::init() failed on rank {}: {}", rank, said.get_string())).raise();
-  return {};
+  if (!meeting_) return {mine};
+  auto all = meeting_->allgather(marked(Mark::Well, mine));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    Reader said(all[rank]);
+    if (said.get<Mark>() == Mark::Well) continue;
+    knows_failure_ = true;
+    const auto code = said.get<Status::Code>();
+    Status(code, formatted("hvd::init() failed on rank {}: {}", rank, said.get_string())).raise();
+  }
+  for (Bytes& bytes : all) bytes.erase(bytes.begin());
+  return all;
 }
 
 void Bootstrap::fail(const Status& status) const noexcept {
-  if (!has_mpi() || knows_failure_ || !broken_.empty()) return;
+  if (!meeting_ || knows_failure_ || !meeting_->broken().empty()) return;
   try {
-    std::vector<bool> failed;
-    static_cast<void>(exchange(Writer().put(status.code()).put_string(status.text()).take(), failed, true));
+    static_cast<void>(meeting_->allgather(marked(Mark::Failed, Writer().put(status.code()).put_string(status.text()).take())));
   } catch (...) {
     log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}", status_of_current_exception().text());
   }
@@ -215,35 +110,15 @@ void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::stri
   if (!differences.empty()) throw Mismatch(formatted("hvd::init(): the configuration must be equal on all ranks: {}", differences));
 }
 
-void Bootstrap::require_threads() const {
-  if (level_ >= MPI_THREAD_SERIALIZED) return;
-  const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
-  const char* const why =
-      "hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off, need MPI with MPI_THREAD_SERIALIZED at least, "
-      "because "
-      "hvd calls it in threads of its own";
-  if (we_started_mpi) throw BackendError(formatted("{}; this MPI offers {} only", why, level));
-  throw BackendError(
-      formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
-                "MPI_Init, or leave it to hvd::init() to start MPI",
-                why, level));
-}
-
 Topology Bootstrap::find_hosts() const {
-  if (!has_mpi()) return Topology::single_domain(0, 1);
-  MPI_Comm raw = MPI_COMM_NULL;
-  comm_.check(MPI_Comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &raw), "MPI_Comm_split_type");
-  const MpiComm host(raw);
-  int first = rank();
-  comm_.check(MPI_Bcast(&first, 1, MPI_INT, 0, host.get()), "MPI_Bcast");
-  const auto all = allgather(Writer().put(first).take());
+  if (!meeting_) return Topology::single_domain(0, 1);
+  const std::vector<int> firsts = meeting_->find_hosts();
+  const int first = firsts[static_cast<std::size_t>(rank())];
 
   Topology topology;
   topology.rank = rank();
   topology.size = size();
   std::map<int, int> numbers;  // first rank of a host -> number of the host
-  std::vector<int> firsts;
-  for (const auto& bytes : all) firsts.push_back(Reader(bytes).get<int>());
   for (const int host_first : firsts) numbers.emplace(host_first, 0);
   int next = 0;
   for (auto& [host_first, number] : numbers) number = next++;
@@ -266,57 +141,12 @@ Topology Bootstrap::find_hosts() const {
   return topology;
 }
 
-void Bootstrap::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const {
-  auto sent = std::make_unique<Bytes>(mine);
-  std::vector<MPI_Request> requests(ranks.size() - 1, MPI_REQUEST_NULL);
-  try {
-    for (std::size_t i = 0; i < requests.size(); ++i)
-      comm_.check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
-                  "MPI_Isend");
-    wait_quietly([&] {
-      int done = 0;
-      comm_.check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      if (done == 0 && give_up()) throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
-      return done != 0;
-    });
-  } catch (...) {
-    (void)sent.release();  // MPI may still read it: a send cannot be taken back
-    throw;
-  }
-}
-
 Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) const {
-  if (!has_mpi() || ranks.size() < 2) return mine;
-  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
-  if (rank() == ranks.front()) {
-    send_to_others(ranks, mine, mpi_tag, give_up);
-    return mine;
-  }
-  MPI_Message message = MPI_MESSAGE_NULL;
-  MPI_Status status;
-  wait_quietly([&] {
-    int there = 0;
-    comm_.check(MPI_Improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
-    if (there == 0 && give_up())
-      throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
-    return there != 0;
-  });
-  int bytes = 0;
-  comm_.check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-  Bytes received(static_cast<std::size_t>(bytes));
-  comm_.check(MPI_Mrecv(received.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
-  return received;
+  return meeting_ ? meeting_->give_from_first(ranks, mine, tag, give_up) : mine;
 }
 
 void Bootstrap::barrier() const {
-  if (!has_mpi()) return;
-  MPI_Request request = MPI_REQUEST_NULL;
-  comm_.check(MPI_Ibarrier(comm_.get(), &request), "MPI_Ibarrier");
-  finish(request, "MPI_Ibarrier");
-}
-
-void finalize_mpi() {
-  if (we_started_mpi && !is_mpi_finalized()) MPI_Finalize();
+  if (meeting_) meeting_->barrier();
 }
 
 }  // namespace hvd

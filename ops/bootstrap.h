@@ -1,16 +1,14 @@
 #pragma once
-/// Bootstrap is how a process finds the others before there is an engine: through MPI, which it starts or adopts, or as a world of its own.
-/// Everything here is collective over all ranks and happens inside `init()`, in the caller's thread; the blocking calls of MPI are for this
-/// time alone.
+/// Bootstrap is how a process finds the others before there is an engine, and agrees with them: through MPI, through a store, or as a world
+/// of its own. Everything here is collective over all ranks and happens inside `init()`, in the caller's thread.
 /// A rank that fails where others do not takes part in their next `allgather` by `fail`, which then throws there: so every call of MPI that
-/// has no such way out stands behind an `allgather`. A rank of this host that dies meanwhile is RankFailed on all; MPI is then of no more
-/// use to hvd.
-/// It owns the communicator, and fails with BackendError, Mismatch, InvalidArgument or RankFailed.
+/// has no such way out stands behind an `allgather`. A rank that dies meanwhile is RankFailed on all who wait for it; the way by which
+/// they met is then of no more use to hvd.
+/// It fails with BackendError, Mismatch, InvalidArgument or RankFailed.
 
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,27 +19,32 @@
 #include "hvd/config.h"
 #include "hvd/errors.h"
 #include "hvd/topology.h"
-#include "ops/bootstrap_peers.h"
-#include "ops/mpi/call.h"
+#include "ops/mpi/rendezvous.h"
+#include "ops/rendezvous/rendezvous.h"
 #include "ops/shm/arena.h"
 
 namespace hvd {
 
 class Bootstrap {
  public:
-  /// Starts MPI if a launcher started this process and nobody did. Throws BackendError if the launcher and MPI disagree about the
-  /// number of ranks: then the program was built for another MPI, and would run as so many worlds of one.
-  Bootstrap();
+  /// Finds the others as the environment says (hvd/launch/launch.h): those that meet in a store have `patience` to come. Throws
+  /// BackendError if a launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
+  explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
 
-  [[nodiscard]] bool has_mpi() const { return comm_.get() != MPI_COMM_NULL; }
-  [[nodiscard]] bool threads_supported() const { return level_ == MPI_THREAD_MULTIPLE; }
+  /// Whether this is a world of one, which nobody else can know of.
+  [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
+  [[nodiscard]] bool has_mpi() const { return mpi_ != nullptr; }
+  [[nodiscard]] bool threads_supported() const { return has_mpi() && mpi_->threads_supported(); }
   /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
-  [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
-  [[nodiscard]] const MpiComm& comm() const { return comm_; }
-  [[nodiscard]] int rank() const { return comm_.rank(); }
-  [[nodiscard]] int size() const { return comm_.size(); }
+  [[nodiscard]] bool is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
+  [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
+  [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
+  /// Not collective. Returns the communicator, for ranks that share no memory. Throws BackendError, which says what to do, where the ranks
+  /// met without MPI, or where it may not be called by other threads than the one that started it. `why_not_shared`: what `share_memory`
+  /// has returned.
+  [[nodiscard]] const MpiComm& comm(const Topology& topology, const std::string& why_not_shared = {}) const;
 
-  /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or cannot be used any more.
+  /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();
   /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
   void before_finalize(std::function<void()> work) const;
@@ -55,9 +58,6 @@ class Bootstrap {
   /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names those that differ, with their values
   /// by rank.
   void require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const;
-  /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
-  void require_threads() const;
-
   /// Returns who is where. Domains are hosts; `share_memory` turns them into what ranks share memory.
   [[nodiscard]] Topology find_hosts() const;
   /// Maps the board and the arenas of this host's ranks. Where a host refuses, or `config` says so, each of its ranks becomes a domain
@@ -68,30 +68,18 @@ class Bootstrap {
   /// a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
   std::string find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const;
 
-  /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
-  /// `give_up`, which then ends it with BackendError; what a set of ranks with the same first one is given under one tag comes in order.
+  /// As Rendezvous has it. For the thread that has the turn.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning. Throws RankFailed if one of this host has died before.
   void barrier() const;
 
  private:
-  struct Exchange;
-  [[nodiscard]] std::vector<Bytes> exchange(const Bytes& mine, std::vector<bool>& failed, bool is_failure) const;
-  /// Waits for the end of a collective call. Throws RankFailed if a rank has died.
-  void finish(MPI_Request& request, std::string_view call) const;
-  [[nodiscard]] std::string find_loss() const;
-  void tell_loss() const;
-  void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) const;
-  [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const;
-  MpiComm comm_;
-  int level_ = MPI_THREAD_SINGLE;
-  Peers peers_;
-  mutable bool knows_failure_ = false;  ///< of another rank, in this `init()`
-  mutable std::string broken_;          ///< why a collective call has not come to its end
+  struct Files;
+  [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, DomainMemory& memory, Files& files) const;
+  std::unique_ptr<Rendezvous> meeting_;  ///< null in a world of one
+  MpiRendezvous* mpi_ = nullptr;         ///< the same, where it is MPI's
+  mutable bool knows_failure_ = false;   ///< of another rank, in this `init()`
 };
-
-/// Finalizes MPI if this library started it and nobody has.
-void finalize_mpi();
 
 }  // namespace hvd

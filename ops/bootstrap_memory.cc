@@ -48,7 +48,12 @@ DomainMemory private_memory(const Config& config) {
 
 }  // namespace
 
-std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, const MpiComm& host, DomainMemory& memory) const {
+/// What a rank has made for others to map; open until all have.
+struct Bootstrap::Files {
+  FileDescriptor board, arena;
+};
+
+std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, DomainMemory& memory, Files& files) const {
   // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
   std::string problem;
   const auto attempt = [&](const auto& step) {
@@ -61,8 +66,8 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
   const auto ranks = static_cast<std::size_t>(topology.local_size);
   const std::uint32_t slots = round_slots(config.cache_capacity);
   const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
-  FileDescriptor board_file;
-  FileDescriptor arena_file;
+  FileDescriptor& board_file = files.board;
+  FileDescriptor& arena_file = files.arena;
   Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
   attempt([&] {
     if (topology.local_rank == 0) {
@@ -74,9 +79,13 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
     arena_file = make_shared_file("hvd-arena", config.arena_bytes);
     tickets[1] = ticket_of(arena_file, config.arena_bytes);
   });
-  std::vector<Ticket> all(ranks * 2);
-  host.check(MPI_Allgather(tickets, sizeof tickets, MPI_BYTE, all.data(), sizeof tickets, MPI_BYTE, host.get()), "MPI_Allgather");
+  const auto said = allgather(Writer().put(tickets[0]).put(tickets[1]).take());
   attempt([&] {
+    std::vector<Ticket> all;  // of this host's ranks
+    for (const int rank : topology.domain_ranks) {
+      Reader reader(said[static_cast<std::size_t>(rank)]);
+      for (int i = 0; i < 2; ++i) all.push_back(reader.get<Ticket>());
+    }
     auto board = map_ticket(all[0]);
     std::vector<std::unique_ptr<Mapping>> arenas;
     std::vector<pid_t> processes;
@@ -86,22 +95,19 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
     }
     memory = assemble(std::move(board), std::move(arenas), std::move(processes));
   });
-  host.check(MPI_Barrier(host.get()), "MPI_Barrier");  // the files stay open until all have mapped them
   return problem;
 }
 
 std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
   std::string problem;
+  Files files;
   if (config.shared_memory == SharedMemory::Off) {
     problem = "HVD_SHARED_MEMORY=off";
-  } else if (!has_mpi()) {
+  } else if (is_alone()) {
     memory = private_memory(config);
     return {};
   } else {
-    agree();
-    MPI_Comm raw = MPI_COMM_NULL;
-    comm_.check(MPI_Comm_split(comm_.get(), topology.cross_rank, rank(), &raw), "MPI_Comm_split");
-    problem = try_to_share(config, topology, MpiComm(raw), memory);
+    problem = try_to_share(config, topology, memory, files);
   }
   const auto all = allgather(Writer().put_string(problem).take());
   std::vector<bool> refuses(static_cast<std::size_t>(topology.cross_size), false);
@@ -138,7 +144,7 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
 std::string Bootstrap::find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const {
   const bool wanted = config.direct_copies == DirectCopies::Auto;
   memory.direct_copies = wanted;
-  if (!has_mpi()) return {};
+  if (is_alone()) return {};
   const auto word = std::make_unique<std::uint64_t>(static_cast<std::uint64_t>(::getpid()) << 32 ^ static_cast<std::uint64_t>(rank()));
   const auto places = allgather(Writer().put(reinterpret_cast<std::uint64_t>(word.get())).put(*word).take());
   std::string mine = wanted ? "" : "HVD_DIRECT_COPIES=off";

@@ -176,11 +176,11 @@ void offer_shared_memory(World& world, const DomainMemory& memory, const std::sh
 }
 
 /// From this rank to the leaders of domains; null in a world of one domain. Collective.
-std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology) {
+std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
   if (topology.domains == 1) return nullptr;
-  ranks.require_threads();
+  const MpiComm& of = ranks.comm(topology, why_not_shared);
   ranks.agree();
-  MpiComm comm = MpiComm::duplicate(ranks.comm().get());
+  MpiComm comm = MpiComm::duplicate(of.get());
   return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
@@ -220,7 +220,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
-  auto made = make_transport(ranks, topology);
+  auto made = make_transport(ranks, topology, why_not_shared);
   MpiTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
   Backends backends = make_backends(parts, bootstrap, memory, arena);
@@ -229,7 +229,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   World world;
   world.description = describe(topology, ranks, why_not_shared, why_not_direct, backends.devices);
   world.mpi_threads = ranks.threads_supported();
-  world.has_mpi = ranks.has_mpi();
+  world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);
   world.results = make_results(config, topology, arena, memory);
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
@@ -261,11 +261,11 @@ void init(const Config& config) {
 
   // Lives as long as the process: a communicator must not be freed when nobody else does.
   static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
-  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>();
+  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>(config.start_timeout);
   Bootstrap& ranks = **bootstrap;
   set_log(config.log_level, ranks.rank());
   ranks.begin();
-  if (ranks.has_mpi()) become_rank(ranks.rank());
+  if (!ranks.is_alone()) become_rank(ranks.rank());
   World world;
   try {
     world = make_world(config, *bootstrap);

@@ -29,6 +29,7 @@ PROGRAMS = {
     "hvd_bench": ("examples/bench/options.cc",),
     "step_bench": ("examples/bench/step_bench.cc",),
     "compression_table": ("examples/bench/compression_table.cc",),
+    "hvdrun": ("examples/hvdrun/options.cc",),
     "hvd_scale_sim": ("examples/scale/options.cc",),
     "wrap_existing": (),
     "unit_tests": (),

@@ -99,7 +99,7 @@ void shutdown() {
     if (global().world == world) global().world.reset();
   }
   if (world->close) world->close(clean);
-  if (!world->has_mpi) cease_to_be_rank();
+  if (!world->has_peers) cease_to_be_rank();
 }
 
 void leave_world() noexcept {

@@ -17,7 +17,7 @@ struct World {
   std::shared_ptr<Engine> engine;
   std::string description;
   bool mpi_threads = false;
-  bool has_mpi = false;  ///< a process that is forked later is never a rank, also when this world has ended
+  bool has_peers = false;  ///< a process that is forked later is never a rank, also when this world has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
   /// Where such memory of this rank is, for the other ranks of the host. Null as `allocate_shared`.

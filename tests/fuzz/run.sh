@@ -21,7 +21,7 @@ echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long)
   skip "$clang has no libFuzzer (Debian and Ubuntu: apt-get install libclang-rt-14-dev)"
 
 # fresh <made> : nothing that it could depend on is newer
-fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/tests/fuzz" "$root/tests/support/random.h" -newer "$1" -print -quit)" ]; }
+fresh() { [ -e "$1" ] && [ -z "$(find "$root/hvd" "$root/ops/rendezvous" "$root/tests/fuzz" "$root/tests/support/random.h" -newer "$1" -print -quit)" ]; }
 # compile <object> <source> <flag>...
 compile() {
   local object=$1 source=$2
@@ -40,10 +40,10 @@ start() {
 }
 start "$folder/${name}_fuzz.o" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}"
 # The longest first. What is not needed the linker leaves in the library.
-mapfile -t sources < <(cd "$root/hvd" && ls -S negotiation/*.cc base/*.cc errors.cc types.cc)
+mapfile -t sources < <(cd "$root" && ls -S hvd/{negotiation,base}/*.cc hvd/{errors,types}.cc ops/rendezvous/{hmac,frames,store}.cc)
 for source in "${sources[@]}"; do
   object=$folder/$(tr / _ <<<"${source%.cc}").o
-  start "$object" "$root/hvd/$source" "${flags[@]/fuzzer/fuzzer-no-link}"
+  start "$object" "$root/$source" "${flags[@]/fuzzer/fuzzer-no-link}"
   objects+=("$object")
 done
 for compiler in "${compilers[@]}"; do wait "$compiler"; done

@@ -94,7 +94,7 @@ for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CX
 done
 targets=(hvd_shared_ops)
 quietly "$cmake" -S "$root" -B "$shared" -G "$generator" "${options[@]}"
-if [ "$(of HVD_BUILD_EXAMPLES)" = ON ]; then targets+=(hvd_bench); fi
+if [ "$(of HVD_BUILD_EXAMPLES)" = ON ]; then targets+=(hvd_bench hvdrun); fi
 quietly "$cmake" --build "$shared" --parallel "${HVD_JOBS:-2}" --target "${targets[@]}"
 install_to shared_stage "$shared"
 look_at shared_stage
@@ -128,4 +128,7 @@ ldd "$scratch/shared_core/core_only" >"$scratch/libraries"
 grep -q libhvd.so "$scratch/libraries" || failed "the consumer is not linked with libhvd.so"
 for program in "$scratch/stage/bin/hvd_bench" "$scratch/shared_stage/bin/hvd_bench"; do
   if [ -x "$program" ]; then quietly mpirun -np 2 "$program" -b 4 -e 4K --check --iterations 2; fi
+done
+for program in "$scratch/stage/bin/hvdrun" "$scratch/shared_stage/bin/hvdrun"; do
+  if [ -x "$program" ]; then quietly "$program" -np 2 "$scratch/shared_core/core_only"; fi
 done

@@ -4,6 +4,7 @@
 /// fails: a process that cannot be watched, on another host, in another pid namespace or under a kernel without pidfd_open, is not.
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "hvd/base/wire.h"
@@ -13,6 +14,8 @@ namespace hvd {
 
 class Peers {
  public:
+  /// Names the kernel and the pid namespace of this process, where process ids mean the same; empty where it cannot be told.
+  static std::string name_of_process_space();
   /// What the others need to know to watch this process.
   static Bytes introduce();
   /// `all`: what each rank said of itself, by rank; `self` is this one.

@@ -1,4 +1,4 @@
-#include "ops/bootstrap_peers.h"
+#include "ops/rendezvous/peers.h"
 
 #include <poll.h>
 #include <sys/stat.h>
@@ -11,10 +11,7 @@
 
 namespace hvd {
 
-namespace {
-
-/// Names the kernel and the pid namespace of this process: where both are the same, so are the meanings of process ids.
-std::string pid_world() {
+std::string Peers::name_of_process_space() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat space {};
@@ -22,13 +19,11 @@ std::string pid_world() {
   return boot.empty() ? boot : boot + ':' + std::to_string(space.st_ino);
 }
 
-}  // namespace
-
-Bytes Peers::introduce() { return Writer().put(static_cast<std::int64_t>(::getpid())).put_string(pid_world()).take(); }
+Bytes Peers::introduce() { return Writer().put(static_cast<std::int64_t>(::getpid())).put_string(name_of_process_space()).take(); }
 
 void Peers::watch(const std::vector<Bytes>& all, int self) {
   peers_.clear();
-  const std::string here = pid_world();
+  const std::string here = name_of_process_space();
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     Reader reader(all[rank]);
     const auto process = static_cast<pid_t>(reader.get<std::int64_t>());

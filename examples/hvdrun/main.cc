@@ -1,0 +1,101 @@
+// This is hvdrun -np RANKS [options] PROGRAM [arguments]; --help lists the options. Exit codes: that of the rank that failed first, 2 for
+// wrong options, 1 if the ranks cannot be started.
+#include <fmt/format.h>
+#include <hvd/hvd.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "examples/hvdrun/options.h"
+#include "examples/hvdrun/plan.h"
+#include "examples/hvdrun/ranks.h"
+
+namespace hvdrun {
+namespace {
+
+void print_build() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  const std::string mpi(text.data(), static_cast<std::size_t>(length));
+  const auto line = [](bool is_there, const std::string& what) { fmt::print("  [{}] {}\n", is_there ? 'X' : ' ', what); };
+  fmt::print("hvd {}\n\nBuilt with:\n", HVD_VERSION);
+  line(HVD_HAS_TORCH != 0, "LibTorch");
+  line(true, mpi.substr(0, mpi.find_first_of(",\n")));
+  line(hvd::cuda_built(), "CUDA");
+  line(hvd::nccl_built(), "NCCL");
+  fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun.\n");
+}
+
+void print_plan(const Plan& plan) {
+  if (!plan.launcher.empty()) {
+    std::vector<std::string> words;
+    for (const auto& [name, value] : plan.variables) words.push_back(fmt::format("{}={}", name, value));
+    words.insert(words.end(), plan.launcher.begin(), plan.launcher.end());
+    words.insert(words.end(), plan.command.begin(), plan.command.end());
+    fmt::print("{}\n", quoted(words));
+    return;
+  }
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    std::vector<std::string> words;
+    for (const auto& [name, value] : plan.variables) words.push_back(fmt::format("{}={}", name, value));
+    for (const auto& [name, value] : variables_of_rank(plan, rank)) words.push_back(fmt::format("{}={}", name, value));
+    words.insert(words.end(), plan.command.begin(), plan.command.end());
+    fmt::print("{}\n", quoted(words));
+  }
+}
+
+/// Becomes mpirun. Returns only if that cannot be.
+int become_launcher(const Plan& plan) {
+  for (const auto& name : plan.unset) ::unsetenv(name.c_str());
+  for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  std::vector<char*> words;
+  for (const auto* part : {&plan.launcher, &plan.command})
+    for (const auto& word : *part) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  ::execvp(words.front(), words.data());
+  fmt::print(stderr, "hvdrun: {}: {}\n", words.front(), std::strerror(errno));
+  return 1;
+}
+
+int run(int argc, char** argv) {
+  const Options options = parse_command_line(argc, argv);
+  if (!options.help.empty()) {
+    std::fputs(options.help.c_str(), stdout);
+    return 0;
+  }
+  if (options.check_build) {
+    print_build();
+    return 0;
+  }
+  const Plan plan = make_plan(options);
+  if (options.dry_run) {
+    print_plan(plan);
+    return 0;
+  }
+  if (!plan.launcher.empty()) return become_launcher(plan);
+  return run_ranks(plan, {.prefixes = options.prefixes, .folder = options.output_folder, .verbose = options.verbose});
+}
+
+}  // namespace
+}  // namespace hvdrun
+
+int main(int argc, char** argv) {
+  try {
+    return hvdrun::run(argc, argv);
+  } catch (const hvdrun::WrongOptions& error) {
+    std::fprintf(stderr, "hvdrun: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "hvdrun: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,36 @@
+#pragma once
+/// This header has what hvdrun is told on its command line.
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvdrun {
+
+/// The command line cannot be followed; says why.
+struct WrongOptions : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Options {
+  int ranks = 0;                                               ///< 0: as many as there are slots
+  std::string hosts;                                           ///< "first:4,second:4"
+  std::string hostfile;                                        ///< a file with a line for each host
+  std::vector<std::pair<std::string, std::string>> variables;  ///< for the ranks
+  std::vector<std::string> exports;                            ///< names to be passed to other hosts
+  std::string output_folder;
+  bool prefixes = true;
+  bool uses_mpi = false;
+  std::string mpi_arguments;
+  bool dry_run = false;
+  bool check_build = false;
+  bool verbose = false;
+  std::vector<std::string> command;
+  std::string help;  ///< to be printed instead of anything else
+};
+
+/// Throws WrongOptions.
+Options parse_command_line(int argc, char** argv);
+
+}  // namespace hvdrun

@@ -1,0 +1,276 @@
+#include "hvd/launch/launch.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr std::string_view kAllowed =
+    "tcp://HOST:PORT or file:///PATH (the ranks meet there), mpi (through MPI), or alone (a world of one)";
+constexpr int kMostPort = 65535;
+constexpr int kPortsTried = 16;
+constexpr int kPortsBehind = 1009;  // those next to MASTER_PORT are other jobs' MASTER_PORT
+
+/// What a launcher calls this rank's numbers; it may have no name for some.
+struct Names {
+  std::string_view launcher, rank, size, local_rank;
+};
+constexpr Names kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"};
+constexpr Names kSlurm{"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
+constexpr Names kTorch{"torchrun, or the like,", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
+// Launchers that may belong to another MPI. Where one says how many ranks there are it comes before those that do not.
+constexpr std::array<Names, 6> kOthers{{{"mpiexec of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+                                        {"MVAPICH's launcher", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"},
+                                        {"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"},
+                                        {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"},
+                                        {"mpiexec of PALS", "PALS_RANKID", "", "PALS_LOCAL_RANKID"},
+                                        {"a launcher that speaks PMIx", "PMIX_RANK", "", ""}}};
+
+std::optional<int> number(const std::string& text) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
+struct Announcement {
+  std::string launcher, said;
+  LauncherHints hints;
+  /// Whether there are, or may be, several ranks.
+  [[nodiscard]] bool is_of_several() const { return hints.size ? *hints.size > 1 : hints.rank.has_value(); }
+};
+
+Announcement read(const Environment& environment, const Names& names) {
+  Announcement found{std::string(names.launcher), {}, {}};
+  const auto look = [&](std::string_view name) -> std::optional<int> {
+    const auto text = name.empty() ? std::nullopt : environment(std::string(name));
+    const auto value = text ? number(*text) : std::nullopt;
+    if (value) found.said += formatted("{}{}={}", found.said.empty() ? "" : ", ", name, *value);
+    return value;
+  };
+  found.hints.rank = look(names.rank);
+  found.hints.size = look(names.size);
+  std::string said = found.said;
+  found.hints.local_rank = look(names.local_rank);
+  found.said = std::move(said);
+  return found;
+}
+
+/// The launcher of MPI that this library is at home with. Under `salloc` + `mpirun` Slurm's step variables of remote ranks are wrong; they
+/// count only where Slurm itself started the step.
+Announcement read_mpi_launcher(const Environment& environment) {
+  Announcement found = read(environment, kOpenMpi);
+  if (!found.hints.rank && environment("SLURM_STEP_ID")) found = read(environment, kSlurm);
+  return found;
+}
+
+/// RANK and WORLD_SIZE. Throws InvalidArgument where they cannot be a rank's.
+Announcement read_torch(const Environment& environment) {
+  Announcement torch = read(environment, kTorch);
+  const auto text = [&](const char* name) { return formatted("{}='{}'", name, environment(name).value_or("")); };
+  const bool unset = !environment("RANK") && !environment("WORLD_SIZE");
+  const bool wrong = (environment("RANK") && (!torch.hints.rank || *torch.hints.rank < 0)) ||
+                     (environment("WORLD_SIZE") && (!torch.hints.size || *torch.hints.size < 1)) ||
+                     (torch.hints.rank && torch.hints.size && *torch.hints.rank >= *torch.hints.size);
+  if (unset || !wrong) return torch;
+  throw InvalidArgument(
+      formatted("{}, {}: not allowed; WORLD_SIZE must be the number of ranks, and RANK this one's, from 0 to WORLD_SIZE - 1", text("RANK"),
+                text("WORLD_SIZE")));
+}
+
+bool is_complete(const Announcement& torch) { return torch.hints.rank && torch.hints.size; }
+
+/// `text` is what follows "tcp://": HOST:PORT, an IPv6 address in brackets.
+StoreAddress read_tcp(const std::string& text) {
+  const auto colon = text.rfind(':');
+  StoreAddress address;
+  const auto port = colon == std::string::npos ? std::nullopt : number(text.substr(colon + 1));
+  if (port) address.host = text.substr(0, colon);
+  const bool bracketed = address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']';
+  if (bracketed) address.host = address.host.substr(1, address.host.size() - 2);
+  if (!port || *port < 1 || *port > kMostPort || address.host.empty() || address.host.find('/') != std::string::npos)
+    throw InvalidArgument(formatted(
+        "HVD_INIT: 'tcp://{}' is not allowed; after tcp:// come the host of rank 0 and a free port of it, 1 to {}", text, kMostPort));
+  address.first_port = *port;
+  return address;
+}
+
+std::string token_of(const Environment& environment) { return environment("HVD_INIT_TOKEN").value_or(""); }
+
+/// Where MASTER_ADDR and MASTER_PORT say that ranks meet; empty if they do not say. The port itself belongs to torchrun, or to the
+/// program's own c10d: rank 0 takes one far behind it.
+std::optional<StoreAddress> read_master(const Environment& environment) {
+  const auto host = environment("MASTER_ADDR");
+  const auto text = environment("MASTER_PORT");
+  if (!host || !text) return std::nullopt;
+  const auto port = number(*text);
+  if (!port || *port < 1 || *port > kMostPort)
+    throw InvalidArgument(formatted("MASTER_PORT: '{}' is not allowed; it must be a port, 1 to {}", *text, kMostPort));
+  StoreAddress address;
+  address.host = *host;
+  address.ports = kPortsTried;
+  const int behind = kPortsBehind + kPortsTried;
+  address.first_port = *port + behind <= kMostPort ? *port + kPortsBehind : *port - behind;
+  // The processes of an attempt that torchrun has given up may still be there.
+  address.job =
+      formatted("{} {} {}", *port, environment("TORCHELASTIC_RUN_ID").value_or(""), environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
+  address.token = token_of(environment);
+  return address;
+}
+
+Launch launch_by(Launch::Way way, Announcement by) {
+  Launch launch;
+  launch.way = way;
+  launch.hints = by.hints;
+  launch.launcher = std::move(by.launcher);
+  launch.said = std::move(by.said);
+  return launch;
+}
+
+/// A world of one needs nobody to meet; whether the process was launched is no matter then.
+Launch launch_in_store(Announcement by, StoreAddress address) {
+  if (*by.hints.size == 1) return {};
+  Launch launch = launch_by(Launch::Way::Store, std::move(by));
+  launch.store = std::move(address);
+  return launch;
+}
+
+/// The first announcement of several ranks by a launcher that may be of another MPI. One that leaves their number open counts only where
+/// none says that there is one.
+std::optional<Announcement> read_others(const Environment& environment) {
+  bool is_one = false;
+  for (const Names& names : kOthers) {
+    Announcement found = read(environment, names);
+    if (found.is_of_several() && (found.hints.size || !is_one)) return found;
+    is_one = is_one || found.hints.size == 1;
+  }
+  return std::nullopt;
+}
+
+/// Follows HVD_INIT.
+Launch read_forced(const Environment& environment, const std::string& wanted) {
+  const Announcement mpi = read_mpi_launcher(environment);
+  Launch launch;
+  if (wanted == "alone") {
+    launch.hints = {.rank = 0, .size = 1, .local_rank = 0};
+  } else if (wanted == "mpi") {
+    launch = launch_by(Launch::Way::Mpi, mpi.hints.rank ? mpi : read_others(environment).value_or(mpi));
+    launch.may_be_alone = launch.hints.size ? *launch.hints.size == 1 : !launch.hints.rank;
+  } else {
+    StoreAddress address;
+    if (wanted.starts_with("tcp://")) {
+      address = read_tcp(wanted.substr(6));
+    } else if (wanted.starts_with("file:///")) {
+      address.path = wanted.substr(7);
+    } else {
+      throw InvalidArgument(formatted("HVD_INIT: '{}' is not allowed; it must be {}", wanted, kAllowed));
+    }
+    address.job = formatted("{} {} {}", address.first_port, environment("TORCHELASTIC_RUN_ID").value_or(""),
+                            environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
+    address.token = token_of(environment);
+    // Any launcher's numbers are as good, such as those of srun --mpi=none or of another MPI's mpiexec.
+    Announcement by = read_torch(environment);
+    if (!is_complete(by)) by = mpi;
+    if (!is_complete(by)) by = read_others(environment).value_or(by);
+    if (!is_complete(by))
+      throw InvalidArgument(
+          formatted("HVD_INIT={}: RANK and WORLD_SIZE are missing; each rank needs them to be its number, from 0, and the "
+                    "number of ranks",
+                    wanted));
+    launch = launch_in_store(std::move(by), std::move(address));
+  }
+  launch.is_forced = true;
+  return launch;
+}
+
+/// The sentence for RANK and WORLD_SIZE that announce several ranks, and do not say where they meet.
+[[noreturn]] void refuse_torch(const Environment& environment, const Announcement& torch) {
+  std::vector<std::string> missing;
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+    if (!environment(name)) missing.emplace_back(name);
+  throw InvalidArgument(
+      formatted("hvd::init(): {} says that there are several ranks, but {} {} missing: set all of RANK, WORLD_SIZE, MASTER_ADDR and "
+                "MASTER_PORT, as torchrun does, or RANK, WORLD_SIZE and HVD_INIT=tcp://HOST:PORT, or start the ranks by mpirun; unset {}, "
+                "or set HVD_INIT=alone, if this is meant to be a world of one",
+                torch.said, joined(missing, ", "), missing.size() == 1 ? "is" : "are", torch.hints.size ? "WORLD_SIZE" : "RANK"));
+}
+
+/// Whether RANK and WORLD_SIZE were set by a launcher that runs below the one of MPI: by torchrun, or on each of several hosts of a Slurm
+/// step.
+bool is_inner(const Environment& environment, const Announcement& torch, const Announcement& mpi) {
+  if (!is_complete(torch) || *torch.hints.size == 1) return false;
+  if (environment("TORCHELASTIC_RUN_ID")) return true;
+  return mpi.launcher == kSlurm.launcher && mpi.hints.size.value_or(1) < *torch.hints.size;
+}
+
+}  // namespace
+
+std::string StoreAddress::text() const {
+  if (!path.empty()) return path;
+  const std::string name = host.find(':') == std::string::npos ? host : formatted("[{}]", host);
+  return ports == 1 ? formatted("{}:{}", name, first_port) : formatted("{}:{}-{}", name, first_port, first_port + ports - 1);
+}
+
+Launch read_launch(const Environment& environment) {
+  if (const auto wanted = environment("HVD_INIT")) return read_forced(environment, *wanted);
+  Announcement mpi = read_mpi_launcher(environment);
+  if (mpi.hints.rank) {
+    Announcement torch = read(environment, kTorch);  // these may be anything: mpirun passes on what its caller has
+    const bool agrees = is_complete(torch) && torch.hints.rank == mpi.hints.rank && torch.hints.size == mpi.hints.size;
+    if (!is_inner(environment, torch, mpi)) {
+      Launch launch = launch_by(Launch::Way::Mpi, std::move(mpi));
+      launch.may_be_alone = launch.hints.size.value_or(1) == 1;
+      if (agrees && !launch.may_be_alone) launch.store = read_master(environment);
+      return launch;
+    }
+  }
+  auto other = read_others(environment);
+  Announcement torch = read_torch(environment);
+  if (is_complete(torch) && (*torch.hints.size > 1 || !other)) {
+    auto address = read_master(environment);
+    if (address || *torch.hints.size == 1) return launch_in_store(std::move(torch), std::move(address).value_or(StoreAddress{}));
+  }
+  if (other) {
+    Launch launch = launch_by(Launch::Way::Mpi, std::move(*other));
+    const bool has_server = environment("PMIX_SERVER_URI2") || environment("PMIX_SERVER_URI21") || environment("PMIX_SERVER_URI3") ||
+                            environment("PMIX_SERVER_URI4") || environment("PMIX_SERVER_URI41");
+    launch.may_be_alone = !launch.hints.size && launch.hints.rank == 0 && has_server;
+    return launch;
+  }
+  if (torch.hints.size.value_or(1) > 1 || torch.hints.rank.value_or(0) > 0) refuse_torch(environment, torch);
+  return {};
+}
+
+Launch read_launch() { return read_launch(detail::variable_of_environment); }
+
+LauncherHints launcher_hints() {
+  try {
+    return read_launch().hints;
+  } catch (const InvalidArgument&) {
+    return {};  // hvd::init() says what is wrong
+  }
+}
+
+std::string wrong_world(const Launch& launch, int size, const std::string& library) {
+  const std::string ranks = launch.hints.size ? formatted("{} ranks", *launch.hints.size) : std::string("several ranks");
+  return formatted(
+      "the launcher started {}, but MPI sees {}: {} say that {} started this process as one of {}, and the MPI that hvd was built with "
+      "({}) "
+      "{}. This program was built for another MPI than that of its launcher: start it with the mpirun that belongs to the MPI it was built "
+      "with{}; or let the ranks meet without MPI, by HVD_INIT=tcp://HOST:PORT with the host of rank 0 and a free port of it; or set "
+      "HVD_INIT=alone if each process is to be a world of its own",
+      ranks, size, launch.said, launch.launcher, ranks, library, size == 1 ? "came up as a world of one" : "disagrees",
+      launch.launcher == kSlurm.launcher ? " (under srun: srun --mpi=pmix)" : "");
+}
+
+}  // namespace hvd

@@ -1,0 +1,51 @@
+#pragma once
+/// read_launch() decides from the environment how this process finds the other ranks, before anything is started: through MPI, through a
+/// store (ops/rendezvous), or not at all. It is a pure function of the variables, for the caller's thread, and owns nothing. It throws
+/// InvalidArgument for variables that contradict themselves or are incomplete, and says what to do.
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "hvd/config.h"
+
+namespace hvd {
+
+/// Returns the value of a variable; empty where it is unset or empty.
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+
+/// Where the ranks meet without MPI.
+struct StoreAddress {
+  std::string host;    ///< a name or an address; empty where it is a file
+  int first_port = 0;  ///< of those that rank 0 may listen at: it takes the first that is free
+  int ports = 1;       ///< how many there are
+  std::string path;    ///< of the file in which rank 0 says where it listens
+  std::string job;     ///< what tells this job from others on the same host; no secret
+  std::string token;   ///< HVD_INIT_TOKEN: the job's secret; empty where there is none
+
+  /// Returns the address as a message has it.
+  [[nodiscard]] std::string text() const;
+};
+
+/// How this process was started, as far as the environment tells.
+struct Launch {
+  enum class Way { Alone, Mpi, Store };
+  Way way = Way::Alone;
+  LauncherHints hints;     ///< this rank's numbers, as far as they are told
+  std::string launcher;    ///< who has told them
+  std::string said;        ///< the variables that tell, "PMI_RANK=2, PMI_SIZE=4"
+  bool is_forced = false;  ///< the user has said so by HVD_INIT
+  /// With Way::Mpi, whether a world of one is to be believed: nothing contradicts it.
+  bool may_be_alone = true;
+  /// With Way::Store, and with Way::Mpi where the ranks can meet there in case MPI comes up alone.
+  std::optional<StoreAddress> store;
+};
+
+Launch read_launch(const Environment& environment);
+/// Returns that of this process.
+Launch read_launch();
+
+/// Returns the sentence for a process whose launcher has announced several ranks where MPI, `library` by its own name, sees `size`.
+std::string wrong_world(const Launch& launch, int size, const std::string& library);
+
+}  // namespace hvd

@@ -1,0 +1,255 @@
+#include "ops/mpi/rendezvous.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+
+namespace hvd {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+bool we_started_mpi = false;
+constexpr int kTagOfLosses = 0;
+constexpr int kTagOfGifts = 1;
+constexpr auto kLookInterval = 100ms;
+constexpr auto kGrace = 1s;
+
+/// Asks again and again without keeping a core busy.
+void wait_quietly(const std::function<bool()>& happened) {
+  for (int round = 0; !happened(); ++round)
+    if (round > 100) std::this_thread::sleep_for(50us);
+}
+
+bool is_mpi_finalized() {
+  int finalized = 0;
+  return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
+}
+
+/// What is to be done before MPI ends.
+std::function<void()>& before_mpi_ends() {
+  static auto* const work = new std::function<void()>;
+  return *work;
+}
+extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, void* /*extra*/) {
+  if (before_mpi_ends()) before_mpi_ends()();
+  return MPI_SUCCESS;
+}
+
+}  // namespace
+
+std::string mpi_library() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "its version is unknown";
+  const std::string all(text.data(), static_cast<std::size_t>(length));
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
+bool is_mpi_started() {
+  int initialized = 0;
+  return MPI_Initialized(&initialized) == MPI_SUCCESS && initialized != 0;
+}
+
+std::unique_ptr<MpiRendezvous> MpiRendezvous::start(int rank) {
+  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  int level = MPI_THREAD_SINGLE;
+  if (is_mpi_started()) {
+    MPI_Query_thread(&level);
+  } else {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
+    we_started_mpi = true;
+  }
+  return std::unique_ptr<MpiRendezvous>(new MpiRendezvous(MpiComm::duplicate(MPI_COMM_WORLD), level));
+}
+
+void MpiRendezvous::watch_peers() { peers_.watch(allgather(Peers::introduce()), rank()); }
+
+void MpiRendezvous::before_finalize(std::function<void()> work) const {
+  const bool is_first = !std::exchange(before_mpi_ends(), std::move(work));
+  if (!is_first) return;
+  // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
+  int key = MPI_KEYVAL_INVALID;
+  comm_.check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
+  comm_.check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
+void MpiRendezvous::begin() {
+  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
+}
+
+/// What the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
+struct MpiRendezvous::Exchange {
+  Bytes mine, all;
+  std::vector<int> lengths, starts;
+  int length = 0;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
+  auto next_look = Clock::now() + kLookInterval;
+  std::optional<Clock::time_point> give_up;
+  std::string lost;
+  wait_quietly([&] {
+    int done = 0;
+    comm_.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    if (done != 0 || Clock::now() < next_look) return done != 0;
+    next_look = Clock::now() + kLookInterval;
+    // Who has ended may have done its part before, and what it sent be on its way.
+    if (!give_up) {
+      lost = find_loss();
+      if (!lost.empty()) give_up = Clock::now() + kGrace;
+    } else if (Clock::now() > *give_up) {
+      broken_ = lost;
+      tell_loss();
+      throw RankFailed(lost);
+    }
+    return false;
+  });
+}
+
+std::string MpiRendezvous::find_loss() {
+  if (const auto dead = peers_.find_dead())
+    return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", *dead);
+  int there = 0;
+  MPI_Status status;
+  comm_.check(MPI_Iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
+  if (there == 0) return {};
+  int length = 0;
+  comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+  std::string text(static_cast<std::size_t>(length), ' ');
+  comm_.check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE), "MPI_Recv");
+  return text;
+}
+
+void MpiRendezvous::tell_loss() {
+  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from here.
+  static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
+  const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank()) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_BYTE, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
+      MPI_Request_free(&request);
+  }
+}
+
+std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
+  const auto ranks = static_cast<std::size_t>(size());
+  auto held = std::make_unique<Exchange>();
+  Exchange& of = *held;
+  of.mine = mine;
+  of.lengths.resize(ranks);
+  of.length = static_cast<int>(mine.size());
+  try {
+    comm_.check(MPI_Iallgather(&of.length, 1, MPI_INT, of.lengths.data(), 1, MPI_INT, comm_.get(), &of.request), "MPI_Iallgather");
+    finish(of.request, "MPI_Iallgather");
+    int total = 0;
+    for (const int of_rank : of.lengths) {
+      of.starts.push_back(total);
+      total += of_rank;
+    }
+    of.all.resize(static_cast<std::size_t>(total));
+    comm_.check(MPI_Iallgatherv(of.mine.data(), of.length, MPI_BYTE, of.all.data(), of.lengths.data(), of.starts.data(), MPI_BYTE,
+                                comm_.get(), &of.request),
+                "MPI_Iallgatherv");
+    finish(of.request, "MPI_Iallgatherv");
+  } catch (...) {
+    static_cast<void>(held.release());
+    if (broken_.empty()) broken_ = status_of_current_exception().text();
+    throw;
+  }
+  std::vector<Bytes> result;
+  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(of.all.begin() + of.starts[i], of.all.begin() + of.starts[i] + of.lengths[i]);
+  return result;
+}
+
+void MpiRendezvous::require_threads() const {
+  if (level_ >= MPI_THREAD_SERIALIZED) return;
+  const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
+  const char* const why =
+      "hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off, need MPI with MPI_THREAD_SERIALIZED at least, "
+      "because "
+      "hvd calls it in threads of its own";
+  if (we_started_mpi) throw BackendError(formatted("{}; this MPI offers {} only", why, level));
+  throw BackendError(
+      formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
+                "MPI_Init, or leave it to hvd::init() to start MPI",
+                why, level));
+}
+
+std::vector<int> MpiRendezvous::find_hosts() {
+  MPI_Comm raw = MPI_COMM_NULL;
+  comm_.check(MPI_Comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &raw), "MPI_Comm_split_type");
+  const MpiComm host(raw);
+  int first = rank();
+  comm_.check(MPI_Bcast(&first, 1, MPI_INT, 0, host.get()), "MPI_Bcast");
+  std::vector<int> hosts;
+  for (const auto& bytes : allgather(Writer().put(first).take())) hosts.push_back(Reader(bytes).get<int>());
+  return hosts;
+}
+
+void MpiRendezvous::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) {
+  auto sent = std::make_unique<Bytes>(mine);
+  std::vector<MPI_Request> requests(ranks.size() - 1, MPI_REQUEST_NULL);
+  try {
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      comm_.check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
+                  "MPI_Isend");
+    wait_quietly([&] {
+      int done = 0;
+      comm_.check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      if (done == 0 && give_up()) throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
+      return done != 0;
+    });
+  } catch (...) {
+    (void)sent.release();  // MPI may still read it: a send cannot be taken back
+    throw;
+  }
+}
+
+Bytes MpiRendezvous::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+  if (ranks.size() < 2) return mine;
+  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
+  if (rank() == ranks.front()) {
+    send_to_others(ranks, mine, mpi_tag, give_up);
+    return mine;
+  }
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  wait_quietly([&] {
+    int there = 0;
+    comm_.check(MPI_Improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
+    if (there == 0 && give_up())
+      throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+    return there != 0;
+  });
+  int bytes = 0;
+  comm_.check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+  Bytes received(static_cast<std::size_t>(bytes));
+  comm_.check(MPI_Mrecv(received.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+  return received;
+}
+
+void MpiRendezvous::barrier() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  comm_.check(MPI_Ibarrier(comm_.get(), &request), "MPI_Ibarrier");
+  finish(request, "MPI_Ibarrier");
+}
+
+void finalize_mpi() {
+  if (we_started_mpi && !is_mpi_finalized()) MPI_Finalize();
+}
+
+}  // namespace hvd

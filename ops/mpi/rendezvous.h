@@ -1,0 +1,65 @@
+#pragma once
+/// MpiRendezvous is the Rendezvous of ranks that a launcher of MPI has started. It starts MPI or adopts it, owns a communicator, and waits
+/// in blocking calls for the time of `init()` and the end of `shutdown()` alone. A rank of this host that dies meanwhile is RankFailed on
+/// all; MPI is then of no more use to hvd. It fails with BackendError otherwise.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/mpi/call.h"
+#include "ops/rendezvous/peers.h"
+#include "ops/rendezvous/rendezvous.h"
+
+namespace hvd {
+
+class MpiRendezvous final : public Rendezvous {
+ public:
+  /// Starts MPI if nobody has, or adopts it. `rank`: of this process, for messages. The ranks do not watch each other yet.
+  static std::unique_ptr<MpiRendezvous> start(int rank);
+  /// Collective. From now on a rank of this host that dies is noticed.
+  void watch_peers();
+
+  [[nodiscard]] const MpiComm& comm() const { return comm_; }
+  [[nodiscard]] bool threads_supported() const { return level_ == MPI_THREAD_MULTIPLE; }
+  /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
+  [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
+  /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
+  void require_threads() const;
+  /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
+  void before_finalize(std::function<void()> work) const;
+
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  void begin() override;
+  const std::string& broken() const override { return broken_; }
+  std::vector<Bytes> allgather(const Bytes& mine) override;
+  void barrier() override;
+  std::vector<int> find_hosts() override;
+  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
+
+ private:
+  struct Exchange;
+  MpiRendezvous(MpiComm comm, int level) : comm_(std::move(comm)), level_(level) {}
+  /// Waits for the end of a collective call. Throws RankFailed if a rank has died.
+  void finish(MPI_Request& request, std::string_view call);
+  [[nodiscard]] std::string find_loss();
+  void tell_loss();
+  void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up);
+
+  MpiComm comm_;
+  int level_;
+  Peers peers_;
+  std::string broken_;  ///< why a collective call has not come to its end
+};
+
+/// Returns whether MPI_Init has been called.
+bool is_mpi_started();
+/// Returns the MPI that this library is linked with in its own words, "Open MPI v4.1.4".
+std::string mpi_library();
+/// Finalizes MPI if this library started it and nobody has.
+void finalize_mpi();
+
+}  // namespace hvd

@@ -1,0 +1,36 @@
+#pragma once
+/// Rendezvous is the port through which processes that were started apart become ranks: every rank's bytes to all, a barrier, and gifts
+/// from one rank to others. It is what `init()` and the end of `shutdown()` need; tensors never go this way. Collective calls are made by
+/// all ranks in the same order, each by one thread at a time. A rank that dies meanwhile is RankFailed on all who wait for it; what a call
+/// has thrown for once, all later ones throw.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hvd/base/wire.h"
+
+namespace hvd {
+
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  /// Not collective: what an `init()` calls first. Throws BackendError if this cannot be used any more.
+  virtual void begin() = 0;
+  /// Returns why this cannot be used any more; empty if it can.
+  [[nodiscard]] virtual const std::string& broken() const = 0;
+  /// Collective. Returns every rank's bytes, by rank. Waits without spinning, for as long as all live.
+  virtual std::vector<Bytes> allgather(const Bytes& mine) = 0;
+  /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end its process.
+  virtual void barrier() = 0;
+  /// Collective. Returns, by rank, the lowest rank of the same host.
+  virtual std::vector<int> find_hosts() = 0;
+  /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
+  /// `give_up`, which then ends it with BackendError; what a set of ranks is given under one tag comes in order.
+  virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,97 @@
+// A rank that does not care who has started it: meets [WHAT]. Prints who it is, what it needed, and a hash of all bits that collectives
+// gave it, so that ways to start can be compared; exit code 3 after an error of hvd's, which it prints.
+//   sums     (default) init(), sums and others, shutdown(); and once more
+//   dies     rank 1 dies in the middle, the others say what they learn
+//   late     rank 0 comes to init() a second late
+//   leaves   rank 1 ends with exit code 7 before init()
+//   waits    after init() for ever
+#include <mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "hvd/hvd.h"
+#include "tests/support/speak.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using hvd::test::say;
+
+/// FNV-1a
+class Hash {
+ public:
+  void add(const void* data, std::size_t bytes) {
+    for (std::size_t i = 0; i < bytes; ++i) value_ = (value_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3U;
+  }
+  [[nodiscard]] std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325U;
+};
+
+/// Sums depend on the order in which they are made.
+std::vector<float> numbers(std::size_t count, unsigned salt) {
+  std::vector<float> made(count);
+  std::uint64_t state = salt * 7919U + static_cast<unsigned>(hvd::rank()) * 104729U + 1;
+  for (float& value : made) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    value = static_cast<float>(static_cast<std::int64_t>(state)) * 0x1p-50F;
+  }
+  return made;
+}
+
+hvd::Buffer buffer_of(std::vector<float>& values) {
+  return {.data = values.data(), .dtype = hvd::DataType::Float32, .shape = {static_cast<std::int64_t>(values.size())}};
+}
+
+std::uint64_t compute() {
+  Hash hash;
+  unsigned salt = 0;
+  for (const std::size_t count : {1U, 7U, 1000U, 65537U, 300000U}) {
+    for (const auto op : {hvd::ReduceOp::Sum, hvd::ReduceOp::Average, hvd::ReduceOp::Adasum}) {
+      auto values = numbers(count, ++salt);
+      hvd::allreduce(buffer_of(values), buffer_of(values), {.op = op});
+      hash.add(values.data(), count * sizeof(float));
+    }
+    auto values = numbers(count + static_cast<std::size_t>(hvd::rank()), ++salt);
+    const auto all = hvd::allgather(buffer_of(values));
+    hash.add(all.data.data(), all.data.size());
+  }
+  return hash.value();
+}
+
+void run(const std::string& what) {
+  if (what == "late" && hvd::launcher_hints().rank == 0) std::this_thread::sleep_for(1s);
+  if (what == "leaves" && hvd::launcher_hints().rank == 1) ::_exit(7);
+  for (int again = 0; again < 2; ++again) {
+    hvd::init();
+    if (what == "waits") {
+      say(hvd::formatted("rank {} waits", hvd::rank()));
+      std::this_thread::sleep_for(1h);
+    }
+    if (what == "dies" && hvd::rank() == 1) ::_exit(0);
+    int started = 0;
+    MPI_Initialized(&started);
+    say(hvd::formatted("rank {} of {}, {} of {} here: {:016x}, MPI {}", hvd::rank(), hvd::size(), hvd::local_rank(), hvd::local_size(),
+                       compute(), started != 0 ? "is used" : "is not used"));
+    hvd::shutdown();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(argc > 1 ? argv[1] : "sums");
+  } catch (const hvd::Error& error) {
+    say(hvd::formatted("rank {}: {}: {}", hvd::launcher_hints().rank.value_or(-1), hvd::test::type_of(error), error.what()));
+    return 3;
+  }
+  return 0;
+}

@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# hvdrun: ranks of one host without MPI compute what they compute under mpirun; output by rank, variables, exit codes, signals, what is left
+# behind, the usual mistakes; and mpirun's command line for the rest.
+# Usage: hvdrun.sh BUILD_FOLDER
+# timeout: 300
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+build=$(cd "$1" && pwd)
+run=$build/examples/hvdrun meets=$build/tests/meets
+[ -x "$run" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
+# shellcheck source=../../../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+# shellcheck source=../../support/cases.sh
+. "$root/tests/support/cases.sh"
+ulimit -c 0
+for name in $(compgen -e); do
+  case $name in RANK | WORLD_SIZE | LOCAL_RANK | PMI* | SLURM_* | OMPI_COMM_* | HVD_INIT*) unset "$name" ;; esac
+done
+
+verdict() { # verdict NAME PROBLEM: no problem is a pass
+  [ -z "$(find "$TMPDIR" -maxdepth 1 -name 'hvdrun-*')" ] || set -- "$1" "${2:-"something is left in TMPDIR"}"
+  if [ -z "$2" ]; then
+    echo "PASS  $1"
+  else
+    echo "FAIL  $1: $2; output:"
+    sed 's/^/      /' "$work"/out "$work"/err
+    failures=$((failures + 1))
+  fi
+}
+# says NAME CODE COUNT WORDS COMMAND...: the exit code, and so many lines of either output with the words
+says() {
+  local name=$1 code=$2 lines=$3 words=$4 problem='' status
+  shift 4
+  timeout --kill-after=5 60 "$@" >"$work/out" 2>"$work/err" </dev/null
+  status=$?
+  [ "$status" -eq "$code" ] || problem="exit code $status, not $code"
+  [ "$(cat "$work/out" "$work/err" | grep -acE -- "$words")" -eq "$lines" ] || problem=${problem:-"not $lines lines with '$words'"}
+  verdict "$name" "$problem"
+}
+
+same() {
+  local bits
+  timeout 60 mpirun -np 3 "$meets" >"$work/mpirun" 2>&1 </dev/null
+  bits=$(sed -n 's/^rank .*: \([0-9a-f]*\), MPI is used/\1/p' "$work/mpirun" | sort -u)
+  says "the bits of mpirun" 0 6 "^\[[0-2]\]<stderr>:rank [0-2] of 3, [0-2] of 3 here: ${bits:-none}, MPI is not used" "$run" -np 3 "$meets"
+}
+start same
+start says "one rank" 0 2 "^\[0\]<stderr>:rank 0 of 1, " "$run" -np 1 "$meets"
+start says "as many ranks as slots" 0 8 "rank [0-3] of 4, " "$run" -H "localhost:3,127.0.0.1" "$meets"
+start says "by mpirun, if wanted" 0 4 "rank [01] of 2, .*MPI is used" "$run" -np 2 --mpi "$meets"
+start says "by mpirun, where ranks may not share memory" 0 4 "rank [01] of 2, .*MPI is used" env HVD_SHARED_MEMORY=off "$run" -np 2 "$meets"
+start says "without prefixes" 0 4 "^rank [01] of 2, " "$run" -np 2 --no-prefix "$meets"
+start says "variables, and arguments with blanks" 0 2 "^\[[01]\]<stdout>:a b, c  d, 1048576, two words$" env GIVEN="a b" \
+  "$run" -np 2 -x GIVEN -x "NEW=c  d" --fusion-threshold-mb 1 bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1"' bash "two words"
+start says "the program's own options are its own" 0 1 "^\[0\]<stdout>:-np 7 --help -x$" "$run" -np 1 echo -np 7 --help -x
+start says "a line without an end" 0 2 "^\[[01]\]<stdout>:half$" "$run" -np 2 printf half
+start says "much output, line by line" 0 60000 '^\[[0-2]\]<stdout>:[0-9]+ 0123456789012345678901234567890123456789$' \
+  "$run" -np 3 bash -c 'for ((i = 0; i < 20000; i++)); do echo "$i 0123456789012345678901234567890123456789"; done'
+files() {
+  says "output by rank" 0 2 "^\[[01]\]<stdout>:out [01]$" "$run" -np 2 --output-filename "$work/logs/all" bash -c 'echo "out $RANK"; echo "err $RANK" >&2'
+  local found
+  found=$(cd "$work/logs/all" && grep -r . . | sort | tr '\n' ' ')
+  verdict "files by rank" "$([ "$found" = "./rank.0/stderr:err 0 ./rank.0/stdout:out 0 ./rank.1/stderr:err 1 ./rank.1/stdout:out 1 " ] || echo "not: $found")"
+}
+start files
+start says "rank 0 reads standard input" 0 1 "^\[0\]<stdout>:told$" bash -c 'echo told | "$0" -np 3 cat' "$run"
+
+start says "the exit code of the first to fail" 7 1 "^hvdrun: rank 1 .* ended with exit code 7, the first to fail; its last words:" \
+  "$run" -np 3 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
+start says "and its last words" 7 1 "^  the reason$" "$run" -np 2 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
+start says "a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "$run" -np 4 "$build/tests/victim" kill 60
+start says "a rank that ends before init()" 7 1 "ended with exit code 7, the first to fail" "$run" -np 2 "$meets" leaves
+start says "a program that is not there" 2 1 "^hvdrun: nothere: no such program in PATH" "$run" -np 2 nothere
+start says "a program that cannot be run" 2 1 "no such program" "$run" -np 2 "$root/README.md"
+start says "too few slots" 2 1 "^hvdrun: -np 4: there are only 3 slots" "$run" -np 4 -H localhost:3 "$meets"
+start says "a host without a number of slots" 2 1 "'many' is no number of slots" "$run" -H localhost:many "$meets"
+start says "a host file that is not there" 2 1 "--hostfile /nonexistent: cannot be read" "$run" --hostfile /nonexistent "$meets"
+start says "no number of ranks" 2 1 "how many ranks\? -np RANKS" "$run" "$meets"
+start says "no program" 2 1 "no program is named" "$run" -np 2
+start says "an option that is none" 2 1 "^hvdrun: --nope: no such option" "$run" -np 2 --nope "$meets"
+start says "a knob that is wrong" 3 2 "^\[[01]\]<stderr>:.*HVD_LOG_LEVEL: 'loud' is not allowed" "$run" -np 2 --log-level loud bash -c '"$0"; code=$?; sleep 1; exit $code' "$meets"
+
+start says "what is planned" 0 2 "^A='?b c'? |^'A=b c' RANK=[01] WORLD_SIZE=2 LOCAL_RANK=[01] LOCAL_WORLD_SIZE=2 ./train --lr 0.1$" \
+  bash -c 'cd "$(dirname "$1")" && "$0" -np 2 --dry-run -x "A=b c" ./train --lr 0.1' "$run" "$build/examples/train"
+hosts() {
+  printf 'first slots=2 # the first\n\nsecond slots=2\n' >"$work/hosts"
+  says "several hosts" 0 1 "^HVD_TIMELINE=t.json mpirun -np 4 --hostfile $work/hosts .*-x HVD_CACHE_CAPACITY .*-x HVD_TIMELINE .*--report-bindings ./train" \
+    env HVD_CACHE_CAPACITY=64 HVD_INIT=alone "$run" --hostfile "$work/hosts" --dry-run --timeline-filename t.json --mpi-args="--report-bindings" ./train
+}
+start hosts
+start says "an allocation of several nodes" 0 1 "mpirun -np 8 " env SLURM_JOB_ID=1 SLURM_NTASKS=8 SLURM_JOB_NUM_NODES=2 "$run" --dry-run ls
+start says "an allocation of one node" 0 4 "^RANK=[0-3] WORLD_SIZE=4 " env SLURM_JOB_ID=1 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1 "$run" --dry-run ls
+start says "what is built" 0 1 "\[X\] Open MPI|\[X\] MPICH|\[X\] Intel" "$run" --check-build
+
+manual() { # it has every option
+  local option problem=''
+  for option in $("$run" --help | grep -oE '^ +-[^ ]+' | tr ',' ' '); do
+    grep -qF -- "\\fB${option//-/\\-}\\fR" "$root/examples/hvdrun/hvdrun.1" || problem="$problem $option"
+  done
+  : >"$work/out"
+  : >"$work/err"
+  verdict "the manual has all options" "${problem:+"it lacks$problem"}"
+}
+start manual
+complete_words() { # WORD...: what bash offers for the last one
+  bash -c '. "$0"; PATH=$(dirname "$1"):$PATH; shift; COMP_WORDS=(hvdrun "$@"); COMP_CWORD=$#; _hvdrun; printf "%s\n" "${COMPREPLY[@]}"' \
+    "$root/examples/hvdrun/completion.bash" "$run" "$@"
+}
+# says() runs its command by timeout(1)
+export -f complete_words
+export root run
+completion_cases() {
+  says "completion of options" 0 1 "^--timeline-filename$" bash -c 'complete_words --timeline-f'
+  says "completion of values" 0 1 "^warning$" bash -c 'complete_words --log-level w'
+}
+start completion_cases
+if [ -x "$build/examples/train" ]; then
+  trains() {
+    local launcher options="--model mlp --epochs 1 --max-steps 10 --threads 1 --seed 3"
+    for launcher in mpirun "$run"; do
+      # shellcheck disable=SC2086  # options
+      timeout 100 "$launcher" -np 3 "$build/examples/train" $options --json "$work/${launcher##*/}.json" >"$work/out" 2>"$work/err" </dev/null
+    done
+    numbers() { grep -E '"(loss|top1|train_loss|world_size)"' "$work/$1.json"; }
+    verdict "it trains as under mpirun" "$([ -n "$(numbers hvdrun)" ] && [ "$(numbers hvdrun)" = "$(numbers mpirun)" ] || echo "other numbers")"
+  }
+  start trains
+fi
+
+# ended NAME SIGNAL CODE SECONDS COMMAND...: hvdrun is sent SIGNAL when two ranks run; nothing of them is left
+ended() {
+  local name=$1 signal=$2 code=$3 most=$4 problem='' status process start pid
+  shift 4
+  : >"$work/out"
+  : >"$work/err"
+  env --default-signal=INT,TERM "$run" -np 2 "$@" >"$work/out" 2>"$work/err" </dev/null & # bash lets what runs in the background ignore SIGINT
+  process=$!
+  for ((i = 0; i < 200; i++)); do
+    [ "$(grep -c waits "$work/out" "$work/err" | awk -F: '{ n += $2 } END { print n }')" = 2 ] && break
+    sleep 0.05
+  done
+  pid=$(pgrep -P "$process" | tr '\n' ' ')
+  start=$SECONDS
+  kill -"$signal" "$process"
+  wait "$process" 2>/dev/null
+  status=$?
+  [ "$status" -eq "$code" ] || problem="exit code $status, not $code"
+  [ $((SECONDS - start)) -le "$most" ] || problem=${problem:-"it took $((SECONDS - start)) s"}
+  [ "$(wc -w <<<"$pid")" = 2 ] || problem=${problem:-"not two ranks: $pid"}
+  sleep 0.3
+  for one in $pid; do
+    case "$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$one/status" 2>/dev/null)" in '' | Z | X) ;; *) problem=${problem:-"process $one is left"} ;; esac
+  done
+  [ "$signal" != KILL ] || rm -rf "$TMPDIR"/hvdrun-* # nobody is there to do it
+  verdict "$name" "$problem"
+}
+start ended "SIGTERM ends the ranks" TERM 143 4 "$meets" waits
+start ended "SIGINT ends the ranks" INT 130 4 "$meets" waits
+ignores() { # as nohup does
+  env --ignore-signal=HUP "$run" -np 1 bash -c 'echo waits; sleep 2' >"$work/out" 2>"$work/err" </dev/null &
+  local process=$!
+  sleep 0.7
+  kill -HUP $process
+  local problem=''
+  wait $process || problem="exit code $?"
+  verdict "a signal that is ignored stays so" "$problem"
+}
+start ignores
+start ended "ranks that do not heed SIGTERM" TERM 143 9 bash -c 'trap "" TERM; echo waits; while :; do sleep 1; done'
+start ended "ranks do not outlive hvdrun" KILL 137 4 "$meets" waits
+finish_cases

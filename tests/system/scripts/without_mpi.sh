@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Ranks of one host that nothing of MPI has started: by RANK and WORLD_SIZE, torchrun, HVD_INIT over TCP and by a file. They compute the same
+# bits as under mpirun, and MPI_Init is not called; a rank that dies is noticed; jobs side by side do not meet; ranks that would need MPI say
+# so, all of them.
+# Usage: without_mpi.sh BUILD_FOLDER
+# timeout: 400
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+tests=$(cd "$1" && pwd)/tests
+# shellcheck source=../../../cmake/mpi_env.sh
+. "$root/cmake/mpi_env.sh"
+# shellcheck source=../../support/cases.sh
+. "$root/tests/support/cases.sh"
+ulimit -c 0
+for name in $(compgen -e); do # whoever runs this may be a launcher's rank
+  case $name in
+    RANK | WORLD_SIZE | LOCAL_RANK | MASTER_ADDR | MASTER_PORT | PMI* | SLURM_* | OMPI_COMM_* | TORCHELASTIC_* | HVD_INIT*) unset "$name" ;;
+  esac
+done
+ranks=$root/tests/support/ranks.sh
+
+verdict() { # verdict NAME PROBLEM: no problem is a pass
+  if [ -z "$2" ]; then
+    echo "PASS  $1"
+  else
+    echo "FAIL  $1: $2; output:"
+    sed 's/^/      /' "$work"/out*
+    failures=$((failures + 1))
+  fi
+}
+# count WORDS: lines of the output that match
+count() { cat "$work"/out* | grep -acE -- "$1"; }
+
+# same RANKS NAME COMMAND...: COMMAND starts `meets` as so many ranks; all have the bits that they have under mpirun
+same() {
+  local size=$1 name=$2 problem='' bits
+  shift 2
+  timeout --kill-after=5 60 mpirun -np "$size" "$tests/meets" >"$work/mpirun" 2>&1 </dev/null || problem="it fails under mpirun"
+  bits=$(sed -n 's/^rank .*: \([0-9a-f]*\), MPI is used/\1/p' "$work/mpirun" | sort -u)
+  [ "$(wc -w <<<"$bits")" = 1 ] || problem="no bits of mpirun's"
+  timeout --kill-after=5 60 "$@" >"$work/out" 2>&1 </dev/null || problem=${problem:-"exit code $?"}
+  [ "$(count "^rank [0-9] of $size, [0-9] of $size here: $bits, MPI is not used")" -eq $((2 * size)) ] || problem=${problem:-"not the bits of mpirun: $bits"}
+  verdict "$name, $size ranks" "$problem"
+}
+# says NAME CODE COUNT WORDS COMMAND...: the exit code (- for any but 0), and so many lines with the words
+says() {
+  local name=$1 code=$2 lines=$3 words=$4 problem='' status
+  shift 4
+  timeout --kill-after=5 50 "$@" >"$work/out" 2>&1 </dev/null
+  status=$?
+  if [ "$code" = - ]; then [ "$status" -ne 0 ] && [ "$status" -ne 124 ] || problem="exit code $status"; fi
+  if [ "$code" != - ]; then [ "$status" -eq "$code" ] || problem="exit code $status, not $code"; fi
+  [ "$(count "$words")" -eq "$lines" ] || problem=${problem:-"not $lines lines with '$words'"}
+  verdict "$name" "$problem"
+}
+
+for size in 1 2 3 4; do
+  start same $size "RANK and WORLD_SIZE" "$ranks" $size "$tests/meets"
+done
+in_a_file() {
+  mkdir "$work/a folder"
+  same 3 "HVD_INIT=file" env "HVD_INIT=file://$work/a folder/meet" "$ranks" 3 "$tests/meets"
+  verdict "HVD_INIT=file: nothing is left" "$(ls "$work/a folder")"
+  echo "hvd-rendezvous-1 1 0123 $(hostname) left" >"$work/a folder/meet" # by a job that was killed
+  same 2 "HVD_INIT=file, with an old file" env "HVD_INIT=file://$work/a folder/meet" "$ranks" 2 "$tests/meets"
+}
+start in_a_file
+start same 3 "HVD_INIT=tcp" env HVD_INIT=tcp://127.0.0.1:$((14000 + RANDOM % 900)) HVD_INIT_TOKEN=secret "$ranks" 3 "$tests/meets"
+start same 3 "the numbers of another MPI's mpiexec, and HVD_INIT" env HVD_INIT=tcp://localhost:$((13000 + RANDOM % 900)) \
+  "$ranks" 3 env -u RANK -u WORLD_SIZE "PMI_RANK={rank}" PMI_SIZE=3 "$tests/meets"
+start same 2 "rank 0 comes late" "$ranks" 2 "$tests/meets" late
+torchrun=$(command -v torchrun || echo "${HVD_DEPS_DIR:-$root/.deps}/venv/bin/torchrun")
+if "$torchrun" --help >/dev/null 2>&1; then
+  start same 4 "torchrun" "$torchrun" --nproc-per-node 4 --master-port $((12000 + RANDOM % 900)) --no-python "$tests/meets"
+  start same 2 "torchrun --standalone" "$torchrun" --standalone --nproc-per-node 2 --no-python "$tests/meets"
+  start says "torchrun: a rank that ends before init() ends the job" - 0 "^rank [0-9] of" \
+    "$torchrun" --nproc-per-node 3 --master-port $((11000 + RANDOM % 900)) --no-python "$tests/meets" leaves
+else
+  echo "torchrun itself is not there: its variables are"
+fi
+as_torchrun() { # its agent's store has MASTER_PORT
+  local port=$((16000 + RANDOM % 900))
+  python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); time.sleep(40)' $port 2>/dev/null &
+  local holder=$!
+  same 4 "torchrun's variables" env MASTER_PORT=$port TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True \
+    SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "$ranks" 4 "$tests/meets"
+  kill $holder
+}
+start as_torchrun
+
+side_by_side() { # jobs with neighbouring ports, and one that has the port of which another would take the first
+  local port=$((21000 + RANDOM % 900)) job jobs=() problem=''
+  for job in 0 1 2 3; do
+    MASTER_PORT=$((port + job)) timeout --kill-after=5 60 "$ranks" 2 "$tests/meets" >"$work/out$job" 2>&1 </dev/null &
+    jobs+=($!)
+  done
+  for job in "${jobs[@]}"; do wait "$job" || problem="exit code $?"; done
+  [ "$(count '^rank [01] of 2, ')" -eq 16 ] || problem=${problem:-"not 4 jobs of 2 ranks, twice each"}
+  verdict "four jobs side by side" "$problem"
+}
+start side_by_side
+
+# As srun --mpi=none does it: MPI comes up alone, and the ranks know where to meet.
+start says "srun without PMIx, with RANK and MASTER_ADDR" 0 6 "^rank [0-9] of 3, .*MPI is used" \
+  "$ranks" 3 env SLURM_STEP_ID=0 "SLURM_PROCID={rank}" SLURM_STEP_NUM_TASKS=3 "$tests/meets"
+
+start says "a rank that dies is noticed" 3 2 "^rank [02]: RankFailed: .*rank 1" "$ranks" 3 "$tests/meets" dies
+start says "a rank that is killed in the middle of allreduces" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" kill 60
+start says "a rank that leaves main by an exception" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" throw
+start says "a rank that ends with another status than 0" 3 2 "^rank [01]: RankFailed: rank 2 (died|ended with exit status 5)" \
+  "$ranks" 3 "$tests/process_exits" status 5
+late_checkpoint() { # the others wait for rank 0 at their end
+  says "rank 0 ends last" 0 0 "died|has ended" "$ranks" 3 "$tests/process_exits" late_checkpoint "$work/checkpoint" 3
+  verdict "and has written its checkpoint" "$([ -s "$work/checkpoint" ] || echo "there is none")"
+}
+start late_checkpoint
+for way in exit0 _exit kill exec system lives; do
+  start says "a child that is forked: $way" 0 3 "^rank [0-2]: all is well" "$ranks" 3 "$tests/process_forks" $way
+done
+
+start says "ranks that may not share memory" 3 3 "^rank [0-2]: BackendError: .*HVD_SHARED_MEMORY=off: between ranks that share no memory hvd needs MPI" \
+  env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/meets"
+if unshare --uts true 2>/dev/null; then
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  start says "ranks of two hosts" 3 3 "^rank [0-2]: BackendError: .*they are on 2 hosts: .*start them by mpirun" \
+    "$ranks" 3 bash -c '[ "$RANK" = 1 ] && exec unshare --uts bash -c "hostname other; exec \"$0\"" "$0"; exec "$0"' "$tests/meets"
+else
+  echo "two hosts are left out: no unshare --uts"
+fi
+finish_cases
