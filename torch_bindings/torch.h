@@ -3,6 +3,7 @@
 
 #include "hvd/hvd.h"
 #include "hvd/spawn.h"
+#include "torch_bindings/activation_checkpoint.h"
 #include "torch_bindings/autocast.h"
 #include "torch_bindings/checkpoint.h"
 #include "torch_bindings/clip.h"
