@@ -12,6 +12,8 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/master_copies.h"
+#include "torch_bindings/master_weights.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
@@ -52,21 +54,33 @@ void check(const DistributedOptimizerOptions& options) {
     throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
 }
 
-/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded.
+/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded, or the masters, if there are any.
 class Lent {
  public:
-  explicit Lent(OptimizerShards* shards) : shards_(shards) {
+  Lent(OptimizerShards* shards, detail::MasterCopies* masters, bool closure) : shards_(shards), masters_(shards ? nullptr : masters) {
+    using Which = detail::MasterCopies::Lent;
     if (shards_ != nullptr) shards_->lend();
+    if (masters_ != nullptr) masters_->lend(closure ? Which::OfAll : Which::WithGradient);
   }
   ~Lent() {
     if (shards_ != nullptr) shards_->take_back();
+    if (masters_ != nullptr) masters_->take_back();
   }
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
  private:
-  OptimizerShards* shards_;
+  OptimizerShards* const shards_;
+  detail::MasterCopies* const masters_;
 };
+
+/// The optimizer that a wrapper steps.
+torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
+  auto* const masters = MasterWeights::around(optimizer);
+  if (masters == nullptr) return optimizer;
+  masters->param_groups();  // shares changed options
+  return masters->wrapped();
+}
 
 std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::size_t first) {
   std::vector<GradientReducer::Named> named;
@@ -93,8 +107,14 @@ void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
-    : Optimizer(wrapped.param_groups(), wrapped.defaults().clone()), wrapped_(wrapped), options_(std::move(options)) {
+    : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
+      masters_(MasterWeights::around(wrapped)),
+      wrapped_(without_masters(wrapped)),
+      options_(std::move(options)) {
   check(options_);
+  if (masters_ != nullptr && options_.op == ReduceOp::Adasum)
+    throw InvalidArgument(
+        "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so it does not go with MasterWeights");
   OptimizerShards::refuse_shares(wrapped_);
   groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
   if (!options_.process_set.included()) return;
@@ -131,7 +151,8 @@ void DistributedOptimizer::take_in(std::size_t first) {
   if (shards_) {
     shards_->add(parameters, first);
   } else if (options_.shard_optimizer_state || options_.share_parameters) {
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters);
+    shards_ =
+        std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters, master_copies());
   }
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   reducer->hook();
@@ -140,6 +161,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
 
 /// Takes over what has been changed through the other optimizer. What it throws it throws again each time, until the cause has gone.
 void DistributedOptimizer::reconcile() {
+  if (masters_ != nullptr) masters_->param_groups();
   const std::size_t known = groups_->parameters().size();
   if (groups_->reconcile() && !is_local()) {
     try {
@@ -220,11 +242,12 @@ void DistributedOptimizer::synchronize_once() {
 void DistributedOptimizer::leave_out_step() {
   for (const auto& reducer : reducers_) reducer->begin_step();
   if (deltas_) deltas_->begin_step();
+  if (masters_ != nullptr) masters_->leave_out_step();
 }
 
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
   reconcile();
-  if (is_local()) return wrapped_.step(std::move(closure));
+  if (is_local()) return wrapped().step(std::move(closure));
   if (deltas_) return step_by_deltas(closure);
   at::Tensor loss;
   if (closure) {
@@ -247,7 +270,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
 /// Without gradients to wait for. Whatever it throws, the other ranks do not wait for this one's share.
 at::Tensor DistributedOptimizer::step_wrapped(const LossClosure& closure) {
   try {
-    const Lent lent(shards_.get());
+    const Lent lent(shards_.get(), master_copies(), closure != nullptr);
     return wrapped_.step(closure);
   } catch (...) {
     if (shards_) refuse([&] { shards_->fail_update(detail::words_of_current_exception()); });
@@ -260,6 +283,7 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
   const at::Tensor loss = step_wrapped([&] {
     if (shards_) shards_->interrupt_update();
+    if (masters_ != nullptr) master_copies()->take_back();
     for (const auto& reducer : reducers_)
       if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
@@ -271,6 +295,7 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
     }
     if (skips_ == 0 && own.defined()) losses.emplace_back(reducers_.front()->reduce_loss(own), own);
     if (shards_) shards_->resume_update();
+    if (masters_ != nullptr && !shards_) master_copies()->lend(detail::MasterCopies::Lent::OfAll);
     return skips_ > 0 || !own.defined() ? own : losses.back().first;
   });
   const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
@@ -305,6 +330,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   for (const auto& reducer : reducers_) reducer->settle();
   announce_changes();
   if (deltas_) deltas_->begin_step();
+  if (masters_ != nullptr) masters_->leave_out_step();
   wrapped_.zero_grad(set_to_none);
 }
 
@@ -346,6 +372,14 @@ std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
 
 ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() { return wrapped_.state(); }
 
+torch::optim::Optimizer& DistributedOptimizer::wrapped() {
+  return masters_ != nullptr ? static_cast<torch::optim::Optimizer&>(*masters_) : wrapped_;
+}
+
+detail::MasterCopies* DistributedOptimizer::master_copies() const { return masters_ != nullptr ? &masters_->copies() : nullptr; }
+
+std::function<void()> DistributedOptimizer::remember_masters() { return shards_->remember_masters(); }
+
 std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
   std::vector<at::Tensor> memory;
   for (const auto& reducer : reducers_) {
@@ -364,16 +398,25 @@ std::uint64_t DistributedOptimizer::bytes_sent() const {
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const_cast<DistributedOptimizer*>(this)->reconcile();
   detail::drop_scratch(wrapped_);
-  shards_ ? shards_->save(archive) : wrapped_.save(archive);
+  if (shards_) return shards_->save(archive);
+  masters_ != nullptr ? masters_->save(archive) : wrapped_.save(archive);
 }
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   reconcile();
   const auto load_wrapped = [&] {
     if (dynamic_cast<DistributedOptimizer*>(&wrapped_) != nullptr) return wrapped_.load(archive);  // which loads its own so
+    if (masters_ != nullptr) {
+      const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);
+      return wrapped_.load(archive);
+    }
     detail::load_state(wrapped_, archive);
   };
-  shards_ ? shards_->load(load_wrapped) : load_wrapped();
+  if (shards_) {
+    shards_->load(load_wrapped, archive);
+  } else {
+    masters_ != nullptr ? masters_->load(archive) : load_wrapped();
+  }
   groups_->take_options();
 }
 

@@ -102,7 +102,7 @@ void OptimizerShards::follow_memory() {
                     "the model first and wrap the optimizer then",
                     piece.name));
     piece.travels = now;
-    if (is_known_) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
+    if (is_known_ && !piece.master) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
   }
 }
 
