@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/collectives.h"
 #include "torch_bindings/master_copies.h"
 
 namespace hvd {
@@ -59,9 +60,17 @@ void check_clipping(double max_norm, double norm_type) {
   if (!(norm_type > 0)) throw InvalidArgument(formatted("clip_grad_norm_: norm_type is {}; it must be greater than 0", norm_type));
 }
 
-double clip(const std::vector<ToClip>& all, detail::MasterCopies* masters, double max_norm, double norm_type) {
-  const at::NoGradGuard no_gradient;
-  const double norm = norm_of(all, masters, norm_type);
+/// Collective: of the shares of all ranks.
+double norm_of_all_shares(double mine, const ProcessSet& process_set, double norm_type) {
+  const bool largest = std::isinf(norm_type);
+  const at::Tensor part = at::full({1}, largest ? mine : std::pow(mine, norm_type), at::kDouble);
+  const AllreduceOptions options{
+      .name = "clip_grad_norm_/shares", .op = largest ? ReduceOp::Max : ReduceOp::Sum, .process_set = process_set};
+  const double all = allreduce(part, options).item<double>();
+  return largest ? all : std::pow(all, 1 / norm_type);
+}
+
+double clip(const std::vector<ToClip>& all, detail::MasterCopies* masters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
   if (factor >= 1) return norm;
   for (const auto& [parameter, values, has_master] : all) {
@@ -79,13 +88,19 @@ double clip(const std::vector<ToClip>& all, detail::MasterCopies* masters, doubl
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
   check_clipping(max_norm, norm_type);
   optimizer.synchronize_once();
+  const at::NoGradGuard no_gradient;
   auto* const masters = optimizer.master_copies();
-  return clip(gradients_of(optimizer.param_groups(), masters), masters, max_norm, norm_type);
+  auto all = gradients_of(optimizer.param_groups(), masters);
+  if (!optimizer.shards_gradients()) return clip(all, masters, norm_of(all, masters, norm_type), max_norm);
+  for (const auto& [name, share] : optimizer.gradient_shares()) all.push_back({at::Tensor(), share});
+  return clip(all, masters, norm_of_all_shares(norm_of(all, masters, norm_type), optimizer.process_set(), norm_type), max_norm);
 }
 
 double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type) {
   check_clipping(max_norm, norm_type);
-  return clip(gradients_of(optimizer.param_groups(), &optimizer.copies()), &optimizer.copies(), max_norm, norm_type);
+  const at::NoGradGuard no_gradient;
+  const auto all = gradients_of(optimizer.param_groups(), &optimizer.copies());
+  return clip(all, &optimizer.copies(), norm_of(all, &optimizer.copies(), norm_type), max_norm);
 }
 
 }  // namespace hvd

@@ -75,17 +75,26 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   auto* const masters = masters_of(optimizer);
   std::vector<at::Tensor> with_master;  // whose 16-bit gradients are looked at here, and divided in fp32 later
   std::set<const void*> seen;           // a group may list a parameter twice (tied weights)
+  const auto refuse_half = [](const at::Tensor& gradient) {
+    if (gradient.scalar_type() == at::kHalf)
+      throw InvalidArgument(
+          "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a MasterWeights around the optimizer");
+  };
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       const bool has_master = masters != nullptr && detail::MasterCopy::is_for(parameter);
-      if (gradient.scalar_type() == at::kHalf && !has_master)
-        throw InvalidArgument(
-            "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a MasterWeights around the optimizer");
+      if (!has_master) refuse_half(gradient);
       if (has_master) with_master.push_back(parameter);
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
       by_kind[{values.device().str(), values.scalar_type(), has_master}].push_back(values);
+    }
+  }
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+    for (const auto& [name, share] : distributed->gradient_shares()) {
+      refuse_half(share);
+      by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
   // The reciprocal in double, as PyTorch takes it.
@@ -169,10 +178,14 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (sets.size() > 1)
     throw InvalidArgument(
         "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  if (distributed != nullptr && distributed->shards_gradients() && !options_.agree)
+    throw InvalidArgument(
+        "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set GradScalerOptions::agree");
   GradientCompressor::follow_scale(parameters, scale_);
   const ProcessSet set = sets.empty() ? options_.process_set : sets.front();
   const bool takes_part = sets.empty() || set.included();
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+  if (distributed != nullptr) {
     try {
       distributed->synchronize_once();
     } catch (const InvalidArgument& error) {

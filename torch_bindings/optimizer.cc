@@ -42,7 +42,16 @@ void check_adasum(const DistributedOptimizerOptions& options) {
   if (options.compression.needs_memory()) refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
 }
 
+void check_shards_of_gradients(const DistributedOptimizerOptions& options) {
+  const auto refuse = [](const char* what) { throw InvalidArgument(formatted("shard_gradients does not go with {}", what)); };
+  if (options.op == ReduceOp::Adasum) refuse("ReduceOp::Adasum: gradients are not reduced then");
+  if (options.share_parameters) refuse("share_parameters: use one of them");
+  if (options.compression.needs_memory())
+    refuse("int8, topk or powersgd compression, which remembers all gradients on every rank; use none, fp16 or bf16");
+}
+
 void check(const DistributedOptimizerOptions& options) {
+  if (options.shard_gradients) check_shards_of_gradients(options);
   if (options.backward_passes_per_step < 1)
     throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
   if (options.op == ReduceOp::Adasum) check_adasum(options);
@@ -112,6 +121,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
       wrapped_(without_masters(wrapped)),
       options_(std::move(options)) {
   check(options_);
+  if (options_.shard_gradients) options_.shard_optimizer_state = true;
   if (masters_ != nullptr && options_.op == ReduceOp::Adasum)
     throw InvalidArgument(
         "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so it does not go with MasterWeights");
@@ -153,6 +163,10 @@ void DistributedOptimizer::take_in(std::size_t first) {
   } else if (options_.shard_optimizer_state || options_.share_parameters) {
     shards_ =
         std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters, master_copies());
+  }
+  if (shards_gradients()) {
+    shards_->keep_gradients();
+    reducer->keep_shares(shards_.get());
   }
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   reducer->hook();
@@ -243,6 +257,7 @@ void DistributedOptimizer::leave_out_step() {
   for (const auto& reducer : reducers_) reducer->begin_step();
   if (deltas_) deltas_->begin_step();
   if (masters_ != nullptr) masters_->leave_out_step();
+  if (shards_gradients()) shards_->drop_gradients();
 }
 
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
@@ -331,6 +346,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   announce_changes();
   if (deltas_) deltas_->begin_step();
   if (masters_ != nullptr) masters_->leave_out_step();
+  if (shards_gradients()) shards_->drop_gradients();
   wrapped_.zero_grad(set_to_none);
 }
 
@@ -344,9 +360,13 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
 void DistributedOptimizer::unshard() {
   reconcile();
   if (!shards_) return;
+  if (shards_gradients() && !shards_->gradients().empty())
+    throw InvalidArgument("unshard(): the gradients are in shares; call step() or zero_grad() before");
   shards_->give_back();
+  if (shards_gradients())
+    for (const auto& reducer : reducers_) reducer->keep_shares(nullptr);
   shards_.reset();
-  options_.shard_optimizer_state = options_.share_parameters = false;
+  options_.shard_optimizer_state = options_.share_parameters = options_.shard_gradients = false;
 }
 
 DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) : optimizer_(optimizer) {
@@ -362,6 +382,10 @@ DistributedOptimizer::ParameterWriting::~ParameterWriting() {
 }
 
 bool DistributedOptimizer::ParameterWriting::is_writer() const { return !optimizer_.shards_ || optimizer_.shards_->is_writer(); }
+
+std::vector<std::pair<std::string, at::Tensor>> DistributedOptimizer::gradient_shares() {
+  return shards_gradients() ? shards_->gradients() : std::vector<std::pair<std::string, at::Tensor>>{};
+}
 
 bool DistributedOptimizer::shares_parameters() const { return shards_ && shards_->shares_parameters(); }
 

@@ -156,12 +156,19 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// nothing is sent and every rank writes. Throws Mismatch where parameters have been written outside of such a guard, or differ.
   ParameterWriting write_parameters() { return ParameterWriting(*this); }
 
+  /// @private For hvd: the ranks that train together.
+  [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// @private For hvd: the fp32 masters of the parameters; null without MasterWeights.
   [[nodiscard]] detail::MasterCopies* master_copies() const;
   /// @private For hvd, sharded: returns what brings this rank's masters back to what they are now.
   [[nodiscard]] std::function<void()> remember_masters();
   /// Returns whether the state is shared out.
   [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
+  /// Returns whether each rank has its share of the gradients alone. False in a process set of one rank, also where the options ask for it.
+  [[nodiscard]] bool shards_gradients() const { return shards_ != nullptr && options_.shard_gradients && options_.process_set.size() > 1; }
+  /// Returns this rank's shares of the gradients, with the names of their parameters, where `shards_gradients()`: after `synchronize()` and
+  /// before `step()`; elements in the order of memory, to be changed in place. Local.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradient_shares();
   /// Returns whether there is one copy of the parameters per host. False in a process set of one rank, also where the options ask for it.
   [[nodiscard]] bool shares_parameters() const;
 

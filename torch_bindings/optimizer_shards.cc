@@ -157,15 +157,9 @@ void OptimizerShards::lend() {
 }
 
 void OptimizerShards::lend_gradient(Piece& piece) const {
-  if (!is_mine(piece) || piece.tensor.is_same(piece.parameter)) return;
-  at::Tensor gradient = piece.parameter.grad();
-  if (gradient.defined() && !piece.is_whole())
-    gradient = detail::in_memory_order_of(gradient, piece.parameter).slice(0, piece.begin, piece.end);
-  if (piece.master) {
-    piece.master->follow();
-    if (gradient.defined()) gradient = masters_->wide(piece.parameter, gradient);
-  }
-  piece.tensor.mutable_grad() = gradient;
+  if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) return;
+  if (piece.master) piece.master->follow();
+  piece.tensor.mutable_grad() = gradient_of(piece);
 }
 
 void OptimizerShards::take_back() {
@@ -173,7 +167,7 @@ void OptimizerShards::take_back() {
   for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
   const at::NoGradGuard no_gradient;
   for (auto& piece : pieces_) {
-    if (!is_mine(piece) || piece.tensor.is_same(piece.parameter)) continue;
+    if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) continue;
     if (piece.master && piece.tensor.grad().defined()) piece.master->write();
     piece.tensor.mutable_grad().reset();
   }

@@ -18,16 +18,18 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/gradient_keeper.h"
 #include "torch_bindings/master_copies.h"
 #include "torch_bindings/shared_parameters.h"
 
 namespace hvd {
 
-class OptimizerShards {
+class OptimizerShards : public GradientKeeper {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -38,9 +40,17 @@ class OptimizerShards {
                   bool share_parameters = false, detail::MasterCopies* masters = nullptr);
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
   /// stepping the optimizer or wrapping it again is an error.
-  ~OptimizerShards();
+  ~OptimizerShards() override;
   OptimizerShards(const OptimizerShards&) = delete;
   OptimizerShards& operator=(const OptimizerShards&) = delete;
+
+  /// From now on this rank has its shares of the gradients alone, which come by `keep()`: ZeRO stage 2. Until `drop_gradients()`.
+  void keep_gradients() { keeps_gradients_ = true; }
+  void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
+  void drop(const at::Tensor& parameter) override;
+  void drop_gradients();
+  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit parameters with masters in fp32.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradients() const;
 
   /// Throws InvalidArgument, naming unshard(), if the optimizer's state is in shares: of a wrapper that lives, or of one that has ended.
   static void refuse_shares(const torch::optim::Optimizer& optimizer);
@@ -92,6 +102,7 @@ class OptimizerShards {
     at::Tensor travels;                        ///< the same elements, dense
     std::vector<std::int64_t> strides;         ///< of the parameter
     std::optional<detail::MasterCopy> master;  ///< of this rank's piece of a 16-bit parameter, where there are masters: that is stepped
+    at::Tensor gradient;                       ///< this rank's share of it, where `.grad` does not have it
     [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   };
 
@@ -107,6 +118,7 @@ class OptimizerShards {
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   [[nodiscard]] States gather_state();
   void keep_share(States whole);
+  [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
   void lend_gradient(Piece& piece) const;
   void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters);
   [[nodiscard]] bool has_master(const Piece& piece) const { return masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter); }
@@ -124,6 +136,8 @@ class OptimizerShards {
   detail::MasterCopies* const masters_;
   const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
+  std::unordered_map<const void*, std::vector<std::size_t>> mine_;  ///< by parameter: this rank's pieces
+  bool keeps_gradients_ = false;
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
   bool lent_ = false;

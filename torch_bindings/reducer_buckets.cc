@@ -118,6 +118,7 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
 
 /// Buckets that follow one another on a device lie in one block, in which they are still reduced in place when they travel together.
 void GradientReducer::make_room() {
+  if (keeper_ != nullptr) return;
   const auto device = [this](const Bucket& bucket) { return slots_[bucket.slots.front()].named.parameter.device(); };
   for (std::size_t begin = 0, end = 0; begin < buckets_.size(); begin = end) {
     const at::Device here = device(buckets_[begin]);
