@@ -14,7 +14,7 @@
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/master_copies.h"
-#include "torch_bindings/master_weights.h"
+#include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/optimizer.h"
 
 namespace hvd {
@@ -30,7 +30,7 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
 }
 
 detail::MasterCopies* masters_of(Optimizer& optimizer) {
-  if (auto* const masters = dynamic_cast<MasterWeights*>(&optimizer)) return &masters->copies();
+  if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer)) return &masters->copies();
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   return distributed != nullptr ? distributed->master_copies() : nullptr;
 }
@@ -214,7 +214,7 @@ at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& 
     loss = optimizer.step();
   } else if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
     distributed->leave_out_step();
-  } else if (auto* const masters = dynamic_cast<MasterWeights*>(&optimizer)) {
+  } else if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer)) {
     masters->leave_out_step();
   }
   record.stage = Stage::Stepped;

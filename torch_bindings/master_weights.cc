@@ -2,8 +2,7 @@
 
 #include <torch/torch.h>
 
-#include <map>
-#include <mutex>
+#include <utility>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/gradient_owners.h"
@@ -20,23 +19,14 @@ using torch::optim::Optimizer;
 
 namespace {
 
-struct AllMasterWeights {
-  std::mutex mutex;
-  std::map<const Optimizer*, MasterWeights*> around;
-};
-/// Outlives every one: one may end after main().
-AllMasterWeights& all_master_weights() {
-  static auto* const made = new AllMasterWeights;
-  return *made;
-}
-
 /// Returns `optimizer`, if masters may be put behind it.
 Optimizer& checked_for_masters(Optimizer& optimizer) {
   if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr)
     throw InvalidArgument(
         "MasterWeights around a DistributedOptimizer: make the MasterWeights around the plain optimizer, and the DistributedOptimizer "
         "around the MasterWeights");
-  if (MasterWeights::around(optimizer) != nullptr) throw InvalidArgument("there is a MasterWeights around this optimizer already");
+  if (detail::MasterOptimizer::around(optimizer) != nullptr)
+    throw InvalidArgument("there is a MasterWeights around this optimizer already");
   for (const auto& group : std::as_const(optimizer).param_groups())
     for (const auto& parameter : group.params())
       if (detail::GradientOwners::has_other("ddp", parameter))
@@ -60,26 +50,15 @@ class MastersLent {
 
 }  // namespace
 
-MasterWeights* MasterWeights::around(Optimizer& optimizer) {
-  if (auto* const itself = dynamic_cast<MasterWeights*>(&optimizer)) return itself;
-  const std::lock_guard lock(all_master_weights().mutex);
-  const auto found = all_master_weights().around.find(&optimizer);
-  return found == all_master_weights().around.end() ? nullptr : found->second;
-}
-
 MasterWeights::MasterWeights(Optimizer& optimizer)
-    : Optimizer(checked_for_masters(optimizer).param_groups(), optimizer.defaults().clone()),
+    : MasterOptimizer(checked_for_masters(optimizer).param_groups(), optimizer.defaults().clone()),
       wrapped_(optimizer),
       groups_(std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, detail::SharedGroups::Named{})),
       copies_(std::make_unique<MasterCopies>(wrapped_)) {
-  const std::lock_guard lock(all_master_weights().mutex);
-  all_master_weights().around[&wrapped_] = this;
+  begin_around(wrapped_);
 }
 
-MasterWeights::~MasterWeights() {
-  const std::lock_guard lock(all_master_weights().mutex);
-  all_master_weights().around.erase(&wrapped_);
-}
+MasterWeights::~MasterWeights() { end_around(wrapped_); }
 
 at::Tensor MasterWeights::step(LossClosure closure) {
   param_groups();
@@ -109,8 +88,10 @@ void MasterWeights::zero_grad(bool set_to_none) {
 
 void MasterWeights::leave_out_step() { copies_->forget_factors(); }
 
+void MasterWeights::share_changes() { groups_->reconcile(); }
+
 std::vector<torch::optim::OptimizerParamGroup>& MasterWeights::param_groups() {
-  groups_->reconcile();
+  share_changes();
   return param_groups_;
 }
 

@@ -2,7 +2,7 @@
 /// MasterWeights trains a model of 16-bit weights with fp32 masters (Micikevicius et al.: Mixed precision training, 2018; apex' level O2):
 /// the optimizer steps masters in fp32, with a state in fp32, and the model's bf16 or fp16 parameters are those masters, rounded.
 ///
-///     model->to(at::kBFloat16);                       // keep_batch_norm_fp32: convert the other layers only
+///     model->to(at::kBFloat16);  // or some of its layers: batch norm may stay in fp32
 ///     torch::optim::AdamW adamw(model->parameters(), 1e-3);
 ///     hvd::MasterWeights masters(adamw);
 ///     hvd::DistributedOptimizer optimizer(masters, model->named_parameters());
@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/master_optimizer.h"
 
 namespace hvd::detail {
-class MasterCopies;
 class SharedGroups;
 }  // namespace hvd::detail
 
@@ -36,7 +36,7 @@ class SharedGroups;
 namespace hvd {
 
 /// A MasterWeights is an optimizer of 16-bit parameters around another that steps their fp32 masters.
-class MasterWeights : public torch::optim::Optimizer {
+class MasterWeights : public detail::MasterOptimizer {
  public:
   /// Is around `optimizer` from now on. Local. A state that it has already is taken to fp32.
   explicit MasterWeights(torch::optim::Optimizer& optimizer);
@@ -50,12 +50,12 @@ class MasterWeights : public torch::optim::Optimizer {
   /// Drops (or zeroes) the gradients of all parameters.
   void zero_grad(bool set_to_none = true);
   /// Ends a step that is not made (GradScaler), instead of `step()`.
-  void leave_out_step();
+  void leave_out_step() override;
 
   /// Returns the groups of the model's parameters. Options and parameters that are changed here or in the optimizer hold for both.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the optimizer that this is around.
-  torch::optim::Optimizer& wrapped() { return wrapped_; }
+  torch::optim::Optimizer& wrapped() override { return wrapped_; }
   /// Returns the parameters that have masters, with these. Masters are made when there is a gradient for the first time. None where a
   /// DistributedOptimizer has shared them out.
   [[nodiscard]] std::vector<std::pair<at::Tensor, at::Tensor>> masters() const;
@@ -65,10 +65,10 @@ class MasterWeights : public torch::optim::Optimizer {
   /// Reads that. What it throws leaves all as it was.
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// @private For hvd: the one around an optimizer, also if `optimizer` is it; null if there is none.
-  static MasterWeights* around(torch::optim::Optimizer& optimizer);
   /// @private For hvd.
-  [[nodiscard]] detail::MasterCopies& copies() const { return *copies_; }
+  [[nodiscard]] detail::MasterCopies& copies() const override { return *copies_; }
+  /// @private For hvd.
+  void share_changes() override;
 
  private:
   torch::optim::Optimizer& wrapped_;

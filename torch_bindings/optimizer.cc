@@ -13,7 +13,7 @@
 #include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/master_copies.h"
-#include "torch_bindings/master_weights.h"
+#include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
@@ -85,9 +85,9 @@ class Lent {
 
 /// The optimizer that a wrapper steps.
 torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
-  auto* const masters = MasterWeights::around(optimizer);
+  auto* const masters = detail::MasterOptimizer::around(optimizer);
   if (masters == nullptr) return optimizer;
-  masters->param_groups();  // shares changed options
+  masters->share_changes();
   return masters->wrapped();
 }
 
@@ -117,7 +117,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
     : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
-      masters_(MasterWeights::around(wrapped)),
+      masters_(detail::MasterOptimizer::around(wrapped)),
       wrapped_(without_masters(wrapped)),
       options_(std::move(options)) {
   check(options_);
@@ -175,7 +175,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
 
 /// Takes over what has been changed through the other optimizer. What it throws it throws again each time, until the cause has gone.
 void DistributedOptimizer::reconcile() {
-  if (masters_ != nullptr) masters_->param_groups();
+  if (masters_ != nullptr) masters_->share_changes();
   const std::size_t known = groups_->parameters().size();
   if (groups_->reconcile() && !is_local()) {
     try {

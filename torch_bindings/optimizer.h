@@ -42,6 +42,7 @@ class OptimizerShards;
 }  // namespace hvd
 namespace hvd::detail {
 class MasterCopies;
+class MasterOptimizer;
 class SharedGroups;
 }  // namespace hvd::detail
 
@@ -50,7 +51,6 @@ namespace hvd {
 
 class JoinGuard;
 struct JoinOptions;
-class MasterWeights;
 
 namespace detail {
 /// Makes LBFGS fit for torch::save, which cannot write the undefined tensors of its scratch space; LBFGS makes that anew by itself.
@@ -189,8 +189,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   at::Tensor step_wrapped(const LossClosure& closure = nullptr);
   [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
 
-  MasterWeights* const masters_;      ///< around the optimizer that is wrapped; null if there is none
-  torch::optim::Optimizer& wrapped_;  ///< in that, if there is one
+  detail::MasterOptimizer* const masters_;  ///< around the optimizer that is wrapped; null if there is none
+  torch::optim::Optimizer& wrapped_;        ///< in that, if there is one
   DistributedOptimizerOptions options_;
   std::unique_ptr<detail::SharedGroups> groups_;
   int number_ = 0;  ///< among the optimizers on these ranks
