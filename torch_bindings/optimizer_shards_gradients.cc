@@ -39,9 +39,8 @@ std::vector<std::pair<std::string, at::Tensor>> OptimizerShards::gradients() con
 
 /// The gradient that the wrapped optimizer sees of one of this rank's pieces; undefined if there is none.
 at::Tensor OptimizerShards::gradient_of(const Piece& piece) const {
-  if (keeps_gradients_) return piece.gradient;
   const at::Tensor& gradient = piece.parameter.grad();
-  if (!gradient.defined()) return gradient;
+  if (!gradient.defined()) return piece.gradient;  // what there is in `.grad` where shares are kept, a user has put there
   const at::Tensor part =
       piece.is_whole() ? gradient : detail::in_memory_order_of(gradient, piece.parameter).slice(0, piece.begin, piece.end);
   return piece.master ? masters_->wide(piece.parameter, part) : part;

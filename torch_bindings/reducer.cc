@@ -157,6 +157,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   if (synchronized_ && !given_anew()) return {};
+  refuse_replaced();
   const auto [fate, changed] = fate_of_gradients();
   const bool alone = options_.process_set.size() == 1;
   if (alone) keep_changes();

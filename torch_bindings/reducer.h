@@ -194,6 +194,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void put_away_what_is_done();
   void drop_shares();
   void refuse_with_shares(const Slot& slot);
+  void refuse_replaced() const;
   void wait_for(Bucket& bucket, Round round);
   void complete(Bucket& bucket, Round round);
   void reduce_compressed();

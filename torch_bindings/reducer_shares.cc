@@ -101,4 +101,12 @@ void GradientReducer::refuse_with_shares(const Slot& slot) {
         slot.named.name));
 }
 
+/// A user has put gradients where there were none any more: they would be added to the shares.
+void GradientReducer::refuse_replaced() const {
+  if (!shares_kept_ || !synchronized_) return;
+  throw InvalidArgument(
+      "with shard_gradients the gradients are in shares after synchronize(), and a gradient that is put into `.grad` then would be added "
+      "to them: change gradient_shares() instead, or step under skip_synchronize()");
+}
+
 }  // namespace hvd

@@ -272,7 +272,15 @@ TEST_CASE("shard_gradients refuses what it cannot do") {
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { net.loss(hvd::rank(), 1).backward(); }), "are reduced and in shares already"));
   optimizer.zero_grad();
   net.loss(hvd::rank(), 1).backward();
-  optimizer.step();
+  optimizer.synchronize();
+  net.odd.mutable_grad() = torch::ones_like(net.odd);
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.synchronize(); }), "change gradient_shares() instead"));
+  const at::Tensor before = net.odd.detach().clone();
+  {
+    const auto skip = optimizer.skip_synchronize();  // the user's own gradient counts
+    optimizer.step();
+  }
+  CHECK(same(net.odd.detach(), before - 0.1 * torch::ones_like(before)));
   CHECK(equal_on_all_ranks(net));
 
   torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true));
