@@ -11,32 +11,43 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/collectives.h"
+#include "torch_bindings/master_copies.h"
 
 namespace hvd {
 
 namespace {
 
-/// What there is of the gradients, each once; of sparse ones the values.
-std::vector<at::Tensor> values_of_gradients(DistributedOptimizer& optimizer) {
-  std::vector<at::Tensor> values;
+/// A gradient: of a sparse one its values.
+struct ToClip {
+  at::Tensor parameter;
+  at::Tensor values;
+  bool has_master = false;  ///< then it is in 16 bits, and what is clipped is the fp32 gradient that the optimizer will see
+};
+
+/// What there is of the gradients, each once.
+template <class Groups>
+std::vector<ToClip> gradients_of(Groups& groups, const detail::MasterCopies* masters) {
+  std::vector<ToClip> all;
   std::set<const void*> seen;
-  for (auto& group : optimizer.param_groups()) {
+  for (auto& group : groups) {
     for (auto& parameter : group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       if (gradient.is_sparse() && !gradient.is_coalesced()) gradient = gradient.coalesce();
-      values.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+      all.push_back(
+          {parameter, gradient.is_sparse() ? gradient._values() : gradient, masters != nullptr && detail::MasterCopy::is_for(parameter)});
     }
   }
-  return values;
+  return all;
 }
 
-double norm_of(const std::vector<at::Tensor>& all, double norm_type) {
+double norm_of(const std::vector<ToClip>& all, const detail::MasterCopies* masters, double norm_type) {
   std::map<std::string, std::vector<at::Tensor>> norms;  // by device: one transfer from each
-  for (const auto& values : all) {
+  for (const auto& [parameter, values, has_master] : all) {
     if (values.numel() == 0) continue;
     const bool sixteen_bits = values.scalar_type() == at::kHalf || values.scalar_type() == at::kBFloat16;
-    const at::Tensor wide = sixteen_bits ? values.to(at::kFloat) : values;
+    const at::Tensor wide = has_master ? masters->wide(parameter, values) : sixteen_bits ? values.to(at::kFloat) : values;
     norms[values.device().str()].push_back(at::linalg_vector_norm(wide, norm_type).to(at::kDouble));
   }
   std::vector<at::Tensor> here;
@@ -44,19 +55,52 @@ double norm_of(const std::vector<at::Tensor>& all, double norm_type) {
   return here.empty() ? 0 : at::linalg_vector_norm(at::cat(here), norm_type).item<double>();
 }
 
+void check_clipping(double max_norm, double norm_type) {
+  if (!(max_norm >= 0)) throw InvalidArgument(formatted("clip_grad_norm_: max_norm is {}; it must be at least 0", max_norm));
+  if (!(norm_type > 0)) throw InvalidArgument(formatted("clip_grad_norm_: norm_type is {}; it must be greater than 0", norm_type));
+}
+
+/// Collective: of the shares of all ranks.
+double norm_of_all_shares(double mine, const ProcessSet& process_set, double norm_type) {
+  const bool largest = std::isinf(norm_type);
+  const at::Tensor part = at::full({1}, largest ? mine : std::pow(mine, norm_type), at::kDouble);
+  const AllreduceOptions options{
+      .name = "clip_grad_norm_/shares", .op = largest ? ReduceOp::Max : ReduceOp::Sum, .process_set = process_set};
+  const double all = allreduce(part, options).item<double>();
+  return largest ? all : std::pow(all, 1 / norm_type);
+}
+
+double clip(const std::vector<ToClip>& all, detail::MasterCopies* masters, double norm, double max_norm) {
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor >= 1) return norm;
+  for (const auto& [parameter, values, has_master] : all) {
+    if (has_master) {
+      masters->multiply(parameter, factor);
+    } else {
+      values.mul_(factor);
+    }
+  }
+  return norm;
+}
+
 }  // namespace
 
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
-  if (!(max_norm >= 0)) throw InvalidArgument(formatted("clip_grad_norm_: max_norm is {}; it must be at least 0", max_norm));
-  if (!(norm_type > 0)) throw InvalidArgument(formatted("clip_grad_norm_: norm_type is {}; it must be greater than 0", norm_type));
+  check_clipping(max_norm, norm_type);
   optimizer.synchronize_once();
   const at::NoGradGuard no_gradient;
-  const auto all = values_of_gradients(optimizer);
-  const double norm = norm_of(all, norm_type);
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
-  for (const auto& values : all) values.mul_(factor);
-  return norm;
+  auto* const masters = optimizer.master_copies();
+  auto all = gradients_of(optimizer.param_groups(), masters);
+  if (!optimizer.shards_gradients()) return clip(all, masters, norm_of(all, masters, norm_type), max_norm);
+  for (const auto& [name, share] : optimizer.gradient_shares()) all.push_back({at::Tensor(), share});
+  return clip(all, masters, norm_of_all_shares(norm_of(all, masters, norm_type), optimizer.process_set(), norm_type), max_norm);
+}
+
+double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type) {
+  check_clipping(max_norm, norm_type);
+  const at::NoGradGuard no_gradient;
+  const auto all = gradients_of(optimizer.param_groups(), &optimizer.copies());
+  return clip(all, &optimizer.copies(), norm_of(all, &optimizer.copies(), norm_type), max_norm);
 }
 
 }  // namespace hvd

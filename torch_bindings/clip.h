@@ -3,6 +3,7 @@
 /// ranks: torch::nn::utils::clip_grad_norm_ between `backward()` and `step()` would see what is still under way, and is refused by
 /// `step()`. Thread: the optimizer's. Errors: InvalidArgument for a negative max_norm; what `synchronize()` throws.
 
+#include "torch_bindings/master_weights.h"
 #include "torch_bindings/optimizer.h"
 
 #pragma GCC visibility push(default)
@@ -12,7 +13,10 @@ namespace hvd {
 /// in place, so that their norm together is at most `max_norm`. Collective. Returns the norm that they had, 0 without gradients.
 /// `norm_type`: 2, any other p, or infinity for the largest magnitude. Works on a sharded optimizer, on sparse gradients, and after
 /// GradScaler::unscale_(). A norm that is not finite leaves gradients that are not, as torch::nn::utils::clip_grad_norm_ does.
+/// With MasterWeights the fp32 gradients are clipped.
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type = 2);
+/// Does the same for an optimizer that no DistributedOptimizer is around, whose gradients are there. Local.
+double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type = 2);
 
 }  // namespace hvd
 #pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "hvd/base/log.h"
@@ -12,6 +13,8 @@
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/master_copies.h"
+#include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/optimizer.h"
 
 namespace hvd {
@@ -24,6 +27,12 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer.param_groups()) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   return parameters;
+}
+
+detail::MasterCopies* masters_of(Optimizer& optimizer) {
+  if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer)) return &masters->copies();
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  return distributed != nullptr ? distributed->master_copies() : nullptr;
 }
 
 }  // namespace
@@ -62,16 +71,30 @@ void GradScaler::check_scaled(const char* what) const {
 /// The sum of what was found on each device, on the scale's; undefined if there are no gradients.
 at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   const at::NoGradGuard no_gradient;
-  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_kind;
-  std::set<const void*> seen;  // a group may list a parameter twice (tied weights)
+  std::map<std::tuple<std::string, at::ScalarType, bool>, std::vector<at::Tensor>> by_kind;
+  auto* const masters = masters_of(optimizer);
+  std::vector<at::Tensor> with_master;  // whose 16-bit gradients are looked at here, and divided in fp32 later
+  std::set<const void*> seen;           // a group may list a parameter twice (tied weights)
+  const auto refuse_half = [](const at::Tensor& gradient) {
+    if (gradient.scalar_type() == at::kHalf)
+      throw InvalidArgument(
+          "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a MasterWeights around the optimizer");
+  };
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      if (gradient.scalar_type() == at::kHalf)
-        throw InvalidArgument("GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32");
+      const bool has_master = masters != nullptr && detail::MasterCopy::is_for(parameter);
+      if (!has_master) refuse_half(gradient);
+      if (has_master) with_master.push_back(parameter);
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-      by_kind[{values.device().str(), values.scalar_type()}].push_back(values);
+      by_kind[{values.device().str(), values.scalar_type(), has_master}].push_back(values);
+    }
+  }
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+    for (const auto& [name, share] : distributed->gradient_shares()) {
+      refuse_half(share);
+      by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
   // The reciprocal in double, as PyTorch takes it.
@@ -81,10 +104,12 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
     const at::Device device = gradients.front().device();
     const at::Tensor here = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
     at::Tensor found_here = here;
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, inverse.to(device, /*non_blocking=*/true));
+    const at::Tensor factor = std::get<bool>(kind) ? at::ones_like(inverse) : inverse;
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, factor.to(device, /*non_blocking=*/true));
     const at::Tensor moved = found_here.to(scale_.device(), /*non_blocking=*/true);
     found = found.defined() ? found + moved : moved;
   }
+  for (const auto& parameter : with_master) masters->multiply(parameter, inverse.item<float>());
   return found;
 }
 
@@ -153,10 +178,14 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (sets.size() > 1)
     throw InvalidArgument(
         "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  if (distributed != nullptr && distributed->shards_gradients() && !options_.agree)
+    throw InvalidArgument(
+        "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set GradScalerOptions::agree");
   GradientCompressor::follow_scale(parameters, scale_);
   const ProcessSet set = sets.empty() ? options_.process_set : sets.front();
   const bool takes_part = sets.empty() || set.included();
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+  if (distributed != nullptr) {
     try {
       distributed->synchronize_once();
     } catch (const InvalidArgument& error) {
@@ -185,6 +214,8 @@ at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& 
     loss = optimizer.step();
   } else if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
     distributed->leave_out_step();
+  } else if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer)) {
+    masters->leave_out_step();
   }
   record.stage = Stage::Stepped;
   return loss;

@@ -12,6 +12,8 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/adasum_deltas.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/master_copies.h"
+#include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/reducer.h"
@@ -40,7 +42,16 @@ void check_adasum(const DistributedOptimizerOptions& options) {
   if (options.compression.needs_memory()) refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
 }
 
+void check_shards_of_gradients(const DistributedOptimizerOptions& options) {
+  const auto refuse = [](const char* what) { throw InvalidArgument(formatted("shard_gradients does not go with {}", what)); };
+  if (options.op == ReduceOp::Adasum) refuse("ReduceOp::Adasum: gradients are not reduced then");
+  if (options.share_parameters) refuse("share_parameters: use one of them");
+  if (options.compression.needs_memory())
+    refuse("int8, topk or powersgd compression, which remembers all gradients on every rank; use none, fp16 or bf16");
+}
+
 void check(const DistributedOptimizerOptions& options) {
+  if (options.shard_gradients) check_shards_of_gradients(options);
   if (options.backward_passes_per_step < 1)
     throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
   if (options.op == ReduceOp::Adasum) check_adasum(options);
@@ -52,21 +63,33 @@ void check(const DistributedOptimizerOptions& options) {
     throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
 }
 
-/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded.
+/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded, or the masters, if there are any.
 class Lent {
  public:
-  explicit Lent(OptimizerShards* shards) : shards_(shards) {
+  Lent(OptimizerShards* shards, detail::MasterCopies* masters, bool closure) : shards_(shards), masters_(shards ? nullptr : masters) {
+    using Which = detail::MasterCopies::Lent;
     if (shards_ != nullptr) shards_->lend();
+    if (masters_ != nullptr) masters_->lend(closure ? Which::OfAll : Which::WithGradient);
   }
   ~Lent() {
     if (shards_ != nullptr) shards_->take_back();
+    if (masters_ != nullptr) masters_->take_back();
   }
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
  private:
-  OptimizerShards* shards_;
+  OptimizerShards* const shards_;
+  detail::MasterCopies* const masters_;
 };
+
+/// The optimizer that a wrapper steps.
+torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
+  auto* const masters = detail::MasterOptimizer::around(optimizer);
+  if (masters == nullptr) return optimizer;
+  masters->share_changes();
+  return masters->wrapped();
+}
 
 std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::size_t first) {
   std::vector<GradientReducer::Named> named;
@@ -93,8 +116,15 @@ void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
-    : Optimizer(wrapped.param_groups(), wrapped.defaults().clone()), wrapped_(wrapped), options_(std::move(options)) {
+    : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
+      masters_(detail::MasterOptimizer::around(wrapped)),
+      wrapped_(without_masters(wrapped)),
+      options_(std::move(options)) {
   check(options_);
+  if (options_.shard_gradients) options_.shard_optimizer_state = true;
+  if (masters_ != nullptr && options_.op == ReduceOp::Adasum)
+    throw InvalidArgument(
+        "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so it does not go with MasterWeights");
   OptimizerShards::refuse_shares(wrapped_);
   groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
   if (!options_.process_set.included()) return;
@@ -131,7 +161,12 @@ void DistributedOptimizer::take_in(std::size_t first) {
   if (shards_) {
     shards_->add(parameters, first);
   } else if (options_.shard_optimizer_state || options_.share_parameters) {
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters);
+    shards_ =
+        std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters, master_copies());
+  }
+  if (shards_gradients()) {
+    shards_->keep_gradients();
+    reducer->keep_shares(shards_.get());
   }
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   reducer->hook();
@@ -140,6 +175,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
 
 /// Takes over what has been changed through the other optimizer. What it throws it throws again each time, until the cause has gone.
 void DistributedOptimizer::reconcile() {
+  if (masters_ != nullptr) masters_->share_changes();
   const std::size_t known = groups_->parameters().size();
   if (groups_->reconcile() && !is_local()) {
     try {
@@ -220,11 +256,13 @@ void DistributedOptimizer::synchronize_once() {
 void DistributedOptimizer::leave_out_step() {
   for (const auto& reducer : reducers_) reducer->begin_step();
   if (deltas_) deltas_->begin_step();
+  if (masters_ != nullptr) masters_->leave_out_step();
+  if (shards_gradients()) shards_->drop_gradients();
 }
 
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
   reconcile();
-  if (is_local()) return wrapped_.step(std::move(closure));
+  if (is_local()) return wrapped().step(std::move(closure));
   if (deltas_) return step_by_deltas(closure);
   at::Tensor loss;
   if (closure) {
@@ -247,7 +285,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
 /// Without gradients to wait for. Whatever it throws, the other ranks do not wait for this one's share.
 at::Tensor DistributedOptimizer::step_wrapped(const LossClosure& closure) {
   try {
-    const Lent lent(shards_.get());
+    const Lent lent(shards_.get(), master_copies(), closure != nullptr);
     return wrapped_.step(closure);
   } catch (...) {
     if (shards_) refuse([&] { shards_->fail_update(detail::words_of_current_exception()); });
@@ -260,6 +298,7 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
   const at::Tensor loss = step_wrapped([&] {
     if (shards_) shards_->interrupt_update();
+    if (masters_ != nullptr) master_copies()->take_back();
     for (const auto& reducer : reducers_)
       if (skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
@@ -271,6 +310,7 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
     }
     if (skips_ == 0 && own.defined()) losses.emplace_back(reducers_.front()->reduce_loss(own), own);
     if (shards_) shards_->resume_update();
+    if (masters_ != nullptr && !shards_) master_copies()->lend(detail::MasterCopies::Lent::OfAll);
     return skips_ > 0 || !own.defined() ? own : losses.back().first;
   });
   const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
@@ -305,6 +345,8 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   for (const auto& reducer : reducers_) reducer->settle();
   announce_changes();
   if (deltas_) deltas_->begin_step();
+  if (masters_ != nullptr) masters_->leave_out_step();
+  if (shards_gradients()) shards_->drop_gradients();
   wrapped_.zero_grad(set_to_none);
 }
 
@@ -318,9 +360,13 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
 void DistributedOptimizer::unshard() {
   reconcile();
   if (!shards_) return;
+  if (shards_gradients() && !shards_->gradients().empty())
+    throw InvalidArgument("unshard(): the gradients are in shares; call step() or zero_grad() before");
   shards_->give_back();
+  if (shards_gradients())
+    for (const auto& reducer : reducers_) reducer->keep_shares(nullptr);
   shards_.reset();
-  options_.shard_optimizer_state = options_.share_parameters = false;
+  options_.shard_optimizer_state = options_.share_parameters = options_.shard_gradients = false;
 }
 
 DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) : optimizer_(optimizer) {
@@ -337,6 +383,10 @@ DistributedOptimizer::ParameterWriting::~ParameterWriting() {
 
 bool DistributedOptimizer::ParameterWriting::is_writer() const { return !optimizer_.shards_ || optimizer_.shards_->is_writer(); }
 
+std::vector<std::pair<std::string, at::Tensor>> DistributedOptimizer::gradient_shares() {
+  return shards_gradients() ? shards_->gradients() : std::vector<std::pair<std::string, at::Tensor>>{};
+}
+
 bool DistributedOptimizer::shares_parameters() const { return shards_ && shards_->shares_parameters(); }
 
 std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
@@ -345,6 +395,14 @@ std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
 }
 
 ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() { return wrapped_.state(); }
+
+torch::optim::Optimizer& DistributedOptimizer::wrapped() {
+  return masters_ != nullptr ? static_cast<torch::optim::Optimizer&>(*masters_) : wrapped_;
+}
+
+detail::MasterCopies* DistributedOptimizer::master_copies() const { return masters_ != nullptr ? &masters_->copies() : nullptr; }
+
+std::function<void()> DistributedOptimizer::remember_masters() { return shards_->remember_masters(); }
 
 std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
   std::vector<at::Tensor> memory;
@@ -364,16 +422,25 @@ std::uint64_t DistributedOptimizer::bytes_sent() const {
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const_cast<DistributedOptimizer*>(this)->reconcile();
   detail::drop_scratch(wrapped_);
-  shards_ ? shards_->save(archive) : wrapped_.save(archive);
+  if (shards_) return shards_->save(archive);
+  masters_ != nullptr ? masters_->save(archive) : wrapped_.save(archive);
 }
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   reconcile();
   const auto load_wrapped = [&] {
     if (dynamic_cast<DistributedOptimizer*>(&wrapped_) != nullptr) return wrapped_.load(archive);  // which loads its own so
+    if (masters_ != nullptr) {
+      const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);
+      return wrapped_.load(archive);
+    }
     detail::load_state(wrapped_, archive);
   };
-  shards_ ? shards_->load(load_wrapped) : load_wrapped();
+  if (shards_) {
+    shards_->load(load_wrapped, archive);
+  } else {
+    masters_ != nullptr ? masters_->load(archive) : load_wrapped();
+  }
   groups_->take_options();
 }
 

@@ -26,6 +26,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,6 +41,8 @@ class GradientReducer;
 class OptimizerShards;
 }  // namespace hvd
 namespace hvd::detail {
+class MasterCopies;
+class MasterOptimizer;
 class SharedGroups;
 }  // namespace hvd::detail
 
@@ -125,9 +128,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
-  /// Returns the wrapped optimizer. Sharded, it must not be stepped by itself: what it then makes of its state is noticed by the next call
-  /// of this, with InvalidArgument.
-  torch::optim::Optimizer& wrapped() { return wrapped_; }
+  /// Returns the wrapped optimizer; the MasterWeights around it if there is one. Sharded, it must not be stepped by itself: what it then
+  /// makes of its state is noticed by the next call of this, with InvalidArgument.
+  torch::optim::Optimizer& wrapped();
   /// Returns what this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
   /// Returns the bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure
@@ -153,8 +156,19 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// nothing is sent and every rank writes. Throws Mismatch where parameters have been written outside of such a guard, or differ.
   ParameterWriting write_parameters() { return ParameterWriting(*this); }
 
+  /// @private For hvd: the ranks that train together.
+  [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  /// @private For hvd: the fp32 masters of the parameters; null without MasterWeights.
+  [[nodiscard]] detail::MasterCopies* master_copies() const;
+  /// @private For hvd, sharded: returns what brings this rank's masters back to what they are now.
+  [[nodiscard]] std::function<void()> remember_masters();
   /// Returns whether the state is shared out.
   [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
+  /// Returns whether each rank has its share of the gradients alone. False in a process set of one rank, also where the options ask for it.
+  [[nodiscard]] bool shards_gradients() const { return shards_ != nullptr && options_.shard_gradients && options_.process_set.size() > 1; }
+  /// Returns this rank's shares of the gradients, with the names of their parameters, where `shards_gradients()`: after `synchronize()` and
+  /// before `step()`; elements in the order of memory, to be changed in place. Local.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradient_shares();
   /// Returns whether there is one copy of the parameters per host. False in a process set of one rank, also where the options ask for it.
   [[nodiscard]] bool shares_parameters() const;
 
@@ -175,7 +189,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   at::Tensor step_wrapped(const LossClosure& closure = nullptr);
   [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
 
-  torch::optim::Optimizer& wrapped_;
+  detail::MasterOptimizer* const masters_;  ///< around the optimizer that is wrapped; null if there is none
+  torch::optim::Optimizer& wrapped_;        ///< in that, if there is one
   DistributedOptimizerOptions options_;
   std::unique_ptr<detail::SharedGroups> groups_;
   int number_ = 0;  ///< among the optimizers on these ranks

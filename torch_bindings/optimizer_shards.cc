@@ -51,13 +51,14 @@ void OptimizerShards::refuse_shares(const Optimizer& optimizer) {
 }
 
 OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
-                                 bool share_parameters)
+                                 bool share_parameters, detail::MasterCopies* masters)
     : wrapped_(wrapped),
       process_set_(process_set),
       shared_(share_parameters && process_set.size() > 1 ? std::make_unique<SharedParameters>(process_set, name) : nullptr),
       owners_(shared_ ? shared_->owners() : process_set.ranks()),
       self_(shared_ ? shared_->self() : static_cast<std::size_t>(process_set.rank())),
       name_(std::move(name)),
+      masters_(masters),
       is_known_(detail::fresh_state(wrapped) != nullptr),
       stepped_(!wrapped.state().empty()) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
@@ -84,6 +85,7 @@ OptimizerShards::~OptimizerShards() {
 
 /// Whether any rank has a state, as far as all of them can tell alike.
 bool OptimizerShards::has_state() const {
+  if (masters_ != nullptr) return stepped_;
   if (dynamic_cast<const torch::optim::SGD*>(&wrapped_) == nullptr) return stepped_;
   const auto& groups = std::as_const(wrapped_).param_groups();
   return stepped_ && std::any_of(groups.begin(), groups.end(), [](const auto& group) {
@@ -95,6 +97,8 @@ void OptimizerShards::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
   const std::span added = std::span(parameters).subspan(first);
   shared_ ? shared_->add(added) : move_into_shared_memory(added);
+  detail::MasterCopies::Masters masters;
+  if (masters_ != nullptr) masters = masters_->release();
   States states;  // of the new ones, whole
   for (const auto& [name, parameter] : added) {
     const auto found = wrapped_.state().find(parameter.unsafeGetTensorImpl());
@@ -106,12 +110,25 @@ void OptimizerShards::add(const Named& parameters, std::size_t first) {
   for (auto& piece : pieces) {
     piece.travels = view_of(piece);
     piece.strides = piece.parameter.strides().vec();
-    piece.tensor = is_known_ ? piece.travels.detach() : piece.parameter;
-    if (is_known_ && piece.is_whole()) piece.tensor = piece.parameter.detach();
+    make_tensor(piece, masters);
   }
   pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
   keep_share(std::move(states));
   arrange();
+}
+
+/// What the wrapped optimizer steps in the piece's place.
+void OptimizerShards::make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) {
+  if (has_master(piece) && is_mine(piece)) {
+    const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
+    piece.master.emplace(piece.parameter, whole == masters.end() ? at::Tensor() : whole->second, piece.begin,
+                         piece.is_whole() ? -1 : piece.end);
+    piece.tensor = piece.master->tensor();
+  } else if (is_known_) {
+    piece.tensor = piece.is_whole() ? piece.parameter.detach() : piece.travels.detach();
+  } else {
+    piece.tensor = piece.parameter;
+  }
 }
 
 void OptimizerShards::check_untouched() {
@@ -131,20 +148,29 @@ void OptimizerShards::lend() {
   for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
   stepped_ = true;
   follow_memory();
-  for (auto& piece : pieces_) {
-    if (!is_mine(piece) || piece.tensor.is_same(piece.parameter)) continue;
-    const at::Tensor& gradient = piece.parameter.grad();
-    piece.tensor.mutable_grad() = !gradient.defined() || piece.is_whole()
-                                      ? gradient
-                                      : detail::in_memory_order_of(gradient, piece.parameter).slice(0, piece.begin, piece.end);
+  try {
+    for (auto& piece : pieces_) lend_gradient(piece);
+  } catch (...) {
+    take_back();
+    throw;
   }
+}
+
+void OptimizerShards::lend_gradient(Piece& piece) const {
+  if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) return;
+  if (piece.master) piece.master->follow();
+  piece.tensor.mutable_grad() = gradient_of(piece);
 }
 
 void OptimizerShards::take_back() {
   if (!std::exchange(lent_, false)) return;
   for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
-  for (auto& piece : pieces_)
-    if (is_mine(piece) && !piece.tensor.is_same(piece.parameter)) piece.tensor.mutable_grad().reset();
+  const at::NoGradGuard no_gradient;
+  for (auto& piece : pieces_) {
+    if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) continue;
+    if (piece.master && piece.tensor.grad().defined()) piece.master->write();
+    piece.tensor.mutable_grad().reset();
+  }
 }
 
 void OptimizerShards::begin_update(const std::string& refusal) {
@@ -160,9 +186,14 @@ void OptimizerShards::begin_update(const std::string& refusal) {
 }
 
 void OptimizerShards::end_update() {
-  if (!shared_) return share_pieces({});
-  updating_ = false;
-  shared_->end_update();
+  if (shared_) {
+    updating_ = false;
+    shared_->end_update();
+  } else {
+    share_pieces({});
+  }
+  for (auto& piece : pieces_)
+    if (piece.master) piece.master->note();
 }
 
 void OptimizerShards::fail_update(const std::string& failure) {

@@ -15,29 +15,42 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/gradient_keeper.h"
+#include "torch_bindings/master_copies.h"
 #include "torch_bindings/shared_parameters.h"
 
 namespace hvd {
 
-class OptimizerShards {
+class OptimizerShards : public GradientKeeper {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Local. `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
+  /// Local. `masters`: of the optimizer's 16-bit parameters, which this has from now on until `give_back()`; null without them.
+  /// `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
   /// that the optimizer has already is cut too.
   OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
-                  bool share_parameters = false);
+                  bool share_parameters = false, detail::MasterCopies* masters = nullptr);
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
   /// stepping the optimizer or wrapping it again is an error.
-  ~OptimizerShards();
+  ~OptimizerShards() override;
   OptimizerShards(const OptimizerShards&) = delete;
   OptimizerShards& operator=(const OptimizerShards&) = delete;
+
+  /// From now on this rank has its shares of the gradients alone, which come by `keep()`: ZeRO stage 2. Until `drop_gradients()`.
+  void keep_gradients() { keeps_gradients_ = true; }
+  void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
+  void drop(const at::Tensor& parameter) override;
+  void drop_gradients();
+  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit parameters with masters in fp32.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradients() const;
 
   /// Throws InvalidArgument, naming unshard(), if the optimizer's state is in shares: of a wrapper that lives, or of one that has ended.
   static void refuse_shares(const torch::optim::Optimizer& optimizer);
@@ -73,7 +86,9 @@ class OptimizerShards {
   /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time.
   void save(torch::serialize::OutputArchive& archive);
   /// Local: keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. The old state stays if that throws.
-  void load(const std::function<void()>& load_wrapped);
+  void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive);
+  /// Returns what brings the masters of this rank's share back to what they are now.
+  [[nodiscard]] std::function<void()> remember_masters();
 
  private:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
@@ -82,10 +97,12 @@ class OptimizerShards {
     std::string name;  ///< of the parameter
     at::Tensor parameter;
     std::int64_t begin = 0, end = 0;
-    std::size_t owner = 0;              ///< the share that it is in
-    at::Tensor tensor;                  ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
-    at::Tensor travels;                 ///< the same elements, dense
-    std::vector<std::int64_t> strides;  ///< of the parameter
+    std::size_t owner = 0;                     ///< the share that it is in
+    at::Tensor tensor;                         ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
+    at::Tensor travels;                        ///< the same elements, dense
+    std::vector<std::int64_t> strides;         ///< of the parameter
+    std::optional<detail::MasterCopy> master;  ///< of this rank's piece of a 16-bit parameter, where there are masters: that is stepped
+    at::Tensor gradient;                       ///< this rank's share of it, where `.grad` does not have it
     [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   };
 
@@ -101,6 +118,14 @@ class OptimizerShards {
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   [[nodiscard]] States gather_state();
   void keep_share(States whole);
+  [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
+  void lend_gradient(Piece& piece) const;
+  void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters);
+  [[nodiscard]] bool has_master(const Piece& piece) const { return masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter); }
+  [[nodiscard]] at::ScalarType state_type(const Piece& piece) const {
+    return has_master(piece) ? at::kFloat : piece.parameter.scalar_type();
+  }
+  [[nodiscard]] detail::MasterCopies::Masters gather_masters() const;
 
   torch::optim::Optimizer& wrapped_;
   const ProcessSet process_set_;
@@ -108,8 +133,11 @@ class OptimizerShards {
   const std::vector<int> owners_;                   ///< by share: the rank that has it; with one copy per host, of the first host
   const std::size_t self_;                          ///< the share of this rank
   const std::string name_;
+  detail::MasterCopies* const masters_;
   const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
+  std::unordered_map<const void*, std::vector<std::size_t>> mine_;  ///< by parameter: this rank's pieces
+  bool keeps_gradients_ = false;
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
   bool lent_ = false;

@@ -102,7 +102,7 @@ void OptimizerShards::follow_memory() {
                     "the model first and wrap the optimizer then",
                     piece.name));
     piece.travels = now;
-    if (is_known_) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
+    if (is_known_ && !piece.master) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
   }
 }
 
@@ -111,6 +111,9 @@ void OptimizerShards::arrange() {
   std::unordered_map<const void*, std::vector<at::Tensor>> mine;
   for (const auto& piece : pieces_)
     if (is_mine(piece)) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
+  mine_.clear();
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (is_mine(pieces_[i])) mine_[pieces_[i].parameter.unsafeGetTensorImpl()].push_back(i);
   shares_.clear();
   for (const auto& group : wrapped_.param_groups()) {
     auto& share = shares_.emplace_back();

@@ -6,6 +6,7 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer_shards.h"
+#include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/state_parts.h"
 #include "torch_bindings/tensors.h"
 
@@ -44,7 +45,7 @@ OptimizerShards::States OptimizerShards::gather_state() {
       if (parts.step != nullptr) *parts.step = word[row][2];
       if ((word[row][1] >> t & 1) == 0) continue;
       at::Tensor& all = *parts.tensors[t];
-      if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false));
+      if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(state_type(piece)));
       const bool cut = !piece.is_whole();
       tensors[i] = cut ? detail::in_memory_order(all).slice(0, piece.begin, piece.end) : all;
       if (!is_mine(piece)) continue;
@@ -63,6 +64,9 @@ void OptimizerShards::keep_share(States whole) {
     const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
     if (!is_mine(piece) || found == whole.end()) continue;
     if (piece.is_whole()) {
+      if (has_master(piece))
+        for (at::Tensor* const tensor : detail::parts_of(*found->second).tensors)
+          if (tensor->defined()) *tensor = tensor->to(at::kFloat);
       states[piece.tensor.unsafeGetTensorImpl()] = std::move(found->second);
       continue;
     }
@@ -72,13 +76,16 @@ void OptimizerShards::keep_share(States whole) {
     if (to.step != nullptr) *to.step = *from.step;
     for (std::size_t t = 0; t < to.tensors.size(); ++t)
       if (from.tensors[t]->defined())
-        *to.tensors[t] = detail::in_memory_order_of(*from.tensors[t], piece.parameter).slice(0, piece.begin, piece.end).clone();
+        *to.tensors[t] = detail::in_memory_order_of(*from.tensors[t], piece.parameter)
+                             .slice(0, piece.begin, piece.end)
+                             .to(has_master(piece) ? at::kFloat : from.tensors[t]->scalar_type(), false, /*copy=*/true);
     states[piece.tensor.unsafeGetTensorImpl()] = std::move(state);
   }
 }
 
 void OptimizerShards::give_back() {
   const at::NoGradGuard no_gradient;
+  const auto masters = gather_masters();
   if (is_known_) {
     wrapped_.state() = gather_state();
   } else {
@@ -88,6 +95,32 @@ void OptimizerShards::give_back() {
       throw InvalidArgument("unshard(): LibTorch does not know this optimizer, so its state, which is in shares, cannot be put together");
   }
   given_back_ = true;
+  if (masters_ != nullptr) masters_->adopt(masters);
+}
+
+/// Collective: all masters, whole, on every rank.
+detail::MasterCopies::Masters OptimizerShards::gather_masters() const {
+  detail::MasterCopies::Masters all;
+  std::vector<at::Tensor> tensors(pieces_.size());
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    if (!has_master(piece)) continue;
+    at::Tensor& whole = all[piece.parameter.unsafeGetTensorImpl()];
+    if (!whole.defined()) whole = at::zeros_like(piece.parameter, piece.parameter.options().requires_grad(false).dtype(at::kFloat));
+    tensors[i] = piece.is_whole() ? whole : detail::in_memory_order(whole).slice(0, piece.begin, piece.end);
+    if (piece.master) tensors[i].copy_(piece.master->tensor());
+  }
+  broadcast_pieces(tensors, "masters");
+  return all;
+}
+
+std::function<void()> OptimizerShards::remember_masters() {
+  std::vector<std::pair<at::Tensor, at::Tensor>> before;
+  for (const auto& piece : pieces_)
+    if (piece.master) before.emplace_back(piece.master->tensor(), piece.master->tensor().clone());
+  return [before = std::move(before)] {
+    for (const auto& [master, then] : before) at::Tensor(master).copy_(then);
+  };
 }
 
 void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
@@ -97,13 +130,19 @@ void OptimizerShards::save(torch::serialize::OutputArchive& archive) {
     States share;
     ~Undone() { self.wrapped_.state() = std::move(share); }
   };
+  const auto masters = gather_masters();
   States whole = gather_state();
   const Undone undone{*this, std::exchange(wrapped_.state(), std::move(whole))};
+  if (masters_ == nullptr) return wrapped_.save(archive);
+  detail::MasterCopies::write(archive, wrapped_, masters);
+  const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);
   wrapped_.save(archive);
 }
 
-void OptimizerShards::load(const std::function<void()>& load_wrapped) {
+void OptimizerShards::load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive) {
   const at::NoGradGuard no_gradient;
+  detail::MasterCopies::Masters masters;
+  if (masters_ != nullptr) masters = detail::MasterCopies::read(archive, wrapped_);
   States before = std::exchange(wrapped_.state(), {});
   try {
     load_wrapped();
@@ -113,6 +152,9 @@ void OptimizerShards::load(const std::function<void()>& load_wrapped) {
   }
   stepped_ = true;
   keep_share(std::exchange(wrapped_.state(), {}));
+  for (auto& piece : pieces_)
+    if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl()); piece.master && whole != masters.end())
+      piece.master->load(whole->second);
 }
 
 }  // namespace hvd

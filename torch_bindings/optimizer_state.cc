@@ -12,6 +12,8 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/archives.h"
+#include "torch_bindings/master_copies.h"
+#include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/repeated_parameters.h"
@@ -193,6 +195,7 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
 
 OptimizerLoad::OptimizerLoad(Optimizer& optimizer) : optimizer_(optimizer), holder_(holder_of(optimizer)) {
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->param_groups();  // shares changed options
+  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) masters->share_changes();                // likewise
   for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
 }
 
@@ -200,6 +203,8 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   const bool sharded = is_sharded(optimizer_);
   begun_ = true;
+  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) bring_masters_back_ = masters->copies().set_aside();
+  if (sharded) bring_masters_back_ = distributed->remember_masters();
   before_ = std::exchange(sharded ? distributed->state() : holder_.state(), {});  // what the archive does not have must not stay
   const bool by_itself = !own.keys().empty();
   if (!by_itself && (parts == nullptr || sharded))
@@ -319,6 +324,7 @@ void OptimizerLoad::undo() {
   if (!std::exchange(begun_, false)) return;
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   (is_sharded(optimizer_) ? distributed->state() : holder_.state()) = std::move(before_);
+  if (bring_masters_back_) bring_masters_back_();
   restore_options();
   show_options();
 }

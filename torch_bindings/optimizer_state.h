@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,6 +62,7 @@ class OptimizerLoad {
   bool begun_ = false;
   States before_;
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;  ///< as they were
+  std::function<void()> bring_masters_back_;                              ///< null without fp32 masters
 };
 
 }  // namespace hvd::detail

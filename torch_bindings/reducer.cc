@@ -157,6 +157,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   if (synchronized_ && !given_anew()) return {};
+  refuse_replaced();
   const auto [fate, changed] = fate_of_gradients();
   const bool alone = options_.process_set.size() == 1;
   if (alone) keep_changes();
@@ -199,6 +200,7 @@ void GradientReducer::reduce_until_none_is_late() {
 void GradientReducer::submit_all(Round round) {
   for (auto& bucket : buckets_) {
     if (bucket.submitted) continue;
+    open(bucket);
     take_rest(bucket, round, false);
     submit(bucket, round, true);
   }
@@ -222,6 +224,7 @@ void GradientReducer::reduce(Round round) {
   for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
   if (!first) attempt([&] { reduce_sparse(round); });
   if (!first) return;
+  drop_shares();
   for (auto& slot : slots_) slot.reduced = false;
   forget();
   rounds_ = 0;
@@ -238,8 +241,9 @@ void GradientReducer::reduce_compressed() {
 }
 
 void GradientReducer::complete(Bucket& bucket, Round round) {
-  wait_for(bucket, round);
+  if (!bucket.is_put_away) wait_for(bucket, round);
   detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
+  if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) give_back(bucket);
 }
 
@@ -255,6 +259,7 @@ void GradientReducer::finish(Round round) {
       if (const auto self = weak.lock()) self->before_gradient(i);
     });
   }
+  shares_kept_ = keeper_ != nullptr;
   forget();
 }
 
@@ -264,7 +269,7 @@ void GradientReducer::forget() {
     slot.ready = slot.present = slot.late = slot.users = false;
   }
   for (auto& bucket : buckets_) {
-    bucket.counted = bucket.submitted = false;
+    bucket.counted = bucket.submitted = bucket.is_put_away = false;
     bucket.pending.reset();
   }
   round_begun_ = interrupted_ = false;
@@ -290,14 +295,14 @@ void GradientReducer::settle() {
     slot.reduced = false;
     go_home(slot);  // what it was made in may go with `.grad`
   }
-  synchronized_ = false;
+  synchronized_ = shares_kept_ = false;
   rounds_ = 0;
 }
 
 void GradientReducer::begin_step() {
   const std::lock_guard lock(mutex_);
   forget();
-  synchronized_ = false;
+  synchronized_ = shares_kept_ = false;
   rounds_ = 0;
   unstepped_ = false;
   refused_.clear();

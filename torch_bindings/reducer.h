@@ -39,6 +39,8 @@ namespace detail {
 class JoinRounds;
 }
 
+class GradientKeeper;
+
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
   struct Named {
@@ -67,6 +69,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
   /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
   void listen(bool on);
+  /// From now on gradients that are reduced go there, this rank's share of them, and `.grad` is undefined then; null: they stay. Between
+  /// two rounds.
+  void keep_shares(GradientKeeper* keeper);
   /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it (torch_bindings/join.h).
   void set_join(std::shared_ptr<detail::JoinRounds> join);
   [[nodiscard]] bool is_joining() const { return join_ != nullptr; }
@@ -145,7 +150,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool counted = false;
     std::size_t missing = 0;  ///< gradients that are awaited still, once they have been counted
     bool submitted = false;
-    bool together = false;  ///< see Taking
+    bool together = false;     ///< see Taking
+    bool is_put_away = false;  ///< what it gave has gone to who keeps it
     std::shared_ptr<HandleState> pending;
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
   };
@@ -187,6 +193,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void take_in_together(Bucket& bucket, Round round);
   void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
+  void open(Bucket& bucket);
+  void give_up_memory(Bucket& bucket);
+  void put_away(Bucket& bucket, Round round, bool early);
+  void put_away_what_is_done();
+  void drop_shares();
+  void refuse_with_shares(const Slot& slot);
+  void refuse_replaced() const;
   void wait_for(Bucket& bucket, Round round);
   void complete(Bucket& bucket, Round round);
   void reduce_compressed();
@@ -216,6 +229,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::function<bool()> wanted_;  ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
   double join_factor_ = 1;  ///< what the last round has multiplied averages by
+  GradientKeeper* keeper_ = nullptr;
+  bool shares_kept_ = false;  ///< it has gradients of a whole round
   bool listening_ = true;
   bool round_begun_ = false;  ///< something may have been given since the last round
   bool interrupted_ = false;  ///< a backward pass was refused since the last round

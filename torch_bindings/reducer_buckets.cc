@@ -118,6 +118,7 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
 
 /// Buckets that follow one another on a device lie in one block, in which they are still reduced in place when they travel together.
 void GradientReducer::make_room() {
+  if (keeper_ != nullptr) return;
   const auto device = [this](const Bucket& bucket) { return slots_[bucket.slots.front()].named.parameter.device(); };
   for (std::size_t begin = 0, end = 0; begin < buckets_.size(); begin = end) {
     const at::Device here = device(buckets_[begin]);
@@ -158,7 +159,7 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
     slot->wire = detail::watched(detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot))));
     if (travels_compressed(*slot) || !options_.gradients_are_views) continue;
     slot->home = slot->place = slot->wire;
-    if (shared && taking_ == Taking::ByDevice && options_.process_set.size() > 1)
+    if (shared && keeper_ == nullptr && taking_ == Taking::ByDevice && options_.process_set.size() > 1)
       slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->home.nbytes());
   }
 }

@@ -68,6 +68,7 @@ void GradientReducer::on_gradient(std::size_t index) {
                   "they are part of",
                   slot.named.name));
   const at::NoGradGuard no_gradient;
+  refuse_with_shares(slot);
   begin_pass(slot);
   const auto since = slot.mark.since(gradient);
   if (slot.passes > 0 && !slot.ready && since == detail::GradientMark::Since::Replaced && !slot.sparse) slot.passes = 0;
@@ -104,6 +105,7 @@ void GradientReducer::count(Slot& slot) {
     slot.late = !slot.sparse && !slot.named.parameter.grad().is_sparse();
     return;
   }
+  open(bucket);
   take_in(slot);
   if (slot.passes < passes_per_step_) return;
   pack(slot);
@@ -121,6 +123,7 @@ void GradientReducer::count(Slot& slot) {
   if (bucket.missing > 0) return;
   take_rest(bucket, Round::Kept, true);
   submit(bucket, Round::Kept, false);
+  put_away_what_is_done();
 }
 
 /// With Sum: what a round gave must not be summed again with what is added to it now.
@@ -169,6 +172,7 @@ std::pair<GradientReducer::Fate, const GradientReducer::Slot*> GradientReducer::
 /// The other ranks may wait for what this one has given, or this one has not: the round is made, and what it gives dropped.
 void GradientReducer::throw_away() {
   reduce(Round::ThrownAway);
+  drop_shares();
   forget();
   for (auto& slot : slots_) slot.reduced = false;
   ++rounds_;

@@ -6,6 +6,7 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives.h"
+#include "torch_bindings/kept_statistics.h"
 
 namespace hvd {
 
@@ -114,7 +115,7 @@ at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& we
     statistics = gather(input.detach(), process_set);
     if (statistics.count == 0) return at::empty_like(input);
     if (statistics.count == 1) throw InvalidArgument("SyncBatchNorm: one value per channel on all ranks together is too few");
-    if (running_mean.defined()) {
+    if (running_mean.defined() && !KeptStatistics::are_kept()) {
       const at::Tensor unbiased = statistics.variance * (statistics.count / (statistics.count - 1));
       running_mean.copy_(running_mean.to(unbiased.scalar_type()) * (1 - momentum) + statistics.mean * momentum);
       running_var.copy_(running_var.to(unbiased.scalar_type()) * (1 - momentum) + unbiased * momentum);

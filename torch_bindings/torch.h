@@ -3,6 +3,7 @@
 
 #include "hvd/hvd.h"
 #include "hvd/spawn.h"
+#include "torch_bindings/activation_checkpoint.h"
 #include "torch_bindings/autocast.h"
 #include "torch_bindings/checkpoint.h"
 #include "torch_bindings/clip.h"
@@ -12,6 +13,7 @@
 #include "torch_bindings/grad_scaler.h"
 #include "torch_bindings/join.h"
 #include "torch_bindings/learning_rate.h"
+#include "torch_bindings/master_weights.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/moving_average.h"
 #include "torch_bindings/objects.h"

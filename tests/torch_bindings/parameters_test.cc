@@ -7,6 +7,7 @@
 namespace {
 
 using namespace hvd::test;
+using Tensors = std::vector<at::Tensor>;
 using at::kDouble, at::kFloat, at::kHalf, at::kInt, at::kLong;
 using torch::optim::Optimizer;
 

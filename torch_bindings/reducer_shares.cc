@@ -1,0 +1,113 @@
+// A GradientReducer that leaves each rank its share of the gradients alone: a bucket has memory from its first gradient on until it is
+// reduced, and `.grad` ends with it.
+#include <torch/torch.h>
+
+#include <span>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/gradient_keeper.h"
+#include "torch_bindings/reducer.h"
+
+namespace hvd {
+
+namespace {
+
+/// Stands in `.grad` for a gradient that is reduced already, while other buckets are still to come.
+at::Tensor stand_in(const at::Tensor& parameter) {
+  return at::zeros({}, parameter.options().requires_grad(false)).expand(parameter.sizes());
+}
+
+}  // namespace
+
+void GradientReducer::keep_shares(GradientKeeper* keeper) {
+  const std::lock_guard lock(mutex_);
+  keeper_ = keeper;
+  shares_kept_ = false;
+  const at::NoGradGuard no_gradient;
+  if (keeper_ == nullptr) return make_room();
+  for (auto& bucket : buckets_) give_up_memory(bucket);
+}
+
+/// Before a gradient of the bucket is taken in. On a GPU gradients stay where autograd has made them.
+void GradientReducer::open(Bucket& bucket) {
+  if (keeper_ == nullptr || bucket.memory || !slots_[bucket.slots.front()].named.parameter.is_cpu()) return;
+  make_room(std::span(&bucket, 1));
+}
+
+void GradientReducer::give_up_memory(Bucket& bucket) {
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    slot.home.reset();
+    slot.place.reset();
+    slot.wire.reset();
+    slot.zeros_at = -1;
+  }
+  bucket.memory.reset();
+  bucket.together = false;
+}
+
+/// What the bucket's round has given goes to who keeps it. `early`: other buckets are still to come, and what stands in `.grad` shows what
+/// a user makes of it.
+void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
+    Slot& slot = slots_[bucket.slots[i]];
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    if (!bucket.is_put_away && round != Round::ThrownAway && bucket.pending->present_anywhere[i])
+      keeper_->keep(slot.named.parameter, slot.wire);
+    if (slot.late || round == Round::ThrownAway) continue;  // it is what has come since
+    if (early && slot.present) {
+      gradient = stand_in(slot.named.parameter);
+    } else {
+      gradient.reset();
+    }
+    slot.mark.set(gradient);
+  }
+  give_up_memory(bucket);
+  bucket.is_put_away = true;
+}
+
+/// While backward runs: the buckets that are reduced already do not keep their memory until the others are.
+void GradientReducer::put_away_what_is_done() {
+  if (keeper_ == nullptr) return;
+  for (auto& bucket : buckets_) {
+    if (!bucket.submitted || bucket.is_put_away || !bucket.memory || !bucket.pending->done || !bucket.pending->status.ok()) continue;
+    wait_for(bucket, Round::Kept);
+    put_away(bucket, Round::Kept, true);
+  }
+}
+
+/// After a round that was thrown away or has failed: what some of its buckets gave counts no more than what the others did.
+void GradientReducer::drop_shares() {
+  if (keeper_ == nullptr) return;
+  for (auto& slot : slots_) {
+    keeper_->drop(slot.named.parameter);
+    const bool stands_in = !slot.compressed && buckets_[slot.bucket].is_put_away && slot.present;
+    if (stands_in && slot.mark.since(slot.named.parameter.grad()) == detail::GradientMark::Since::Same)
+      slot.named.parameter.mutable_grad().reset();
+  }
+}
+
+/// A gradient that comes when those before it are kept already: it would be added to what nobody may have wanted any more.
+void GradientReducer::refuse_with_shares(const Slot& slot) {
+  if (keeper_ == nullptr) return;
+  if (shares_kept_)
+    refuse(
+        formatted("gradient of '{}': with shard_gradients the gradients of the last backward pass are reduced and in shares already; call "
+                  "step() or the optimizer's zero_grad() before the next one (backward_passes_per_step adds up several)",
+                  slot.named.name));
+  if (slot.named.parameter.grad().is_sparse() && !options_.sparse_as_dense)
+    refuse(formatted(
+        "gradient of '{}': it is sparse, and shard_gradients has shares of dense ones only; set sparse_as_dense, or shard_optimizer_state "
+        "instead",
+        slot.named.name));
+}
+
+/// A user has put gradients where there were none any more: they would be added to the shares.
+void GradientReducer::refuse_replaced() const {
+  if (!shares_kept_ || !synchronized_) return;
+  throw InvalidArgument(
+      "with shard_gradients the gradients are in shares after synchronize(), and a gradient that is put into `.grad` then would be added "
+      "to them: change gradient_shares() instead, or step under skip_synchronize()");
+}
+
+}  // namespace hvd
