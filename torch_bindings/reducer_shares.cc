@@ -39,6 +39,7 @@ void GradientReducer::give_up_memory(Bucket& bucket) {
     Slot& slot = slots_[index];
     slot.home.reset();
     slot.place.reset();
+    slot.announced.reset();
     slot.wire.reset();
     slot.zeros_at = -1;
   }
