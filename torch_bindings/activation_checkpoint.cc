@@ -151,6 +151,7 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
   std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<Taken>(*this); }
   void take(const KeptTensor& kept, const at::Tensor& tensor) {
     const std::size_t place = next_++;
+    if (found_ == wanted_.size()) leave();
     if (found_ == wanted_.size() || place != wanted_[found_]) return;
     const Place& before = places_[place];
     if (tensor.sizes() != at::IntArrayRef(before.sizes) || tensor.scalar_type() != before.type || tensor.device() != before.device)
@@ -159,7 +160,7 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
           "and is {} now",
           place, c10::toString(before.type), to_string(Shape(before.sizes)), describe(tensor)));
     results_[place] = kept;
-    if (++found_ == wanted_.size() && may_leave_) throw AllTensorsAreThere();
+    if (++found_ == wanted_.size()) leave();
   }
   [[nodiscard]] Results results() && {
     if (found_ < wanted_.size())
@@ -181,6 +182,10 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
     Recomputation& recomputation;  ///< which packs at once
     KeptTensor kept;
   };
+  /// Not out of a backward pass of the function's own, which LibTorch would not count as ended.
+  void leave() const {
+    if (may_leave_ && torch::autograd::get_current_graph_task_id() == pass_) throw AllTensorsAreThere();
+  }
   [[nodiscard]] bool wants(std::size_t place, std::optional<std::size_t> only) const {
     return places_[place].wanted && (!only || *only == place);
   }
@@ -189,6 +194,7 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
   std::vector<std::size_t> wanted_;
   Results results_;
   const bool may_leave_;
+  const int pass_ = torch::autograd::get_current_graph_task_id();
   std::size_t next_ = 0, found_ = 0;
 };
 

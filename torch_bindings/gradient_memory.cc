@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hvd/api/world.h"
+#include "hvd/base/child_watch.h"
 #include "hvd/base/process.h"
 #include "hvd/hvd.h"
 
@@ -46,6 +47,7 @@ class GradientAllocator final : public c10::Allocator {
     const auto size = sizes_.find(bytes);
     if (--size->second.announced > 0) return;
     gone = std::move(size->second.free);
+    all_bytes_ -= gone.size() * bytes;
     sizes_.erase(size);
   }
 
@@ -58,12 +60,18 @@ class GradientAllocator final : public c10::Allocator {
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give_back_raw; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  /// Whether `data` is the beginning of a block of this world.
-  [[nodiscard]] bool has(const void* data) {
+  /// Whether `data` is the beginning of a block of this world that nobody but `owner` reduces in. It is `owner`'s from then on.
+  [[nodiscard]] bool adopt(const void* data, const void* owner) {
+    if (!made_.still_here()) return false;
     const std::lock_guard lock(mutex_);
     const auto block = used_.find(data);
-    return block != used_.end() && block->second.world == world_;
+    if (block == used_.end() || block->second.world != world_) return false;
+    if (block->second.owner != nullptr && block->second.owner != owner) return false;
+    block->second.owner = owner;
+    return true;
   }
+  /// Whether memory with that deleter is one of the blocks, and not shared in a way of LibTorch's own (copied when it is written to).
+  [[nodiscard]] static bool is_deleter(c10::DeleterFnPtr deleter) { return deleter == &give_back; }
 
  private:
   static constexpr std::size_t kBlocksPerGradient = 2;  // `.grad` of the last step may live until that of the next is there
@@ -77,6 +85,13 @@ class GradientAllocator final : public c10::Allocator {
     std::shared_ptr<void> block;
     std::size_t bytes;
     std::uint64_t world;
+    std::uint64_t born;  ///< the last fork before, see ChildWatch
+    const void* owner = nullptr;
+  };
+  struct Seen {
+    std::shared_ptr<void> block;
+    std::size_t bytes;
+    std::uint64_t born, ended;
   };
 
   GradientAllocator() : before_(c10::GetCPUAllocator()) {
@@ -86,11 +101,12 @@ class GradientAllocator final : public c10::Allocator {
 
   /// A world begins: blocks of the one before are of no use any more.
   void begin_world() {
+    if (!made_.still_here()) return;
     std::vector<Blocks> gone;
     const std::lock_guard lock(mutex_);
     ++world_;
-    for (auto& [bytes, size] : sizes_) gone.push_back(std::move(size.free));
-    for (auto& [bytes, size] : sizes_) size.free.clear();
+    all_bytes_ = 0;
+    for (auto& [bytes, size] : sizes_) gone.push_back(std::exchange(size.free, {}));
   }
 
   static constexpr std::uint8_t kOverAll = 0xFF;  // LibTorch's priorities of allocators end there
@@ -100,33 +116,56 @@ class GradientAllocator final : public c10::Allocator {
   /// Returns a block, or null where there is none to have.
   void* take(std::size_t bytes) {
     std::uint64_t world = 0;
+    std::vector<Blocks> gone;
     {
       const std::lock_guard lock(mutex_);
       const auto size = sizes_.find(bytes);
-      if (size == sizes_.end() || taken_bytes_ + bytes > most_bytes_) return nullptr;
+      if (size == sizes_.end()) return nullptr;
+      keep_unseen();
       if (Blocks& free = size->second.free; !free.empty()) {
         auto block = std::move(free.back());
         free.pop_back();
         return hand_out(std::move(block), bytes);
       }
+      for (auto& [other, its] : sizes_) {  // what is kept of other sizes goes where it is in the way
+        if (all_bytes_ + bytes <= most_bytes_) break;
+        all_bytes_ -= its.free.size() * other;
+        gone.push_back(std::exchange(its.free, {}));
+      }
+      if (all_bytes_ + bytes > most_bytes_) return nullptr;
+      all_bytes_ += bytes;
       world = world_;
     }
+    gone.clear();
     std::shared_ptr<void> block;
     try {
       block = allocate_shared(bytes);
     } catch (const Error&) {  // after shutdown()
     }
-    if (!block) return nullptr;
     const std::lock_guard lock(mutex_);
-    return world == world_ ? hand_out(std::move(block), bytes) : nullptr;
+    if (block && world == world_) return hand_out(std::move(block), bytes);
+    if (world == world_) all_bytes_ -= bytes;
+    return nullptr;
   }
 
   /// Requires the mutex.
   void* hand_out(std::shared_ptr<void> block, std::size_t bytes) {
     void* const data = block.get();
-    taken_bytes_ += bytes;
-    used_.insert_or_assign(data, Used{std::move(block), bytes, world_});
+    used_.insert_or_assign(data, Used{std::move(block), bytes, world_, ChildWatch::instance().begin()});
     return data;
+  }
+
+  /// Keeps the blocks that no child sees any more. Requires the mutex.
+  void keep_unseen() {
+    std::erase_if(seen_, [this](Seen& seen) {
+      if (!ChildWatch::instance().are_gone(seen.born, seen.ended)) return false;
+      const auto size = sizes_.find(seen.bytes);
+      if (size != sizes_.end() && all_bytes_ + seen.bytes <= most_bytes_) {
+        all_bytes_ += seen.bytes;
+        size->second.free.push_back(std::move(seen.block));
+      }
+      return true;
+    });
   }
 
   static void give_back(void* data) {
@@ -138,21 +177,26 @@ class GradientAllocator final : public c10::Allocator {
   /// For those who hold memory without its deleter: it may be LibTorch's own.
   static void give_back_raw(void* data) {
     GradientAllocator& self = instance();
-    if (!self.take_back(data)) self.before_->raw_deleter()(data);
+    if (!self.made_.still_here() || !self.take_back(data)) self.before_->raw_deleter()(data);
   }
 
   bool take_back(void* data) {
     std::shared_ptr<void> gone;
     const std::lock_guard lock(mutex_);
-    const auto used = used_.find(data);
-    if (used == used_.end()) return false;
-    gone = std::move(used->second.block);
-    const std::size_t bytes = used->second.bytes;
-    const bool of_this_world = used->second.world == world_;
-    used_.erase(used);
-    taken_bytes_ -= bytes;
-    const auto size = sizes_.find(bytes);
-    if (size != sizes_.end() && of_this_world) size->second.free.push_back(std::move(gone));
+    const auto found = used_.find(data);
+    if (found == used_.end()) return false;
+    const Used used = std::move(found->second);
+    used_.erase(found);
+    const std::uint64_t ended = ChildWatch::instance().end();
+    gone = used.block;
+    if (used.world != world_) return true;
+    const auto size = sizes_.find(used.bytes);
+    if (size != sizes_.end() && ChildWatch::instance().are_gone(used.born, ended)) {
+      size->second.free.push_back(used.block);
+      return true;
+    }
+    all_bytes_ -= used.bytes;
+    if (size != sizes_.end()) seen_.push_back({used.block, used.bytes, used.born, ended});
     return true;
   }
 
@@ -161,9 +205,11 @@ class GradientAllocator final : public c10::Allocator {
   std::array<std::atomic<int>, kPlaces> announced_places_{};  // by hash of the size: a first look without the mutex
   std::mutex mutex_;
   std::uint64_t world_ = 0;
-  std::size_t most_bytes_ = 0, taken_bytes_ = 0;
+  std::size_t most_bytes_ = 0;
+  std::size_t all_bytes_ = 0;  // of this world's blocks, free or not, but for those that children see
   std::unordered_map<std::size_t, Size> sizes_;
   std::unordered_map<const void*, Used> used_;
+  std::vector<Seen> seen_;
 };
 
 }  // namespace
@@ -171,11 +217,12 @@ class GradientAllocator final : public c10::Allocator {
 AnnouncedGradient::AnnouncedGradient(std::size_t bytes) : bytes_(bytes) { GradientAllocator::instance().announce(bytes_, 1); }
 AnnouncedGradient::~AnnouncedGradient() { GradientAllocator::instance().announce(bytes_, -1); }
 
-bool was_made_in_shared_memory(const at::Tensor& gradient) {
+bool stays_in_shared_memory(const at::Tensor& gradient, const void* owner, bool just_given) {
   if (gradient.nbytes() < kLeastBytes || gradient.is_conj() || gradient.is_neg()) return false;
-  // `.grad`, and autograd's own reference to what it has just given.
+  // Beside `.grad` there is autograd's own reference to what it has just given, at most.
   const auto& storage = gradient.storage();
-  return storage.use_count() <= 2 && storage.nbytes() == gradient.nbytes() && GradientAllocator::instance().has(storage.data());
+  if (gradient.use_count() != 1 || storage.use_count() > (just_given ? 2U : 1U) || storage.nbytes() != gradient.nbytes()) return false;
+  return GradientAllocator::is_deleter(storage.data_ptr().get_deleter()) && GradientAllocator::instance().adopt(storage.data(), owner);
 }
 
 }  // namespace hvd::detail

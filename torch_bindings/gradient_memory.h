@@ -3,7 +3,7 @@
 /// made and need not be copied there. It stands in front of LibTorch's allocator for the host: a tensor that a backward pass asks for, and
 /// that is as large as the gradient of a parameter that has been announced, comes from the arena; every other one from LibTorch's own.
 /// Blocks that are free again are kept for the next gradient of that size, so that backward passes do not meet new pages. All blocks
-/// together take at most twice the bytes that are announced.
+/// together, free or not, take at most twice the bytes that are announced. What a child that was forked still sees is left as it is.
 /// Any thread. Process-wide: the allocator stays once it stands there, and does nothing while nothing is announced, after `shutdown()` and
 /// in a child that was forked.
 
@@ -25,8 +25,8 @@ class AnnouncedGradient {
   std::size_t bytes_;
 };
 
-/// Returns whether a gradient, just given by a backward pass, lies in such memory with nothing beside it that anybody else sees, so that it
-/// may be reduced in its place.
-bool was_made_in_shared_memory(const at::Tensor& gradient);
+/// Returns whether `.grad` of a parameter lies in such memory with nothing beside it that anybody else sees, so that it may be reduced in
+/// its place; from then on nobody but `owner` gets that answer. `just_given`: asked by a hook to which autograd has just given it.
+bool stays_in_shared_memory(const at::Tensor& gradient, const void* owner, bool just_given);
 
 }  // namespace hvd::detail

@@ -153,7 +153,7 @@ void MasterCopies::multiply(const at::Tensor& parameter, double factor) {
 }
 
 at::Tensor MasterCopies::wide(const at::Tensor& parameter, const at::Tensor& part) const {
-  at::Tensor gradient = part.to(at::kFloat);
+  at::Tensor gradient = part.to(at::kFloat, false, /*copy=*/true);  // it may be fp32 already, and is changed
   const auto noted = factors_.find(parameter.unsafeGetTensorImpl());
   if (noted == factors_.end() || noted->second.factors.empty()) return gradient;
   const auto since = noted->second.gradient.since(parameter.grad());

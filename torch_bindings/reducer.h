@@ -188,7 +188,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void take_rest(Bucket& bucket, Round round, bool early);
   void fill_with_zeros(Slot& slot, bool in_memory);
   static void go_home(Slot& slot);
-  void take_in(Slot& slot);
+  void take_in(Slot& slot, bool just_given);
   void pack(Slot& slot);
   void take_in_together(Bucket& bucket, Round round);
   void submit(Bucket& bucket, Round round, bool wait_follows);

@@ -175,7 +175,7 @@ void GradientReducer::take_rest(Bucket& bucket, Round round, bool early) {
     if (slot.present) {
       if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this)) put_hook(index);  // a user's has taken its place
       share_out(slot);
-      take_in(slot);
+      take_in(slot, false);
       pack(slot);
       slot.mark.set(gradient);
       continue;
@@ -207,7 +207,8 @@ void GradientReducer::go_home(Slot& slot) {
   slot.zeros_at = -1;
 }
 
-void GradientReducer::take_in(Slot& slot) {
+/// `just_given`: in the hook that autograd calls with it.
+void GradientReducer::take_in(Slot& slot, bool just_given) {
   at::Tensor& gradient = slot.named.parameter.mutable_grad();
   if (gradient.is_sparse()) {
     if (!options_.sparse_as_dense) {
@@ -219,7 +220,7 @@ void GradientReducer::take_in(Slot& slot) {
   if (slot.sparse || buckets_[slot.bucket].together) return;
   if (!slot.home.defined() || gradient.is_alias_of(slot.home)) return;
   if (slot.announced && gradient.strides() == slot.place.strides() && gradient.scalar_type() == slot.place.scalar_type() &&
-      detail::was_made_in_shared_memory(gradient)) {
+      detail::stays_in_shared_memory(gradient, &slot, just_given)) {
     slot.home = slot.wire = gradient = detail::watched(gradient);
     slot.zeros_at = -1;
     return;

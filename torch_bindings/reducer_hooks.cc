@@ -4,7 +4,9 @@
 
 #include <utility>
 
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 #include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/reducer.h"
 
@@ -48,6 +50,7 @@ void GradientReducer::refuse(const std::string& text) {
 }
 
 void GradientReducer::on_gradient(std::size_t index) {
+  if (is_forked_from_rank()) throw NotInitialized(describe_fork());  // its memory is the rank's
   const bool wanted = !wanted_ || wanted_();
   const std::lock_guard lock(mutex_);
   if (!listening_) return;
@@ -106,7 +109,7 @@ void GradientReducer::count(Slot& slot) {
     return;
   }
   open(bucket);
-  take_in(slot);
+  take_in(slot, true);
   if (slot.passes < passes_per_step_) return;
   pack(slot);
   slot.ready = slot.present = true;

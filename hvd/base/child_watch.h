@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "hvd/base/process.h"
+#include "hvd/base/visible.h"
 
 namespace hvd {
 
-class ChildWatch {
+class HVD_BETWEEN_LIBRARIES ChildWatch {
  public:
   static ChildWatch& instance();
 

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <optional>
 
+#include "hvd/base/visible.h"
+
 namespace hvd {
 
 /// From now on a child that is forked from this process knows that it was forked from `rank`.
@@ -16,15 +18,15 @@ void cease_to_be_rank() noexcept;
 
 namespace detail {
 inline constexpr int kNotForked = -1;
-extern std::atomic<int> forked_from;   // a rank
-extern std::atomic<unsigned> process;  // a number of its own for each process in a line of forks
+HVD_BETWEEN_LIBRARIES extern std::atomic<int> forked_from;   // a rank
+HVD_BETWEEN_LIBRARIES extern std::atomic<unsigned> process;  // a number of its own for each process in a line of forks
 inline thread_local constinit int library_calls = 0;
 }  // namespace detail
 
 /// Whether this process was forked from a rank.
 [[nodiscard]] inline bool is_forked_from_rank() { return detail::forked_from.load(std::memory_order_relaxed) != detail::kNotForked; }
 /// Returns the sentence that says so, for a message. Requires `is_forked_from_rank()`.
-[[nodiscard]] const char* describe_fork() noexcept;
+[[nodiscard]] HVD_BETWEEN_LIBRARIES const char* describe_fork() noexcept;
 
 /// Remembers the process that made an object, for the object's end: in another process nothing may be given back.
 class MadeHere {

@@ -1,7 +1,7 @@
 #pragma once
-/// ShortWait waits for another rank without sleeping, for about as long as sleeping and being woken would take. It learns: where that was in
-/// vain, the next waits end at once, less and less often tried again, until one helps. Any thread; those that wait at once share what was
-/// learned.
+/// ShortWait waits for another rank without sleeping, for about as long as sleeping and being woken would take. It learns: where that was
+/// in vain, the next waits end at once, less and less often tried again, until one helps. Any thread; those that wait at once share what
+/// was learned.
 ///
 /// Ranks that have a core each look for about 10 us, and then go on for about twice the time that it takes to fall asleep and be woken: a
 /// shorter time gives two ranks that wait for each other in turn a slow state that they do not leave, as the one that was woken is late by

@@ -56,13 +56,20 @@ std::byte* Arena::try_allocate(std::size_t bytes) {
   return nullptr;
 }
 
-void Arena::free(void* block) noexcept {
-  if (block == nullptr) return;
+std::size_t Arena::size_of(const void* block) const {
   const std::lock_guard lock(mutex_);
   const auto used = used_.find(offset(block));
-  if (used == used_.end()) return;
+  return used == used_.end() ? 0 : used->second;
+}
+
+std::size_t Arena::free(void* block) noexcept {
+  if (block == nullptr) return 0;
+  const std::lock_guard lock(mutex_);
+  const auto used = used_.find(offset(block));
+  if (used == used_.end()) return 0;
   std::size_t begin = used->first;
-  std::size_t bytes = used->second;
+  const std::size_t freed = used->second;
+  std::size_t bytes = freed;
   used_.erase(used);
   if (const auto next = free_by_offset_.find(begin + bytes); next != free_by_offset_.end()) {
     bytes += next->second;
@@ -78,6 +85,7 @@ void Arena::free(void* block) noexcept {
     }
   }
   insert_free(begin, bytes);
+  return freed;
 }
 
 std::size_t Arena::used_bytes() const {

@@ -32,7 +32,10 @@ class Arena {
   std::byte* allocate(std::size_t bytes);
   /// Returns the same, or null when there is no room. Never touches the memory, which may be a device's.
   std::byte* try_allocate(std::size_t bytes);
-  void free(void* block) noexcept;
+  /// Returns how many bytes are free now that were not.
+  std::size_t free(void* block) noexcept;
+  /// Returns how many bytes a block takes.
+  [[nodiscard]] std::size_t size_of(const void* block) const;
 
   [[nodiscard]] bool contains(const void* address) const { return address >= memory_.data() && address < memory_.data() + memory_.size(); }
   [[nodiscard]] std::uint64_t offset(const void* address) const {

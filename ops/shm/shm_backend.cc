@@ -22,6 +22,8 @@ constexpr std::size_t kChunksPerRank = 2;
 /// What several ranks are to read is copied into shared memory up to so many bytes: reading that is faster than reading memory of another
 /// process, by more than the copy takes (4 ranks on 2 cores, broadcast of 256 KiB 33 us instead of 56, of 4 MiB 0.8 ms instead of 1.3).
 constexpr std::size_t kMostStagedForMany = std::size_t{16} << 20;
+/// Of all that is staged at a time: a whole model is broadcast as one group.
+constexpr std::size_t kMostStagedAtOnce = std::size_t{64} << 20;
 
 /// Whether each rank takes what it needs from the others.
 constexpr bool pulls(OpKind kind) { return is_pulled(kind) || kind == OpKind::Broadcast; }
@@ -29,7 +31,8 @@ constexpr bool pulls(OpKind kind) { return is_pulled(kind) || kind == OpKind::Br
 /// Gives each block, whose parts are of so many bytes, the part of each other one that is for it.
 void exchange(std::span<std::byte* const> blocks, std::size_t part) {
   for (std::size_t i = 0; i < blocks.size(); ++i)
-    for (std::size_t j = i + 1; j < blocks.size(); ++j) std::swap_ranges(blocks[i] + j * part, blocks[i] + (j + 1) * part, blocks[j] + i * part);
+    for (std::size_t j = i + 1; j < blocks.size(); ++j)
+      std::swap_ranges(blocks[i] + j * part, blocks[i] + (j + 1) * part, blocks[j] + i * part);
 }
 
 /// A run of one member's elements inside a chunk.
@@ -203,7 +206,8 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
     return *place;
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
-  const bool for_many = traits.kind == OpKind::Broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany;
+  const bool for_many = traits.kind == OpKind::Broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany &&
+                        staging_.staged_bytes() + bytes <= kMostStagedAtOnce;
   if (pulls(traits.kind) && !small && !for_many)
     if (const auto place = staging_.show(member.input, bytes)) return *place;
   member.copied = bytes > 0;

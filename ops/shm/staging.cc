@@ -38,9 +38,19 @@ std::optional<std::uint64_t> Staging::find(const void* address) const {
   return arena_->offset(address);
 }
 
+std::byte* Staging::take(std::size_t bytes) {
+  std::byte* const block = arena_->try_allocate(bytes);
+  if (block != nullptr) staged_bytes_.fetch_add(arena_->size_of(block), std::memory_order_relaxed);
+  return block;
+}
+
+void Staging::give(std::uint64_t location) noexcept {
+  staged_bytes_.fetch_sub(arena_->free(arena_->at(location & kOffset)), std::memory_order_relaxed);
+}
+
 std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
   if (!arena_) throw BackendError("a rank without shared memory cannot stage a tensor there");
-  std::byte* const block = arena_->try_allocate(bytes);
+  std::byte* const block = take(bytes);
   const std::uint64_t location = (block != nullptr ? arena_->offset(block) : overflow_->allocate(bytes) | kBeyond) | kStaged;
   if (input != nullptr && bytes > 0) std::memcpy(address(self_, location), input, bytes);
   return location;
@@ -48,7 +58,7 @@ std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
 
 std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes) {
   if (!arena_ || !peers_.can_be_read(memory, bytes)) return std::nullopt;
-  std::byte* const block = arena_->try_allocate(sizeof(Shown));
+  std::byte* const block = take(sizeof(Shown));
   if (block == nullptr) return std::nullopt;
   new (block) Shown{static_cast<const std::byte*>(memory)};
   return arena_->offset(block) | kStaged | kShown;
@@ -62,7 +72,7 @@ bool Staging::is_staged(std::uint64_t location) { return (location & kStaged) !=
 
 std::optional<std::uint64_t> Staging::keep(std::size_t bytes) {
   if (!arena_) return std::nullopt;
-  const std::byte* const block = arena_->try_allocate(bytes);
+  const std::byte* const block = take(bytes);
   if (block == nullptr) return std::nullopt;
   return arena_->offset(block) | kStaged | kKept;
 }
@@ -70,7 +80,7 @@ std::optional<std::uint64_t> Staging::keep(std::size_t bytes) {
 void Staging::drop(std::uint64_t location) noexcept {
   const std::lock_guard lock(mutex_);
   const auto used = std::find_if(deferred_.begin(), deferred_.end(), [&](const Deferred& d) { return d.location == location; });
-  if (used == deferred_.end()) return arena_->free(arena_->at(location & kOffset));
+  if (used == deferred_.end()) return give(location);
   used->location &= ~kKept;  // goes when its batch is over
   deferred_kept_.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -87,7 +97,7 @@ bool Staging::is_kept(std::uint64_t location) { return (location & kKept) != 0; 
 void Staging::release(std::uint64_t location) noexcept {
   if (!is_staged(location) || is_kept(location) || is_nowhere(location)) return;
   if ((location & kBeyond) != 0) return overflow_->free(location & kOffset);
-  arena_->free(arena_->at(location & kOffset));
+  give(location);
 }
 
 void Staging::take_out(std::uint64_t location, void* output, std::size_t bytes) {

@@ -48,6 +48,8 @@ class Staging {
   /// Gives a staged block back when batch `sequence` is over, at a later `release_over`.
   void release_later(std::uint64_t sequence, std::uint64_t location);
   void release_over(const std::function<bool(std::uint64_t sequence)>& is_over);
+  /// Returns how many bytes of the arena its blocks take.
+  [[nodiscard]] std::size_t staged_bytes() const { return staged_bytes_.load(std::memory_order_relaxed); }
 
   /// Where the tensor of the rank with this index in the domain is, in this process. Not of memory that is shown.
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
@@ -60,6 +62,10 @@ class Staging {
   [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
+  /// Returns a block of the arena, or null.
+  std::byte* take(std::size_t bytes);
+  void give(std::uint64_t location) noexcept;
+
   DomainMemory memory_;
   std::shared_ptr<Arena> arena_;
   const int self_;
@@ -70,6 +76,7 @@ class Staging {
     std::uint64_t sequence, location;
   };
   std::atomic<std::uint64_t> nowheres_{0};
+  std::atomic<std::size_t> staged_bytes_{0};
   std::mutex mutex_;
   std::vector<Deferred> deferred_;
   std::atomic<std::size_t> deferred_kept_{0};

@@ -304,6 +304,13 @@ TEST_CASE("checkpoint: backward for some inputs only, twice, and to be different
   CHECK(same(torch::autograd::grad({hvd::checkpoint(penalised, x * 1)}, {w})[0], torch::autograd::grad({penalised(x * 1)}, {w})[0]));
 }
 
+TEST_CASE("checkpoint: a backward pass within the function, the last that saves anything, again and again") {
+  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(), w = data({3}, kDouble, 0, 1).requires_grad_();
+  const auto force = [&](const at::Tensor& h) { return torch::autograd::grad({(h.exp() * w).sum()}, {h}, {}, true, true)[0]; };
+  for (int i = 0; i < 100; ++i)
+    CHECK(same(torch::autograd::grad({hvd::checkpoint(force, x * 1).sum()}, {w})[0], torch::autograd::grad({force(x * 1).sum()}, {w})[0]));
+}
+
 TEST_CASE("checkpoint: what the function throws when it is called again comes out of backward, and all goes on afterwards") {
   bool fails = false;
   const at::Tensor x = data({3}, kDouble, 0).requires_grad_();

@@ -118,6 +118,50 @@ TEST_CASE("one gradient that autograd gives to two parameters") {
   }
 }
 
+TEST_CASE("gradients that a user puts there, one in two places or kept, are not reduced where they are") {
+  const std::vector<at::Tensor> weights{weight(1), weight(2)};
+  const auto wrapped = sgd(weights);
+  DistributedOptimizerOptions options;
+  options.op = hvd::ReduceOp::Sum;
+  DistributedOptimizer optimizer(*wrapped, {}, options);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor factor = data({kWidth, kWidth}, kFloat, hvd::rank(), step);
+    const at::Tensor sum = reduced(all_data({kWidth, kWidth}, kFloat, everyone(), step), hvd::ReduceOp::Sum);
+    at::Tensor given = torch::autograd::grad({(weights[0] * factor).sum()}, {weights[0]})[0];
+    const at::Tensor kept = step == 2 ? given : at::Tensor();
+    weights[0].mutable_grad() = given;
+    weights[1].mutable_grad() = step == 1 ? given.view({-1}).view({kWidth, kWidth}) : given;
+    given.reset();
+    optimizer.synchronize();
+    for (const auto& w : weights) CHECK(same(w.grad(), sum));
+    CHECK(!weights[0].grad().is_alias_of(weights[1].grad()));
+    if (kept.defined()) CHECK(same(kept, factor));
+    optimizer.step();
+  }
+}
+
+TEST_CASE("gradients of passes that were not reduced, views of one memory") {
+  struct Two : torch::nn::Module {
+    Two() : a(register_parameter("a", weight(1))), b(register_parameter("b", weight(2))) {}
+    at::Tensor forward(const at::Tensor& factor) { return ((a.view({-1}) + b.view({-1})) * factor).sum(); }
+    at::Tensor a, b;
+  };
+  const auto two = std::make_shared<Two>();
+  hvd::DistributedDataParallel<Two> ddp(two);
+  for (int step = 0; step < 3; ++step) {
+    two->zero_grad();
+    const auto factors = all_data({kWidth * kWidth}, kFloat, everyone(), step);
+    {
+      const auto guard = ddp.no_sync();
+      ddp.forward(factors[static_cast<std::size_t>(hvd::rank())]).backward();
+    }
+    ddp.forward(torch::zeros({kWidth * kWidth})).backward();
+    const at::Tensor mean = reduced(factors, hvd::ReduceOp::Average).view({kWidth, kWidth});
+    for (const auto& w : {two->a, two->b}) CHECK(difference(w.grad(), mean) < 1e-6);
+  }
+}
+
 TEST_CASE("gradients that are added up: in the optimizer's passes, and without zero_grad()") {
   const std::vector<at::Tensor> weights{weight(1), weight(2)};
   const auto wrapped = sgd(weights);
@@ -246,7 +290,13 @@ TEST_CASE("a child that is forked trains on by itself, and the rank does not see
       own.mutable_grad() = at::Tensor();
       (own * 3).sum().backward();
     }
-    _exit(own.grad().eq(3).all().item<bool>() ? 0 : 1);
+    bool refused = false;
+    try {
+      loss_of({w}, 0, 1).backward();
+    } catch (const hvd::NotInitialized&) {
+      refused = true;
+    }
+    _exit(own.grad().eq(3).all().item<bool>() && refused ? 0 : 1);
   }
   loss_of({w}, hvd::rank(), 1).backward();
   optimizer.synchronize();
