@@ -50,7 +50,10 @@ bool DevicePool::grow(std::size_t bytes) {
 void DevicePool::free(void* block) noexcept {
   const std::lock_guard lock(mutex_);
   for (const Slab& slab : slabs_)
-    if (slab.blocks->contains(block)) return slab.blocks->free(block);
+    if (slab.blocks->contains(block)) {
+      slab.blocks->free(block);
+      return;
+    }
 }
 
 std::optional<PoolPlace> DevicePool::find(const void* address) const {
