@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <array>
 #include <atomic>
@@ -23,6 +24,25 @@ namespace hvd::detail {
 namespace {
 
 constexpr std::size_t kLeastBytes = std::size_t{4} << 10;  // less is copied faster than it is found
+
+/// Whether what the node of a backward pass makes may become the gradient of a leaf of so many bytes: it goes there at once, or through
+/// nodes that pass on one thing (a transpose, a view, a product with a number). A value of that size that is only on its way is not worth
+/// memory that stays.
+bool leads_to_gradient(const torch::autograd::Node& node, std::size_t bytes) {
+  using torch::autograd::AccumulateGrad;
+  constexpr int kMostNodes = 6;
+  const auto is_end = [bytes](const torch::autograd::Node* at) {
+    const auto* const end = dynamic_cast<const AccumulateGrad*>(at);
+    return end != nullptr && end->variable.defined() && end->variable.nbytes() == bytes;
+  };
+  if (is_end(&node)) return true;
+  for (const auto& edge : node.next_edges()) {
+    const torch::autograd::Node* at = edge.function.get();
+    for (int i = 0; i < kMostNodes && at != nullptr && at->num_outputs() == 1; ++i) at = at->next_edge(0).function.get();
+    if (is_end(at)) return true;
+  }
+  return false;
+}
 
 class GradientAllocator final : public c10::Allocator {
  public:
@@ -52,9 +72,9 @@ class GradientAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes >= kLeastBytes && announced_places_[place_of(bytes)].load(std::memory_order_relaxed) > 0 && made_.still_here() &&
-        torch::autograd::get_current_node())
-      if (void* const data = take(bytes)) return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
+    if (bytes >= kLeastBytes && announced_places_[place_of(bytes)].load(std::memory_order_relaxed) > 0 && made_.still_here())
+      if (const auto node = torch::autograd::get_current_node(); node && leads_to_gradient(*node, bytes))
+        if (void* const data = take(bytes)) return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
     return before_->allocate(bytes);
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give_back_raw; }

@@ -172,6 +172,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void add_bucket(std::vector<std::size_t> slots);
   void make_room();
   void make_room(std::span<Bucket> buckets);
+  [[nodiscard]] bool gradients_may_be_made_there() const;
   void scale(AllreduceOptions& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   void on_gradient(std::size_t slot);

@@ -128,6 +128,12 @@ void GradientReducer::make_room() {
   for (auto& bucket : buckets_) bucket.together = bucket.memory && (taking_ == Taking::Together || !device(bucket).is_cpu());
 }
 
+/// Not where memory is what a user wants to save: a convolution's backward pass takes a block more of each size.
+bool GradientReducer::gradients_may_be_made_there() const {
+  const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters || keeper_ != nullptr;
+  return !saves_memory && taking_ == Taking::ByDevice && options_.process_set.size() > 1;
+}
+
 void GradientReducer::make_room(std::span<Bucket> buckets) {
   std::vector<std::pair<Slot*, std::size_t>> offsets;
   std::size_t bytes = 0;
@@ -159,8 +165,7 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
     slot->wire = detail::watched(detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot))));
     if (travels_compressed(*slot) || !options_.gradients_are_views) continue;
     slot->home = slot->place = slot->wire;
-    if (shared && keeper_ == nullptr && taking_ == Taking::ByDevice && options_.process_set.size() > 1)
-      slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->home.nbytes());
+    if (shared && gradients_may_be_made_there()) slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->home.nbytes());
   }
 }
 
