@@ -100,10 +100,16 @@ std::string run(const std::vector<std::string>& command) {
 void spawn(int ranks, const std::function<void()>& work) {
   if (ranks < 1) throw InvalidArgument(formatted("spawn: {} ranks", ranks));
   const LauncherHints hints = launcher_hints();
-  if (hints.rank || ranks == 1) {
+  const bool is_rank = hints.rank && (hints.size.value_or(2) > 1 || detail::spawn_reports() != nullptr);
+  if (is_rank || ranks == 1) {
     work_as_rank(hints.rank.value_or(0), work);
     return;
   }
+  if (hints.rank)
+    throw InvalidArgument(
+        formatted("spawn: {} ranks are wanted, but this process was started as a world of one (by HVD_INIT=alone, or by a launcher such as "
+                  "mpirun -np 1): start it without that, and spawn() starts the ranks, or have the launcher start {}",
+                  ranks, ranks));
   const Reports reports(ranks);
   // More ranks than cores, as root and in containers, as cmake/mpi_env.sh has it.
   std::vector<std::string> command{"mpirun",
