@@ -230,7 +230,15 @@ class Meeting {
 }  // namespace
 
 std::unique_ptr<Rendezvous> meet_in_store(const Launch& launch, std::chrono::milliseconds patience) {
-  return Meeting(launch, patience).meet();
+  try {
+    return Meeting(launch, patience).meet();
+  } catch (const InvalidArgument& error) {
+    if (launch.outer.empty()) throw;
+    throw InvalidArgument(
+        formatted("{}. Two launchers have started this process: {}, whose numbers were taken ({}), and {} within its job or around it; "
+                  "set HVD_INIT=mpi if the latter's count",
+                  error.what(), launch.launcher, launch.said, launch.outer));
+  }
 }
 
 }  // namespace hvd
