@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -78,11 +79,32 @@ void work_as_rank(int rank, const std::function<void()>& work) {
   }
 }
 
+/// Where SIGCHLD is ignored, as some supervisors start programs, no end of a process is told: it is not, as long as this lives.
+class HeardChildren {
+ public:
+  HeardChildren() {
+    struct sigaction heard {};
+    heard.sa_handler = SIG_DFL;
+    if (::sigaction(SIGCHLD, nullptr, &before_) != 0 || before_.sa_handler != SIG_IGN) return;
+    was_ignored_ = ::sigaction(SIGCHLD, &heard, nullptr) == 0;
+  }
+  ~HeardChildren() {
+    if (was_ignored_) ::sigaction(SIGCHLD, &before_, nullptr);
+  }
+  HeardChildren(const HeardChildren&) = delete;
+  HeardChildren& operator=(const HeardChildren&) = delete;
+
+ private:
+  struct sigaction before_ {};
+  bool was_ignored_ = false;
+};
+
 /// Runs to the end; how it ended, in words, empty if well.
 std::string run(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
+  const HeardChildren heard;
   pid_t process = 0;
   const int error = ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(), detail::process_environment());
   if (error != 0)
@@ -100,10 +122,16 @@ std::string run(const std::vector<std::string>& command) {
 void spawn(int ranks, const std::function<void()>& work) {
   if (ranks < 1) throw InvalidArgument(formatted("spawn: {} ranks", ranks));
   const LauncherHints hints = launcher_hints();
-  if (hints.rank || ranks == 1) {
+  const bool is_rank = hints.rank && (hints.size.value_or(2) > 1 || detail::spawn_reports() != nullptr);
+  if (is_rank || ranks == 1) {
     work_as_rank(hints.rank.value_or(0), work);
     return;
   }
+  if (hints.rank)
+    throw InvalidArgument(
+        formatted("spawn: {} ranks are wanted, but this process was started as a world of one (by HVD_INIT=alone, or by a launcher such as "
+                  "mpirun -np 1): start it without that, and spawn() starts the ranks, or have the launcher start {}",
+                  ranks, ranks));
   const Reports reports(ranks);
   // More ranks than cores, as root and in containers, as cmake/mpi_env.sh has it.
   std::vector<std::string> command{"mpirun",

@@ -31,7 +31,9 @@ Bootstrap::Bootstrap(std::chrono::milliseconds patience) {
   const Launch launch = read_launch();
   const bool is_started = is_mpi_started();
   if (launch.way == Launch::Way::Alone && (!is_started || launch.is_forced)) return;  // a world of one needs nobody
-  if (launch.way != Launch::Way::Store || (is_started && !launch.is_forced)) {
+  const bool can_start = is_started || launch.can_start_mpi;
+  if (!can_start && !launch.store) throw BackendError(no_process_manager(launch));
+  if (can_start && (launch.way != Launch::Way::Store || (is_started && !launch.is_forced))) {
     // Where MPI, which the program has started, knows nothing of the others, they meet without it.
     auto mpi = MpiRendezvous::start(launch.hints.rank.value_or(0));
     const int size = mpi->size();

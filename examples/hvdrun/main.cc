@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -82,7 +83,10 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (!plan.launcher.empty()) return become_launcher(plan);
-  return run_ranks(plan, {.prefixes = options.prefixes, .folder = options.output_folder, .verbose = options.verbose});
+  return run_ranks(plan, {.prefixes = options.prefixes,
+                          .folder = options.output_folder,
+                          .verbose = options.verbose,
+                          .time_to_end = std::chrono::seconds(options.time_to_end)});
 }
 
 }  // namespace

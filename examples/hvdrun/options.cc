@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
@@ -55,7 +56,8 @@ void take_exports(Options& options, const std::vector<std::string>& said) {
   }
 }
 
-/// -np is no option as CLI11 knows them. Only the first: another one is the program's.
+/// -np is no option as CLI11 knows them. Only the first: another one is the program's. So may that be; the program gets its words as they
+/// are.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   const auto np = std::find(words.begin(), words.end(), "-np");
@@ -103,6 +105,8 @@ void add_options(CLI::App& app, Options& options, std::vector<std::string>& expo
   app.add_flag_function(
       "--no-prefix", [&options](std::int64_t) { options.prefixes = false; },
       "Ranks write where hvdrun does, without [RANK]<stdout>: before each line");
+  app.add_option("--time-to-end", options.time_to_end, "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_flag("--mpi", options.uses_mpi, "By mpirun on one host too");
   app.add_option("--mpi-args", options.mpi_arguments, "More arguments for mpirun, which starts the ranks then");
   app.add_flag("--dry-run", options.dry_run, "Print what would be started");
@@ -133,7 +137,7 @@ Options parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw WrongOptions(error.what());
   }
-  options.command = app.remaining();
+  options.command.assign(argv + argc - static_cast<std::ptrdiff_t>(app.remaining().size()), argv + argc);
   if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());
   if (!options.command.empty() && options.command.front().starts_with("-"))
     throw WrongOptions(fmt::format("{}: no such option; hvdrun --help lists them", options.command.front()));

@@ -26,6 +26,7 @@ struct Options {
   bool dry_run = false;
   bool check_build = false;
   bool verbose = false;
+  int time_to_end = 5;  ///< seconds between SIGTERM and SIGKILL
   std::vector<std::string> command;
   std::string help;  ///< to be printed instead of anything else
 };

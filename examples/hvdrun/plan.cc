@@ -136,6 +136,11 @@ Plan make_plan(const Options& options) {
     plan.launcher = mpirun(options, plan.ranks, is_one_host);
   plan.variables = options.variables;
   plan.unset = {"HVD_INIT", "HVD_INIT_TOKEN"};
+  // The numbers of a launcher that has started hvdrun are not those of the ranks that hvdrun starts.
+  if (plan.launcher.empty())
+    plan.unset.insert(plan.unset.end(), {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID", "PMI_RANK", "PMI_SIZE",
+                                         "PMIX_RANK", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "FLUX_TASK_RANK", "FLUX_JOB_SIZE",
+                                         "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "PALS_RANKID"});
   plan.command = options.command;
   return plan;
 }

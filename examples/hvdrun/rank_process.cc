@@ -22,6 +22,8 @@ namespace hvdrun {
 namespace {
 
 constexpr std::size_t kLastWords = 10;
+constexpr std::size_t kMostWords = 1000;                     // of a line of them
+constexpr std::size_t kLongestLine = std::size_t{64} << 10;  // longer ones come in pieces
 
 [[noreturn]] void fail(const char* call) { throw std::runtime_error(fmt::format("{}: {}", call, std::strerror(errno))); }
 
@@ -54,7 +56,9 @@ constexpr std::size_t kLastWords = 10;
 
 }  // namespace
 
-RankProcess::RankProcess(const Plan& plan, const std::string& meeting, int rank, const OutputOptions& options) : rank_(rank) {
+RankProcess::RankProcess(const Plan& plan, const std::string& meeting, int rank, const OutputOptions& options,
+                         const std::array<Outlet*, 2>& outlets)
+    : rank_(rank) {
   constexpr std::array<const char*, 2> kNames{"stdout", "stderr"};
   std::array<int, 2> to{-1, -1};
   const bool is_read = options.prefixes || !options.folder.empty();
@@ -64,7 +68,7 @@ RankProcess::RankProcess(const Plan& plan, const std::string& meeting, int rank,
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
     streams_[i].pipe = ends[0];
     to[i] = ends[1];
-    streams_[i].to = i == 0 ? stdout : stderr;
+    streams_[i].to = outlets[i];
     if (options.prefixes) streams_[i].prefix = fmt::format("[{}]<{}>:", rank, kNames[i]);
     if (options.folder.empty()) continue;
     const std::string folder = fmt::format("{}/rank.{}", options.folder, rank);
@@ -81,45 +85,50 @@ RankProcess::RankProcess(const Plan& plan, const std::string& meeting, int rank,
 }
 
 RankProcess::~RankProcess() {
-  if (!has_ended_ && process_ > 0) {
+  if (process_ > 0) {
     send(SIGKILL);
-    ::waitpid(process_, &status_, 0);
+    ::waitpid(process_, nullptr, 0);
   }
   for (const auto& stream : streams_)
     if (stream.pipe >= 0) ::close(stream.pipe);
 }
 
-void RankProcess::say(Stream& stream, const std::string& line, bool is_whole) {
-  const std::string text = stream.prefix + line + (is_whole ? "\n" : stream.prefix.empty() ? "" : "\n");
-  std::fwrite(text.data(), 1, text.size(), stream.to);
-  std::fflush(stream.to);
+std::array<int, 2> RankProcess::outputs() const {
+  std::array<int, 2> waited{-1, -1};
+  for (std::size_t i = 0; i < streams_.size(); ++i)
+    if (streams_[i].pipe >= 0 && !streams_[i].to->is_full()) waited[i] = streams_[i].pipe;
+  return waited;
+}
+
+void RankProcess::say(Stream& stream, std::string_view line, bool is_whole) {
+  stream.to->add(stream.prefix);
+  stream.to->add(line);
+  if (is_whole || !stream.prefix.empty()) stream.to->add("\n");
   if (stream.copy) {
     std::fwrite(line.data(), 1, line.size(), stream.copy.get());
     if (is_whole) std::fputc('\n', stream.copy.get());
     std::fflush(stream.copy.get());
   }
-  if (stream.to != stderr) return;
-  last_words_.push_back(line);
+  if (&stream != &streams_[1]) return;
+  last_words_.emplace_back(line.substr(0, kMostWords));
   if (last_words_.size() > kLastWords) last_words_.pop_front();
 }
 
 void RankProcess::read(Stream& stream) {
+  if (stream.pipe < 0 || stream.to->is_full()) return;
   std::array<char, 1 << 16> buffer;
-  while (stream.pipe >= 0) {
-    const auto length = ::read(stream.pipe, buffer.data(), buffer.size());
-    if (length < 0 && errno == EINTR) continue;
-    if (length < 0 && errno == EAGAIN) return;
-    if (length <= 0) {
-      ::close(stream.pipe);
-      stream.pipe = -1;
-      return;
-    }
-    stream.partial.append(buffer.data(), static_cast<std::size_t>(length));
-    std::size_t begin = 0;
-    for (std::size_t end = 0; (end = stream.partial.find('\n', begin)) != std::string::npos; begin = end + 1)
-      say(stream, stream.partial.substr(begin, end - begin), true);
-    stream.partial.erase(0, begin);
+  const auto length = ::read(stream.pipe, buffer.data(), buffer.size());
+  if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (length <= 0) {
+    ::close(stream.pipe);
+    stream.pipe = -1;
+    return;
   }
+  std::string_view arrived(buffer.data(), static_cast<std::size_t>(length));
+  for (std::size_t end = 0; (end = arrived.find('\n')) != std::string_view::npos; arrived.remove_prefix(end + 1))
+    say(stream, std::exchange(stream.partial, {}).append(arrived.substr(0, end)), true);
+  stream.partial += arrived;
+  if (stream.partial.size() >= kLongestLine) say(stream, std::exchange(stream.partial, {}), false);
 }
 
 void RankProcess::pass_output_on() {
@@ -127,25 +136,32 @@ void RankProcess::pass_output_on() {
 }
 
 void RankProcess::finish_output() {
-  pass_output_on();
   for (auto& stream : streams_)
     if (const std::string rest = std::exchange(stream.partial, {}); !rest.empty()) say(stream, rest, false);
 }
 
 bool RankProcess::has_ended() {
-  if (!has_ended_) has_ended_ = ::waitpid(process_, &status_, WNOHANG) == process_;
+  if (has_ended_) return true;
+  // It is waited for in the end only: until then nobody else gets its number, and that of its group.
+  siginfo_t how{};
+  if (::waitid(P_PID, static_cast<id_t>(process_), &how, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    has_ended_ = errno == ECHILD;  // somebody has waited for it: how it ended is not to be known
+    how_ = {.code = 1, .signal = 0};
+  } else if (how.si_pid == process_) {
+    has_ended_ = true;
+    how_ = how.si_code == CLD_EXITED ? End{.code = how.si_status, .signal = 0} : End{.code = 0, .signal = how.si_status};
+  }
   return has_ended_;
 }
 
 void RankProcess::send(int signal) const { ::kill(-process_, signal); }
 
-int RankProcess::exit_code() const { return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_); }
+int RankProcess::exit_code() const { return how_.signal != 0 ? 128 + how_.signal : how_.code; }
 
 std::string RankProcess::describe_end() const {
-  if (WIFSIGNALED(status_))
-    return fmt::format("rank {} (process {}) was ended by signal {} ({})", rank_, process_, WTERMSIG(status_),
-                       ::strsignal(WTERMSIG(status_)));
-  return fmt::format("rank {} (process {}) ended with exit code {}", rank_, process_, WEXITSTATUS(status_));
+  if (how_.signal != 0)
+    return fmt::format("rank {} (process {}) was ended by signal {} ({})", rank_, process_, how_.signal, ::strsignal(how_.signal));
+  return fmt::format("rank {} (process {}) ended with exit code {}", rank_, process_, how_.code);
 }
 
 }  // namespace hvdrun

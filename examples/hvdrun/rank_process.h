@@ -9,7 +9,9 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "examples/hvdrun/outlet.h"
 #include "examples/hvdrun/plan.h"
 
 namespace hvdrun {
@@ -18,18 +20,20 @@ struct OutputOptions;
 
 class RankProcess {
  public:
-  /// Starts it. Throws std::runtime_error with the system's words.
-  RankProcess(const Plan& plan, const std::string& meeting, int rank, const OutputOptions& options);
-  /// Kills what is left of it.
+  /// Starts it. `outlets`, which are borrowed, take its standard output and error. Throws std::runtime_error with the system's words.
+  RankProcess(const Plan& plan, const std::string& meeting, int rank, const OutputOptions& options, const std::array<Outlet*, 2>& outlets);
+  /// Kills what is left of it. Until then the process and its group keep their numbers, also when it has ended.
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] pid_t process() const { return process_; }
-  /// Returns the descriptors to wait for, -1 for those that have ended.
-  [[nodiscard]] std::array<int, 2> outputs() const { return {streams_[0].pipe, streams_[1].pipe}; }
-  /// Passes on what has arrived.
+  /// Returns the descriptors to wait for, -1 for those that have ended or whose outlet is full.
+  [[nodiscard]] std::array<int, 2> outputs() const;
+  /// Returns whether all of its output has been read.
+  [[nodiscard]] bool has_said_all() const { return streams_[0].pipe < 0 && streams_[1].pipe < 0; }
+  /// Passes on a piece of what has arrived: it may write faster than that can be read.
   void pass_output_on();
   /// Returns whether it has ended by now.
   bool has_ended();
@@ -49,20 +53,23 @@ class RankProcess {
   };
   struct Stream {
     int pipe = -1;
-    std::FILE* to = nullptr;
+    Outlet* to = nullptr;
     std::string prefix;
-    std::string partial;  // a line without its end
+    std::string partial;  // a line without its end, of some KiB at most
     std::unique_ptr<std::FILE, CloseFile> copy;
   };
+  struct End {
+    int code = 0, signal = 0;
+  };
   void read(Stream& stream);
-  void say(Stream& stream, const std::string& line, bool is_whole);
+  void say(Stream& stream, std::string_view line, bool is_whole);
 
   const int rank_;
   pid_t process_ = -1;
   std::array<Stream, 2> streams_;
   std::deque<std::string> last_words_;
   bool has_ended_ = false;
-  int status_ = 0;
+  End how_;
 };
 
 }  // namespace hvdrun

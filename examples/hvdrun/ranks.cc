@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "examples/hvdrun/outlet.h"
 #include "examples/hvdrun/rank_process.h"
 
 namespace hvdrun {
@@ -25,7 +27,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTimeToNotice = 5s;  // in which the other ranks learn by themselves that one has failed
-constexpr auto kTimeToEnd = 5s;     // after SIGTERM
+constexpr auto kOneSignal = 1s;     // in which a signal that comes again is the same one, which a terminal and a wrapper both have sent
 constexpr auto kLastOutput = 1s;    // of what a rank has started and left behind
 
 /// A folder of this user's alone, for the file by which the ranks meet.
@@ -53,6 +55,7 @@ class MeetingPlace {
 class Signals {
  public:
   Signals() {
+    ::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it no end of a rank would be told
     ::sigemptyset(&heard_);
     ::sigaddset(&heard_, SIGCHLD);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -82,9 +85,10 @@ class Signals {
 
 class Ranks {
  public:
-  Ranks(const Plan& plan, const OutputOptions& options) {
+  Ranks(const Plan& plan, const OutputOptions& options) : time_to_end_(options.time_to_end) {
+    const std::array<Outlet*, 2> outlets{&output_, error_.is_same_file(output_) ? &output_ : &error_};
     for (int rank = 0; rank < plan.ranks; ++rank) {
-      all_.emplace_back(plan, place_.address(), rank, options);
+      all_.emplace_back(plan, place_.address(), rank, options, outlets);
       if (options.verbose) std::fprintf(stderr, "hvdrun: rank %d is process %d\n", rank, static_cast<int>(all_.back().process()));
     }
   }
@@ -94,25 +98,45 @@ class Ranks {
       wait();
       while (const int signal = signals_.next()) hear(signal);
       for (auto& rank : all_) rank.pass_output_on();
+      for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
       note_ends();
       keep_time();
     }
     for (auto& rank : all_) rank.finish_output();
+    write_rest();
     return conclude();
   }
 
  private:
   bool is_over() {
     const bool all_ended = std::all_of(all_.begin(), all_.end(), [](auto& rank) { return rank.has_ended(); });
-    const bool all_said = std::all_of(all_.begin(), all_.end(), [](const auto& rank) {
-      return rank.outputs() == std::array<int, 2>{-1, -1};
-    });
-    if (all_ended && !last_output_) last_output_ = Clock::now() + kLastOutput;
+    const bool all_said = std::all_of(all_.begin(), all_.end(), [](const auto& rank) { return rank.has_said_all(); });
+    // What the ranks have said is not given up because somebody reads it slowly; only who sends a signal will not wait for that.
+    const bool is_full = output_.is_full() || error_.is_full();
+    if (all_ended && (!last_output_ || (is_full && signal_ == 0))) last_output_ = Clock::now() + kLastOutput;
     return all_ended && (all_said || Clock::now() > *last_output_);
+  }
+
+  /// Waits for who reads hvdrun's output; not where a signal has come, or comes.
+  void write_rest() {
+    for (const auto last = Clock::now() + kLastOutput; !output_.is_empty() || !error_.is_empty();) {
+      for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
+      if (signal_ == 0) signal_ = signals_.next();
+      if (signal_ != 0 && Clock::now() > last) return;
+      std::vector<pollfd> waited{{signals_.descriptor(), POLLIN, 0}};
+      add_outlets(waited);
+      if (waited.size() > 1) ::poll(waited.data(), waited.size(), 100);
+    }
+  }
+
+  void add_outlets(std::vector<pollfd>& waited) const {
+    for (const Outlet* const outlet : {&output_, &error_})
+      if (!outlet->is_empty()) waited.push_back({outlet->descriptor(), POLLOUT, 0});
   }
 
   void wait() {
     std::vector<pollfd> waited{{signals_.descriptor(), POLLIN, 0}};
+    add_outlets(waited);
     for (const auto& rank : all_)
       for (const int output : rank.outputs()) waited.push_back({output, POLLIN, 0});  // -1 is left out
     const bool has_time = end_them_ || last_output_;
@@ -120,11 +144,16 @@ class Ranks {
   }
 
   void hear(int signal) {
-    const bool is_second = signal_ != 0;
-    if (!is_second) signal_ = signal;
+    const auto now = Clock::now();
+    const bool is_again = signal_ != 0 && now >= first_heard_ + kOneSignal;
+    if (signal_ == signal && !is_again) return;
+    if (signal_ == 0) {
+      signal_ = signal;
+      first_heard_ = now;
+      end_them_ = now + time_to_end_;
+    }
     for (auto& rank : all_)
-      if (!rank.has_ended()) rank.send(is_second ? SIGKILL : signal);
-    end_them_ = Clock::now() + kTimeToEnd;
+      if (!rank.has_ended()) rank.send(is_again ? SIGKILL : signal);
     has_sent_term_ = true;
   }
 
@@ -141,14 +170,15 @@ class Ranks {
     for (auto& rank : all_)
       if (!rank.has_ended()) rank.send(has_sent_term_ ? SIGKILL : SIGTERM);
     has_sent_term_ = true;
-    end_them_ = Clock::now() + kTimeToEnd;
+    end_them_ = Clock::now() + time_to_end_;
   }
 
   int conclude() {
     // What a rank has started and left behind ends with it.
     for (auto& rank : all_) rank.send(SIGKILL);
     if (signal_ != 0) {
-      std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
+      const bool is_read = output_.is_empty() && error_.is_empty();
+      if (is_read) std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
       return 128 + signal_;
     }
     if (first_ == nullptr) return 0;
@@ -158,11 +188,14 @@ class Ranks {
     return first_->exit_code();
   }
 
+  const std::chrono::seconds time_to_end_;  // after SIGTERM
   MeetingPlace place_;
   Signals signals_;
+  Outlet output_{STDOUT_FILENO}, error_{STDERR_FILENO};
   std::list<RankProcess> all_;
   RankProcess* first_ = nullptr;  // to fail
   int signal_ = 0;                // that hvdrun was sent
+  Clock::time_point first_heard_;
   bool has_sent_term_ = false;
   std::optional<Clock::time_point> end_them_, last_output_;
 };

@@ -3,6 +3,7 @@
 /// passes SIGINT, SIGTERM and SIGHUP on to them, and ends the others some seconds after one has failed. It is for the main thread of a
 /// process that does nothing else.
 
+#include <chrono>
 #include <string>
 
 #include "examples/hvdrun/plan.h"
@@ -13,6 +14,7 @@ struct OutputOptions {
   bool prefixes = true;  ///< "[RANK]<stdout>:" before each line; otherwise the ranks write where hvdrun does
   std::string folder;    ///< gets rank.N/stdout and rank.N/stderr as well; empty: none
   bool verbose = false;
+  std::chrono::seconds time_to_end{5};  ///< between SIGTERM and SIGKILL
 };
 
 /// Returns the exit code: 0, or that of the rank that failed first (128 and the signal's number, where a signal ended it), or 128 and the

@@ -74,9 +74,12 @@ Announcement read_mpi_launcher(const Environment& environment) {
   return found;
 }
 
-/// RANK and WORLD_SIZE. Throws InvalidArgument where they cannot be a rank's.
+/// RANK and WORLD_SIZE. Throws InvalidArgument where they cannot be a rank's. A RANK that is no number may be somebody's rank in an army
+/// where nothing else speaks of ranks, and RANK=-1 WORLD_SIZE=1 is how some frameworks write that nothing is distributed.
 Announcement read_torch(const Environment& environment) {
   Announcement torch = read(environment, kTorch);
+  const bool is_no_rank = !environment("WORLD_SIZE") && !torch.hints.rank;
+  if (is_no_rank || (torch.hints.rank == -1 && torch.hints.size.value_or(1) == 1)) return {torch.launcher, {}, {}};
   const auto text = [&](const char* name) { return formatted("{}='{}'", name, environment(name).value_or("")); };
   const bool unset = !environment("RANK") && !environment("WORLD_SIZE");
   const bool wrong = (environment("RANK") && (!torch.hints.rank || *torch.hints.rank < 0)) ||
@@ -89,6 +92,15 @@ Announcement read_torch(const Environment& environment) {
 }
 
 bool is_complete(const Announcement& torch) { return torch.hints.rank && torch.hints.size; }
+bool is_of_slurm(const Announcement& found) { return found.launcher == kSlurm.launcher; }
+
+/// Whether MPI can find the others by what srun has given this process. Without PMIx and PMI, as srun --mpi=none starts it, Open MPI does
+/// not even come up alone: MPI_Init ends the process.
+bool can_start_mpi(const Environment& environment, const Announcement& found) {
+  if (!is_of_slurm(found)) return true;
+  constexpr std::array kManagers{"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_JOBID"};
+  return std::any_of(kManagers.begin(), kManagers.end(), [&](const char* name) { return environment(name).has_value(); });
+}
 
 /// `text` is what follows "tcp://": HOST:PORT, an IPv6 address in brackets.
 StoreAddress read_tcp(const std::string& text) {
@@ -147,14 +159,33 @@ Launch launch_in_store(Announcement by, StoreAddress address) {
 
 /// The first announcement of several ranks by a launcher that may be of another MPI. One that leaves their number open counts only where
 /// none says that there is one.
-std::optional<Announcement> read_others(const Environment& environment) {
-  bool is_one = false;
+std::optional<Announcement> read_others(const Environment& environment, bool is_one = false) {
   for (const Names& names : kOthers) {
     Announcement found = read(environment, names);
     if (found.is_of_several() && (found.hints.size || !is_one)) return found;
     is_one = is_one || found.hints.size == 1;
   }
   return std::nullopt;
+}
+
+/// The launcher other than torchrun whose numbers count: that of MPI, or another one that a step of Slurm's has started, as the mpiexec of
+/// MPICH starts its helpers by srun, one for each host.
+Announcement read_launcher(const Environment& environment) {
+  Announcement mpi = read_mpi_launcher(environment);
+  if (mpi.hints.rank && !is_of_slurm(mpi)) return mpi;
+  auto other = read_others(environment, mpi.hints.size == 1);
+  if (!other) return mpi;
+  return !mpi.hints.rank || other->hints.size.value_or(0) > mpi.hints.size.value_or(1) ? std::move(*other) : mpi;
+}
+
+/// The numbers for ranks that meet where HVD_INIT says. Any launcher's are as good, such as those of srun --mpi=none or of another MPI's
+/// mpiexec; a WORLD_SIZE of 1, which containers export, does not hide them.
+Announcement read_for_store(const Environment& environment) {
+  Announcement torch = read_torch(environment);
+  if (is_complete(torch) && *torch.hints.size > 1) return torch;
+  Announcement launcher = read_launcher(environment);
+  const bool is_better = is_complete(launcher) && (*launcher.hints.size > 1 || !is_complete(torch));
+  return is_better ? launcher : torch;
 }
 
 /// Follows HVD_INIT.
@@ -178,10 +209,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
     address.job = formatted("{} {} {}", address.first_port, environment("TORCHELASTIC_RUN_ID").value_or(""),
                             environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
     address.token = token_of(environment);
-    // Any launcher's numbers are as good, such as those of srun --mpi=none or of another MPI's mpiexec.
-    Announcement by = read_torch(environment);
-    if (!is_complete(by)) by = mpi;
-    if (!is_complete(by)) by = read_others(environment).value_or(by);
+    Announcement by = read_for_store(environment);
     if (!is_complete(by))
       throw InvalidArgument(
           formatted("HVD_INIT={}: RANK and WORLD_SIZE are missing; each rank needs them to be its number, from 0, and the "
@@ -210,7 +238,27 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
 bool is_inner(const Environment& environment, const Announcement& torch, const Announcement& mpi) {
   if (!is_complete(torch) || *torch.hints.size == 1) return false;
   if (environment("TORCHELASTIC_RUN_ID")) return true;
-  return mpi.launcher == kSlurm.launcher && mpi.hints.size.value_or(1) < *torch.hints.size;
+  return is_of_slurm(mpi) && mpi.hints.size.value_or(1) < *torch.hints.size;
+}
+
+/// Through MPI, as a launcher that may be of another MPI has started it.
+Launch launch_by_other(const Environment& environment, Announcement other) {
+  Launch launch = launch_by(Launch::Way::Mpi, std::move(other));
+  const bool has_server = environment("PMIX_SERVER_URI2") || environment("PMIX_SERVER_URI21") || environment("PMIX_SERVER_URI3") ||
+                          environment("PMIX_SERVER_URI4") || environment("PMIX_SERVER_URI41");
+  launch.may_be_alone = !launch.hints.size && launch.hints.rank == 0 && has_server;
+  return launch;
+}
+
+/// Through MPI, as its own launcher has started it; `torch` is what RANK and WORLD_SIZE say besides.
+Launch launch_by_mpi(const Environment& environment, Announcement mpi, const Announcement& torch) {
+  const bool can_start = can_start_mpi(environment, mpi);
+  Launch launch = launch_by(Launch::Way::Mpi, std::move(mpi));
+  launch.can_start_mpi = can_start;
+  launch.may_be_alone = launch.hints.size.value_or(1) == 1;
+  const bool agrees = is_complete(torch) && torch.hints.rank == launch.hints.rank && torch.hints.size == launch.hints.size;
+  if (agrees && !launch.may_be_alone) launch.store = read_master(environment);
+  return launch;
 }
 
 }  // namespace
@@ -224,29 +272,29 @@ std::string StoreAddress::text() const {
 Launch read_launch(const Environment& environment) {
   if (const auto wanted = environment("HVD_INIT")) return read_forced(environment, *wanted);
   Announcement mpi = read_mpi_launcher(environment);
+  std::string outer;
   if (mpi.hints.rank) {
     Announcement torch = read(environment, kTorch);  // these may be anything: mpirun passes on what its caller has
-    const bool agrees = is_complete(torch) && torch.hints.rank == mpi.hints.rank && torch.hints.size == mpi.hints.size;
     if (!is_inner(environment, torch, mpi)) {
-      Launch launch = launch_by(Launch::Way::Mpi, std::move(mpi));
-      launch.may_be_alone = launch.hints.size.value_or(1) == 1;
-      if (agrees && !launch.may_be_alone) launch.store = read_master(environment);
-      return launch;
+      Announcement counts = read_launcher(environment);
+      if (counts.launcher != mpi.launcher) return launch_by_other(environment, std::move(counts));
+      // A step of one task, such as the shell that salloc opens: MPI has nothing to add, and may not be able to start there.
+      if (is_of_slurm(mpi) && mpi.hints.size == 1) return {};
+      return launch_by_mpi(environment, std::move(mpi), torch);
     }
+    if (mpi.hints.size.value_or(1) > 1 && !is_of_slurm(mpi)) outer = formatted("{} ({})", mpi.launcher, mpi.said);
   }
   auto other = read_others(environment);
   Announcement torch = read_torch(environment);
   if (is_complete(torch) && (*torch.hints.size > 1 || !other)) {
     auto address = read_master(environment);
-    if (address || *torch.hints.size == 1) return launch_in_store(std::move(torch), std::move(address).value_or(StoreAddress{}));
+    if (address || *torch.hints.size == 1) {
+      Launch launch = launch_in_store(std::move(torch), std::move(address).value_or(StoreAddress{}));
+      launch.outer = std::move(outer);
+      return launch;
+    }
   }
-  if (other) {
-    Launch launch = launch_by(Launch::Way::Mpi, std::move(*other));
-    const bool has_server = environment("PMIX_SERVER_URI2") || environment("PMIX_SERVER_URI21") || environment("PMIX_SERVER_URI3") ||
-                            environment("PMIX_SERVER_URI4") || environment("PMIX_SERVER_URI41");
-    launch.may_be_alone = !launch.hints.size && launch.hints.rank == 0 && has_server;
-    return launch;
-  }
+  if (other) return launch_by_other(environment, std::move(*other));
   if (torch.hints.size.value_or(1) > 1 || torch.hints.rank.value_or(0) > 0) refuse_torch(environment, torch);
   return {};
 }
@@ -259,6 +307,15 @@ LauncherHints launcher_hints() {
   } catch (const InvalidArgument&) {
     return {};  // hvd::init() says what is wrong
   }
+}
+
+std::string no_process_manager(const Launch& launch) {
+  return formatted(
+      "the launcher started {} ranks, but MPI sees none of them: {} say that {} started this process as one of them, and it has given it "
+      "neither PMIx nor PMI, by which MPI finds the others: start it by srun --mpi=pmix, or by mpirun; or let the ranks meet without MPI, "
+      "by HVD_INIT=tcp://HOST:PORT with the host of rank 0 and a free port of it; or set HVD_INIT=alone if each process is to be a world "
+      "of its own, HVD_INIT=mpi to start MPI nevertheless",
+      launch.hints.size ? formatted("{}", *launch.hints.size) : std::string("several"), launch.said, launch.launcher);
 }
 
 std::string wrong_world(const Launch& launch, int size, const std::string& library) {

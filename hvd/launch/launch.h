@@ -37,8 +37,12 @@ struct Launch {
   bool is_forced = false;  ///< the user has said so by HVD_INIT
   /// With Way::Mpi, whether a world of one is to be believed: nothing contradicts it.
   bool may_be_alone = true;
+  /// With Way::Mpi, whether MPI can find others. Otherwise MPI_Init would end the process, or come up alone.
+  bool can_start_mpi = true;
   /// With Way::Store, and with Way::Mpi where the ranks can meet there in case MPI comes up alone.
   std::optional<StoreAddress> store;
+  /// With Way::Store, a launcher of several ranks within whose job torchrun has said something else; empty if there is none.
+  std::string outer;
 };
 
 Launch read_launch(const Environment& environment);
@@ -47,5 +51,8 @@ Launch read_launch();
 
 /// Returns the sentence for a process whose launcher has announced several ranks where MPI, `library` by its own name, sees `size`.
 std::string wrong_world(const Launch& launch, int size, const std::string& library);
+
+/// Returns the sentence for a process that a launcher of several ranks has given nothing by which MPI could find the others.
+std::string no_process_manager(const Launch& launch);
 
 }  // namespace hvd

@@ -44,37 +44,46 @@ Heard receive_frame(const FileDescriptor& connection, FrameReader& in, Frame& fr
   }
 }
 
-void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline deadline) {
+void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
   using Result = Attempt::Result;
   Frame frame;
-  if (receive_frame(attempt.connection, attempt.in, frame, deadline) != Heard::Frame) return;  // it may be busy, or of those that wait
+  const auto hear = [&](Deadline until) { return receive_frame(attempt.connection, attempt.in, frame, until) == Heard::Frame; };
+  const auto say = [&](FrameKind kind, const Bytes& payload) {
+    Bytes said;
+    put_frame(said, kind, payload);
+    return send_all(attempt.connection, said, deadline);
+  };
+  if (!hear(deadline)) return;  // it may be busy, or of those that wait
   const Nonce server = read_greeting(frame);
   const Nonce client = make_nonce();
-  Bytes said;
-  put_frame(said, FrameKind::Hello, make_hello(hello, key, server, client));
-  attempt.in.trust();  // it gets no more from us than a proof
-  if (!send_all(attempt.connection, said, deadline) || receive_frame(attempt.connection, attempt.in, frame, deadline) != Heard::Frame)
+  if (!say(FrameKind::Hello, make_hello(hello, key, server, client)) || !hear(deadline)) return;
+  if (frame.kind == FrameKind::Refused) {  // whoever listens there can say so: only that the key is another is to be heard
+    if (Reader(frame.payload).get<Refusal>() == Refusal::WrongKey) attempt.result = Result::OtherJob;
     return;
+  }
+  if (frame.kind != FrameKind::Welcome || !is_same(Reader(frame.payload).get<Digest>(), proof_of_server(key, server, client))) return;
+  attempt.in.trust();
+  if (!say(FrameKind::Here, {}) || !hear(patience)) return;
   Reader reader(frame.payload);
-  if (frame.kind == FrameKind::Welcome) {
-    if (is_same(reader.get<Digest>(), proof_of_server(key, server, client))) attempt.result = Result::Welcome;
+  if (frame.kind == FrameKind::Taken) {
+    attempt.result = Result::Welcome;
   } else if (frame.kind == FrameKind::Refused) {
     const auto why = reader.get<Refusal>();
     attempt.text = reader.get_string();
-    attempt.result = why == Refusal::WrongKey ? Result::OtherJob : why == Refusal::Complete ? Result::Complete : Result::Wrong;
+    attempt.result = why == Refusal::Complete ? Result::Complete : Result::Wrong;
   }
 }
 
 }  // namespace
 
-Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline) {
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
   Attempt attempt;
   auto connection = connect_to(address, deadline);
   if (!connection) return attempt;
   attempt.connection = std::move(*connection);
   attempt.result = Attempt::Result::Stranger;
   try {
-    meet(attempt, hello, key, deadline);
+    meet(attempt, hello, key, deadline, patience);
   } catch (const WireError&) {
     attempt.result = Attempt::Result::Stranger;
   }

@@ -29,8 +29,9 @@ struct Attempt {
   FileDescriptor connection;
   FrameReader in;  ///< with what has arrived since
 };
-/// Connects, and finds out who is there. Waits until `deadline` at most.
-Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline);
+/// Connects, and finds out who is there. Waits until `deadline` at most for a proof that it is a store of this key, and then until
+/// `patience` for what that says: it has taken this one for a rank, perhaps, and would miss it.
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience);
 
 class StoreClient {
  public:

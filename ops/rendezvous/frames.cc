@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-constexpr std::uint64_t kProtocol = 0x3176'7a64'6e65'7268U;  // another version of it is another number
+constexpr std::uint64_t kProtocol = 0x3276'7a64'6e65'7268U;  // another version of it is another number
 constexpr std::size_t kHeader = sizeof(std::uint32_t) + 1;
 
 Digest prove(const Digest& key, std::string_view side, const Nonce& server, const Nonce& client, std::span<const std::byte> said) {

@@ -1,5 +1,5 @@
 #pragma once
-/// This header has what goes over a connection of the store: frames of a length, a kind and a payload, and the two steps by which both
+/// This header has what goes over a connection of the store: frames of a length, a kind and a payload, and the steps by which both
 /// sides prove that they know the job's key. Nobody shows the key: each makes an HMAC over both sides' nonces. What is read here may come
 /// from a stranger: it is bounded before memory is taken for it, and what is malformed throws WireError. Values and pure functions; any
 /// thread.
@@ -19,8 +19,10 @@ namespace hvd {
 enum class FrameKind : std::uint8_t {
   Greeting,  ///< the server's first word: its nonce
   Hello,     ///< who connects, with its proof
-  Refused,   ///< why that one is no rank, as Refusal; the connection ends
+  Refused,   ///< why that one is no rank, as Refusal; the connection ends. Before Welcome it proves nothing
   Welcome,   ///< the server's proof
+  Here,      ///< who connects has heard that, and stays; from now on it is missed if it goes
+  Taken,     ///< it is a rank now
   Complete,  ///< all ranks are here
   Gather,    ///< a rank's part of an allgather
   Gathered,  ///< every rank's

@@ -27,6 +27,7 @@ constexpr auto kSure = 3s;    // after which a wrong answer will not become a ri
 constexpr auto kAnswer = 1s;  // in which a server that is there answers; a busy one is asked again, with more time
 constexpr auto kMostAnswer = 8s;
 constexpr auto kAfterword = 2s;  // in which ranks that contradict each other still find somebody who tells them so
+constexpr auto kGrace = 5s;      // in which a store that has run out of patience says so
 constexpr auto kPause = 20ms;
 constexpr auto kMostPause = 200ms;
 
@@ -101,7 +102,7 @@ class Meeting {
   /// Throws if who holds the store at `place` is of this job.
   void require_no_other(const Place& place) {
     for (const auto& address : place.addresses) {
-      const Attempt attempt = try_to_meet(address, hello_, place.key, Clock::now() + 2 * kAnswer);
+      const Attempt attempt = try_to_meet(address, hello_, place.key, Clock::now() + 2 * kAnswer, deadline_);
       if (attempt.result == Result::Wrong || attempt.result == Result::Complete || attempt.result == Result::Welcome)
         throw InvalidArgument(
             formatted("hvd::init(): another process is rank 0 of this job already, at {}: each process needs a RANK of its "
@@ -185,7 +186,7 @@ class Meeting {
       const Place place = find_place();
       Result seen = Result::Nobody;
       for (const auto& address : place.addresses) {
-        Attempt attempt = try_to_meet(address, hello_, place.key, std::min(Clock::now() + answer, deadline_));
+        Attempt attempt = try_to_meet(address, hello_, place.key, std::min(Clock::now() + answer, deadline_), deadline_ + kGrace);
         if (attempt.result == Result::Welcome) return attempt;
         if (attempt.result == Result::Wrong) throw InvalidArgument(formatted("hvd::init(): {}", attempt.text));
         if (attempt.result == Result::Nobody) continue;
@@ -230,7 +231,15 @@ class Meeting {
 }  // namespace
 
 std::unique_ptr<Rendezvous> meet_in_store(const Launch& launch, std::chrono::milliseconds patience) {
-  return Meeting(launch, patience).meet();
+  try {
+    return Meeting(launch, patience).meet();
+  } catch (const InvalidArgument& error) {
+    if (launch.outer.empty()) throw;
+    throw InvalidArgument(
+        formatted("{}. Two launchers have started this process: {}, whose numbers were taken ({}), and {} within its job or around it; "
+                  "set HVD_INIT=mpi if the latter's count",
+                  error.what(), launch.launcher, launch.said, launch.outer));
+  }
 }
 
 }  // namespace hvd

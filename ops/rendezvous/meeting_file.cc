@@ -73,7 +73,7 @@ void MeetingFile::remove() {
 }
 
 std::optional<MeetingNote> MeetingFile::read() const {
-  const FileDescriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));  // a FIFO would block for ever
   if (file.get() < 0) {
     const std::string folder = path_.substr(0, path_.rfind('/') + 1);
     if (errno == ENOENT && ::access(folder.c_str(), X_OK) == 0) return std::nullopt;
@@ -83,6 +83,8 @@ std::optional<MeetingNote> MeetingFile::read() const {
   if (::fstat(file.get(), &status) != 0) fail(path_);
   if (status.st_uid != ::geteuid() && status.st_uid != 0)
     throw BackendError(formatted("hvd::init(): HVD_INIT=file://{}: the file belongs to another user", path_));
+  if (!S_ISREG(status.st_mode))
+    throw BackendError(formatted("hvd::init(): HVD_INIT=file://{}: it is no plain file; name one that is not there", path_));
   std::array<char, 1024> text{};
   const auto length = ::read(file.get(), text.data(), text.size());
   if (length < 0) fail(path_);

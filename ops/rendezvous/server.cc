@@ -134,16 +134,31 @@ void StoreServer::hear(Peer& peer, const Frame& frame) {
 }
 
 void StoreServer::introduce(Peer& peer, const Frame& frame) {
-  const auto refuse = [&](Refusal why, const std::string& text) {
-    put_frame(peer.out, FrameKind::Refused, Writer().put(why).put_string(text).bytes());
-    peer.ends = true;
-  };
+  if (peer.hello) {
+    if (frame.kind != FrameKind::Here) throw WireError("who is welcome says that it is here, and nothing else");
+    take_in(peer);
+    return;
+  }
   const auto found = read_hello(frame, options_.key, peer.nonce);
-  if (!found) return refuse(Refusal::WrongKey, "");
-  if (const auto refused = store_.come(found->hello)) return refuse(refused->first, refused->second);
-  peer.rank = found->hello.rank;
-  peer.in.trust();
+  if (!found) {
+    put_frame(peer.out, FrameKind::Refused, Writer().put(Refusal::WrongKey).put_string("").bytes());
+    peer.ends = true;
+    return;
+  }
+  // It is a rank as soon as it has heard this: one that has given up meanwhile, because this host is busy, comes again and is not missed.
+  peer.hello = found->hello;
   put_frame(peer.out, FrameKind::Welcome, Writer().put(found->proof).bytes());
+}
+
+void StoreServer::take_in(Peer& peer) {
+  if (const auto refused = store_.come(*peer.hello)) {
+    put_frame(peer.out, FrameKind::Refused, Writer().put(refused->first).put_string(refused->second).bytes());
+    peer.ends = true;
+    return;
+  }
+  peer.rank = peer.hello->rank;
+  peer.in.trust();
+  put_frame(peer.out, FrameKind::Taken, {});
 }
 
 void StoreServer::keep_time() {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <list>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -37,7 +38,8 @@ class StoreServer {
   struct Peer {
     FileDescriptor connection;
     Nonce nonce{};
-    Deadline deadline;  ///< of a stranger
+    Deadline deadline;           ///< of a stranger
+    std::optional<Hello> hello;  ///< of one that has proved that it is of the job, and is no rank yet
     int rank = kStranger;
     FrameReader in;
     Bytes out;
@@ -50,6 +52,7 @@ class StoreServer {
   void read(Peer& peer);
   void hear(Peer& peer, const Frame& frame);
   void introduce(Peer& peer, const Frame& frame);
+  void take_in(Peer& peer);
   void deliver();
   void write(Peer& peer);
   void keep_time();

@@ -31,6 +31,10 @@ StoreRendezvous::StoreRendezvous(int rank, int size, std::unique_ptr<StoreServer
 
 void StoreRendezvous::begin() {
   if (!broken().empty()) throw BackendError(formatted("hvd::init(): the ranks cannot meet any more: {}", broken()));
+  // A gift that somebody no longer waited for lies in the store for ever. No other world may take it for one of its own.
+  const std::lock_guard lock(one_at_a_time_);
+  world_ = exchanges_;
+  gifts_.clear();
 }
 
 void StoreRendezvous::look_for_dead() {
@@ -44,7 +48,9 @@ void StoreRendezvous::look_for_dead() {
 
 std::vector<Bytes> StoreRendezvous::allgather(const Bytes& mine) {
   const std::lock_guard lock(one_at_a_time_);
-  return client_.allgather(mine, size_, [this] { look_for_dead(); });
+  auto all = client_.allgather(mine, size_, [this] { look_for_dead(); });
+  ++exchanges_;
+  return all;
 }
 
 std::vector<int> StoreRendezvous::find_hosts() {
@@ -60,7 +66,7 @@ Bytes StoreRendezvous::give_from_first(const std::vector<int>& ranks, const Byte
   if (ranks.size() < 2) return mine;
   const std::lock_guard lock(one_at_a_time_);
   int& count = gifts_[{ranks, tag}];
-  const std::string key = formatted("{} {} {}", joined(ranks, ","), tag, count);
+  const std::string key = formatted("{} {} {} {}", world_, joined(ranks, ","), tag, count);
   if (rank_ == ranks.front()) {
     client_.put(key, mine, static_cast<int>(ranks.size()) - 1);
     ++count;

@@ -2,6 +2,7 @@
 /// StoreRendezvous is the Rendezvous of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
 /// two threads, one after the other.
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,7 +43,9 @@ class StoreRendezvous final : public Rendezvous {
   StoreClient client_;
   Peers peers_;
   std::optional<std::pair<int, Deadline>> dead_;           // a rank, and when it may no longer be waited for
-  std::map<std::pair<std::vector<int>, int>, int> gifts_;  // how many, by ranks and tag
+  std::map<std::pair<std::vector<int>, int>, int> gifts_;  // how many in this world, by ranks and tag
+  std::uint64_t exchanges_ = 0;                            // allgathers that have ended: as many on all ranks
+  std::uint64_t world_ = 0;                                // how many had, when this world's init() began
 };
 
 }  // namespace hvd

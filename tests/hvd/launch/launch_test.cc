@@ -66,6 +66,10 @@ TEST_CASE("launch: nobody has started ranks") {
   CHECK(read({{"WORLD_SIZE", "1"}}).way == Way::Alone);
   CHECK(read({{"RANK", "0"}}).way == Way::Alone);
   CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).way == Way::Alone);
+  CHECK(read({{"RANK", "sergeant"}}).way == Way::Alone);
+  CHECK(read({{"RANK", "-1"}}).way == Way::Alone);
+  CHECK(read({{"RANK", "-1"}, {"WORLD_SIZE", "1"}}).way == Way::Alone);
+  CHECK(says(refusal({{"RANK", "sergeant"}, {"WORLD_SIZE", "1"}}), "RANK='sergeant'"));
   CHECK(read(torch(0, 1)).way == Way::Alone);
   CHECK(read(torchrun(0, 1)).way == Way::Alone);
   CHECK_FALSE(read(torchrun(0, 1)).hints.rank);  // spawn() may start ranks here
@@ -83,12 +87,32 @@ TEST_CASE("launch: MPI's launchers") {
     CHECK_FALSE(launch.may_be_alone);
     CHECK_FALSE(launch.store);
   }
-  for (const auto& variables : {open_mpi(0, 1), slurm(0, 1)}) {
-    CHECK(read(variables).way == Way::Mpi);
-    CHECK(read(variables).may_be_alone);
-  }
+  CHECK(read(open_mpi(0, 1)).way == Way::Mpi);
+  CHECK(read(open_mpi(0, 1)).may_be_alone);
   CHECK(read(open_mpi(1, 2) + slurm(0, 1)).hints.size == 2);
   CHECK(read(open_mpi(0, 1) + hydra(0, 4)).hints.size == 1);
+}
+
+TEST_CASE("launch: steps of Slurm's, which MPI can start in or not") {
+  // The shell of srun --pty or salloc, and one task: nothing that MPI would have to say.
+  for (const auto& variables : {slurm(0, 1), slurm(0, 1) + Variables{{"PMIX_RANK", "0"}}, slurm(0, 1) + Variables{{"WORLD_SIZE", "8"}}}) {
+    CHECK(read(variables).way == Way::Alone);
+    CHECK_FALSE(read(variables).hints.rank);  // spawn() may start ranks here
+  }
+  const Launch bare = read(slurm(1, 4));
+  CHECK(bare.way == Way::Mpi);
+  CHECK_FALSE(bare.can_start_mpi);
+  CHECK(says(no_process_manager(bare), "the launcher started 4 ranks, but MPI sees none of them: SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4"));
+  CHECK(says(no_process_manager(bare), "--mpi=pmix"));
+  CHECK_FALSE(read(slurm(1, 4) + torch(1, 4)).can_start_mpi);  // its store is where they meet
+  for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD"}) CHECK(read(slurm(1, 4) + Variables{{name, "1"}}).can_start_mpi);
+  CHECK(read(slurm(1, 4) + Variables{{"HVD_INIT", "mpi"}}).can_start_mpi);
+  CHECK(read(open_mpi(1, 4) + slurm(0, 2)).can_start_mpi);  // salloc + mpirun
+  // The mpiexec of MPICH starts a helper on each host by srun, which starts the ranks.
+  CHECK(read(slurm(0, 1) + hydra(3, 4)).hints.rank == 3);
+  CHECK_FALSE(read(slurm(0, 1) + hydra(3, 4)).may_be_alone);
+  CHECK(read(slurm(0, 2) + hydra(3, 4)).hints.rank == 3);
+  CHECK(read(slurm(2, 4) + hydra(2, 4)).launcher == "Slurm's srun");  // srun --mpi=pmi2
 }
 
 TEST_CASE("launch: launchers of another MPI, which may or may not start this one") {
@@ -167,6 +191,9 @@ TEST_CASE("launch: several launchers at once") {
   CHECK(read(slurm(1, 4) + torchrun(0, 1)).hints.size == 4);
   CHECK(read(open_mpi(1, 2) + torch(3, 8)).hints.size == 2);
   CHECK(read(open_mpi(1, 2) + Variables{{"RANK", "nonsense"}}).hints.rank == 1);
+  CHECK(says(read(open_mpi(1, 2) + torchrun(0, 3)).outer, "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2"));
+  CHECK(read(open_mpi(0, 1) + torchrun(0, 3)).outer.empty());
+  CHECK(read(slurm(1, 2) + torchrun(1, 4)).outer.empty());  // one torchrun on each of two hosts
   // srun with the same numbers in RANK and WORLD_SIZE: MPI, and the store where MPI comes up alone.
   const Launch both = read(slurm(1, 4) + torch(1, 4));
   CHECK(both.way == Way::Mpi);
@@ -190,6 +217,16 @@ TEST_CASE("launch: HVD_INIT") {
   CHECK(read(with("tcp://h:1", hydra(2, 4))).hints.rank == 2);
   CHECK(read(with("tcp://h:1", slurm(0, 2) + torch(3, 4))).hints.rank == 3);
   CHECK(read(with("tcp://h:1", torch(0, 1))).way == Way::Alone);
+  // A container's RANK=0 WORLD_SIZE=1 does not make worlds of one of a launcher's ranks.
+  for (const auto& launcher : {open_mpi(2, 4), slurm(2, 4), hydra(2, 4), slurm(0, 1) + hydra(2, 4)})
+    for (const char* place : {"tcp://h:1", "file:///f"}) {
+      const Launch launch = read(with(place, launcher + torch(0, 1)));
+      CHECK(launch.way == Way::Store);
+      CHECK(launch.hints.rank == 2);
+      CHECK(launch.hints.size == 4);
+    }
+  CHECK(read(with("tcp://h:1", slurm(0, 1) + torch(0, 1))).way == Way::Alone);
+  CHECK(read(with("tcp://h:1", torch(3, 8) + hydra(2, 4))).hints.rank == 3);
   CHECK(read(with("alone", open_mpi(2, 4))).way == Way::Alone);
   CHECK(read(with("alone", open_mpi(2, 4))).is_forced);
   CHECK(read(with("mpi", torchrun(1, 2) + open_mpi(1, 4))).way == Way::Mpi);

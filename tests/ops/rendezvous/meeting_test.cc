@@ -1,6 +1,7 @@
 // Ranks, as threads, that meet over TCP or by a file; strangers at the store's port; and meetings that cannot come about.
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -199,7 +202,7 @@ TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wr
   options.size = 2;
   options.key = make_key("secret", "job");
   const StoreServer server(std::move(*listener), options);
-  const Attempt wrong = try_to_meet(loopback(port), {0, 2, "x"}, make_key("guess", "job"), Clock::now() + 10s);
+  const Attempt wrong = try_to_meet(loopback(port), {0, 2, "x"}, make_key("guess", "job"), Clock::now() + 10s, Clock::now() + 10s);
   CHECK(wrong.result == Attempt::Result::OtherJob);
   CHECK(wrong.text.empty());
   const auto silent = connect_to(loopback(port), Clock::now() + 10s);
@@ -209,7 +212,76 @@ TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wr
   CHECK(receive_some(*silent, buffer).value_or(0) > 0);  // its greeting
   REQUIRE(wait_for(*silent, POLLIN, Clock::now() + 60s));
   CHECK_FALSE(receive_some(*silent, buffer));  // the end
-  CHECK(try_to_meet(loopback(port), {0, 2, "x"}, options.key, Clock::now() + 10s).result == Attempt::Result::Welcome);
+  CHECK(try_to_meet(loopback(port), {0, 2, "x"}, options.key, Clock::now() + 10s, Clock::now() + 10s).result == Attempt::Result::Welcome);
+}
+
+TEST_CASE("meeting: who listens at one of the ports and knows no key is believed nothing") {
+  // It says that the rank is wrong or too many, claims a frame of 200 MiB, or a welcome that it cannot prove.
+  std::vector<std::function<void(Bytes&)>> lies;
+  for (const Refusal why : {Refusal::Wrong, Refusal::Complete})
+    lies.emplace_back(
+        [why](Bytes& said) { put_frame(said, FrameKind::Refused, Writer().put(why).put_string("a stranger's text").bytes()); });
+  lies.emplace_back([](Bytes& said) { said = Writer().put(std::uint32_t{200} << 20).put(FrameKind::Failed).take(); });
+  lies.emplace_back([](Bytes& said) { put_frame(said, FrameKind::Welcome, Writer().put(Digest{}).bytes()); });
+  for (const auto& lie : lies) {
+    int error = 0;
+    StoreAddress address = at_port(free_port());
+    address.ports = 2;
+    address.token = "secret";
+    const auto taken = listen_at(loopback(address.first_port), error);
+    if (!taken || !listen_at(loopback(address.first_port + 1), error)) continue;  // somebody else's by now
+    std::atomic<bool> is_over{false};
+    std::thread stranger([&] {
+      std::vector<FileDescriptor> kept;
+      while (!is_over) {
+        auto connection = accept_from(*taken);
+        if (!connection) {
+          std::this_thread::sleep_for(1ms);
+          continue;
+        }
+        Bytes greeting;
+        put_frame(greeting, FrameKind::Greeting, make_greeting(make_nonce()));
+        static_cast<void>(send_some(*connection, greeting));
+        std::vector<std::byte> buffer(1000);
+        if (wait_for(*connection, POLLIN, Clock::now() + 1s)) static_cast<void>(receive_some(*connection, buffer));
+        Bytes said;
+        lie(said);
+        static_cast<void>(send_some(*connection, said));
+        kept.push_back(std::move(*connection));
+      }
+    });
+    check_all_well(meet_all(world_of(3, address), use));
+    is_over = true;
+    stranger.join();
+  }
+}
+
+TEST_CASE("meeting: a rank that gave up before a busy store answered is not missed") {
+  const StoreAddress address = at_port(free_port());
+  const Digest key = make_key(address.token, address.job);
+  std::thread impatient([&] {
+    FrameReader in;
+    std::optional<FileDescriptor> connection;
+    while (!(connection = connect_to(loopback(address.first_port), Clock::now() + 1s))) std::this_thread::sleep_for(1ms);
+    std::vector<std::byte> buffer(1000);
+    std::optional<Frame> greeting;
+    while (!greeting && wait_for(*connection, POLLIN, Clock::now() + 10s)) {
+      in.add(std::span(buffer).first(receive_some(*connection, buffer).value_or(0)));
+      greeting = in.next();
+    }
+    if (!greeting) return;
+    Bytes said;
+    put_frame(said, FrameKind::Hello, make_hello({1, 3, "x"}, key, read_greeting(*greeting), make_nonce()));
+    static_cast<void>(send_some(*connection, said));
+    static_cast<void>(wait_for(*connection, POLLIN, Clock::now() + 10s));  // so that the store has read it
+  });
+  std::vector<std::string> said;
+  std::thread others([&] { said = meet_all({launch_of(0, 3, address), launch_of(2, 3, address)}, use); });
+  impatient.join();
+  const auto last = meet_all({launch_of(1, 3, address)}, use);
+  others.join();
+  check_all_well(said);
+  check_all_well(last);
 }
 
 TEST_CASE("meeting: tokens") {
@@ -299,6 +371,9 @@ TEST_CASE("meeting: a file that is there already") {
   std::getline(std::ifstream(file.path), kept);
   CHECK(kept == "somebody's");
   ::unlink(file.path.c_str());
+  REQUIRE(::mkfifo(file.path.c_str(), S_IRUSR | S_IWUSR) == 0);
+  check_all_say(meet_all(world_of(2, file), use, 1s), "it is no plain file");
+  ::unlink(file.path.c_str());
 }
 
 TEST_CASE("meeting: a rank that goes while others wait is named") {
@@ -323,6 +398,20 @@ TEST_CASE("meeting: who waits for a gift that does not come ends when told to, a
     ranks.barrier();
     const Bytes gift = ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(5, 5) : Bytes(), 3, [] { return false; });
     if (gift != part_of(5, 5)) throw BackendError("a wrong gift");
+  }));
+}
+
+TEST_CASE("meeting: a gift that nobody took is none of a later world's") {
+  check_all_well(meet_all(world_of(2, at_port(free_port())), [](Rendezvous& ranks) {
+    const auto never = [] { return false; };
+    ranks.begin();
+    ranks.barrier();
+    if (ranks.rank() == 0) static_cast<void>(ranks.give_from_first({0, 1}, part_of(5, 5), 3, never));  // rank 1 has given up
+    ranks.barrier();
+    ranks.begin();
+    ranks.barrier();
+    if (ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(6, 6) : Bytes(), 3, never) != part_of(6, 6))
+      throw BackendError("the gift of another world");
   }));
 }
 

@@ -54,6 +54,9 @@ start says "without prefixes" 0 4 "^rank [01] of 2, " "$run" -np 2 --no-prefix "
 start says "variables, and arguments with blanks" 0 2 "^\[[01]\]<stdout>:a b, c  d, 1048576, two words$" env GIVEN="a b" \
   "$run" -np 2 -x GIVEN -x "NEW=c  d" --fusion-threshold-mb 1 bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1"' bash "two words"
 start says "the program's own options are its own" 0 1 "^\[0\]<stdout>:-np 7 --help -x$" "$run" -np 1 echo -np 7 --help -x
+start says "also where hvdrun itself needs none" 0 1 "^\[0\]<stdout>:-np 7$" "$run" -n 1 echo -np 7
+start says "and where there are none" 2 1 "how many ranks" "$run" echo -np 7
+start says "where SIGCHLD is ignored" 7 1 "ended with exit code 7" env --ignore-signal=CHLD "$run" -np 2 bash -c 'exit 7'
 start says "a line without an end" 0 2 "^\[[01]\]<stdout>:half$" "$run" -np 2 printf half
 start says "much output, line by line" 0 60000 '^\[[0-2]\]<stdout>:[0-9]+ 0123456789012345678901234567890123456789$' \
   "$run" -np 3 bash -c 'for ((i = 0; i < 20000; i++)); do echo "$i 0123456789012345678901234567890123456789"; done'
@@ -169,4 +172,58 @@ ignores() { # as nohup does
 start ignores
 start ended "ranks that do not heed SIGTERM" TERM 143 9 bash -c 'trap "" TERM; echo waits; while :; do sleep 1; done'
 start ended "ranks do not outlive hvdrun" KILL 137 4 "$meets" waits
+twice() { # as a terminal and a wrapper that passes signals on send them: the ranks' own handlers have their time
+  local process problem=''
+  : >"$work/out"
+  : >"$work/err"
+  "$run" -np 2 --time-to-end 20 bash -c 'trap "sleep 0.3; echo saved; exit 0" TERM; echo waits; while :; do sleep 0.1; done' \
+    >"$work/out" 2>"$work/err" </dev/null &
+  process=$!
+  for ((i = 0; i < 200; i++)); do
+    [ "$(grep -c waits "$work/out")" = 2 ] && break
+    sleep 0.05
+  done
+  kill -TERM $process
+  sleep 0.05
+  kill -TERM $process
+  wait $process 2>/dev/null
+  [ $? = 143 ] || problem="not exit code 143"
+  [ "$(grep -c saved "$work/out")" = 2 ] || problem=${problem:-"the ranks were killed"}
+  verdict "SIGTERM twice at once is one SIGTERM" "$problem"
+}
+start twice
+floods() { # what a rank says is not read to its end before anything else, nor waited for where nobody reads on
+  local way process reader problem=''
+  : >"$work/out"
+  : >"$work/err"
+  mkfifo "$work/stalled"
+  for way in /dev/null "$work/stalled"; do
+    sleep 20 <"$way" & # opens it, and reads nothing
+    reader=$!
+    "$run" -np 2 bash -c 'printf "%s\n" begun >>"$0"; exec yes' "$work/begun" >"$way" 2>"$work/err" </dev/null &
+    process=$!
+    for ((i = 0; i < 200; i++)); do
+      [ "$(wc -l 2>/dev/null <"$work/begun")" = 2 ] && break
+      sleep 0.05
+    done
+    sleep 0.3
+    kill -TERM $process
+    for ((i = 0; i < 80; i++)); do
+      kill -0 $process 2>/dev/null || break
+      sleep 0.05
+    done
+    ! kill -KILL $process 2>/dev/null || problem="it did not end, to $way"
+    wait $process 2>/dev/null
+    kill $reader
+    rm -f "$work/begun"
+  done
+  verdict "ranks that write without end can be ended" "$problem"
+}
+start floods
+slow_reader() { # gets all of it
+  says "a slow reader" 0 1 "^300000$" bash -c '"$0" -np 3 seq 100000 | { sleep 0.5; wc -l; }' "$run"
+  head -c 3000000 /dev/zero >"$work/zeros"
+  says "a line of 3 MB" 0 1 "^3000000$" bash -c '"$0" -np 1 cat "$1" | tr -dc "\\0" | wc -c' "$run" "$work/zeros"
+}
+start slow_reader
 finish_cases

@@ -45,6 +45,12 @@ expect "no mpirun" 3 1 "must be in PATH" env PATH=/nonexistent "$program" 2
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
 expect "under mpirun the number is the launcher's" 0 2 "of 2: sum 3" mpirun -np 2 "$program" 5 x
+expect "where SIGCHLD is ignored" 0 2 "of 2: sum 3" env --ignore-signal=CHLD "${bare[@]}" "$program" 2 x
+expect "under mpirun -np 1 there is no world of two" 3 1 "spawn: 2 ranks are wanted, but this process was started as a world of one" \
+  mpirun -np 1 "$program" 2 x
+expect "nor with HVD_INIT=alone" 3 1 "spawn: 2 ranks are wanted" env HVD_INIT=alone "$program" 2 x
+expect "in a step of Slurm's of one task" 0 2 "of 2: sum 3" \
+  env SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "$program" 2 x
 if [ -n "$(find "$TMPDIR" -maxdepth 1 -name 'hvd-spawn-*')" ]; then
   echo "FAIL  something is left in $TMPDIR"
   failures=$((failures + 1))

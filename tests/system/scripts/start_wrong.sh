@@ -73,6 +73,9 @@ right() {
   fi
 }
 
+# By the first of these Open MPI takes a process for one that srun has started directly.
+step=(SLURM_STEPID=0 SLURM_STEP_ID=0 SLURM_NODELIST=localhost SLURM_JOB_NODELIST=localhost SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_NTASKS=4
+  SLURM_TASKS_PER_NODE=4 SLURM_JOB_NUM_NODES=1 SLURM_NNODES=1 SLURM_NODEID=0)
 alone="the launcher started 4 ranks, but MPI sees 1"
 for rank in 0 1; do
   start wrong "mpiexec of MPICH or Intel MPI, rank $rank" "$alone: PMI_RANK=$rank, PMI_SIZE=4" PMI_RANK=$rank PMI_SIZE=4 MPI_LOCALRANKID=$rank PMI_FD=77
@@ -81,7 +84,8 @@ for rank in 0 1; do
   start wrong "jsrun, rank $rank" "$alone: JSM_NAMESPACE_RANK=$rank" JSM_NAMESPACE_RANK=$rank JSM_NAMESPACE_SIZE=4
   start wrong "PALS, rank $rank" "the launcher started several ranks, but MPI sees 1: PALS_RANKID=$rank" PALS_RANKID=$rank
   start wrong "a launcher that speaks PMIx, rank $rank" "the launcher started several ranks, but MPI sees 1: PMIX_RANK=$rank" PMIX_RANK=$rank PMIX_NAMESPACE=job
-  start wrong "srun without PMIx, rank $rank" "$alone: SLURM_PROCID=$rank, .*--mpi=pmix" SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=4
+  start wrong "srun without PMIx, rank $rank" "the launcher started 4 ranks, but MPI sees none of them: SLURM_PROCID=$rank, .*--mpi=pmix" \
+    "${step[@]}" SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=4
   start wrong "mpirun of another Open MPI, rank $rank" "$alone" OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=4
   start wrong "RANK and WORLD_SIZE without a place to meet, rank $rank" "WORLD_SIZE=2 says .*MASTER_ADDR, MASTER_PORT are missing" RANK=$rank WORLD_SIZE=2
 done
@@ -124,6 +128,8 @@ port_is_taken() {
   kill $holder
 }
 if command -v python3 >/dev/null; then start port_is_taken; fi
+start wrong_ranks "mpirun within torchrun's worker" 2 2 "HVD_INIT=mpi if the latter's count" \
+  env TORCHELASTIC_RUN_ID=none RANK=0 "OMPI_COMM_WORLD_RANK={rank}" OMPI_COMM_WORLD_SIZE=2 "$program"
 start wrong_ranks "port 0" 2 2 "tcp://127.0.0.1:0' is not allowed" env HVD_INIT=tcp://127.0.0.1:0 "$program"
 start wrong_ranks "a file in a folder that is not there" 2 2 "HVD_INIT=file:///no/such/folder/file.*: No such file" env HVD_INIT=file:///no/such/folder/file "$program"
 start wrong_ranks "no shared memory, and no MPI" 2 2 "HVD_SHARED_MEMORY=off: .*start them by mpirun" env HVD_SHARED_MEMORY=off "$program"
@@ -132,7 +138,9 @@ start wrong_ranks "a wrong HVD_START_TIMEOUT" 2 2 "HVD_START_TIMEOUT: 'soon' is 
 
 start right "nobody has started it" A=b
 start right "a batch script of Slurm's" SLURM_JOB_ID=5 SLURM_NTASKS=4 SLURM_NPROCS=4 SLURM_PROCID=0 SLURM_LOCALID=0
-start right "srun -n 1" SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4
+start right "srun -n 1, and the shell of salloc" "${step[@]}" SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1
+start right "a RANK that is nobody's number" RANK=sergeant
+start right "frameworks' way to say that nothing is distributed" RANK=-1 WORLD_SIZE=1
 start right "mpirun -np 1" mpirun -np 1
 start right "a process that a rank of mpirun -np 1 has started" mpirun -np 1 bash -c '"$0" "$@"; exit $?' env
 start right "mpiexec -n 1 of another MPI" PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0
