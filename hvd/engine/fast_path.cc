@@ -251,6 +251,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
 /// Returns false if the unit was evicted meanwhile.
 bool FastPath::arrive(PersistentOp& op) {
   board_.set_location(op.unit.id, op.location);
+  board_.expect_to_be_last(op.unit.id, op.indices);
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;

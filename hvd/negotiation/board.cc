@@ -143,6 +143,16 @@ std::uint64_t Board::unclaimed(std::uint32_t slot) const {
   }
 }
 
+void Board::expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const {
+  if (arrivals(slot) + 1 != indices.size()) return;
+  for (const int index : indices) {
+    if (index == self_) continue;
+    const SlotRank& other = slot_rank(slot, index);
+    __builtin_prefetch(&other);
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(&other) + 64);
+  }
+}
+
 std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
   SlotHead& place = head(slot);
   SlotRank& mine = slot_rank(slot, self_);

@@ -90,6 +90,8 @@ class Board {
   [[nodiscard]] std::uint64_t slowest_reader() const;
 
   // ---- slots: readiness
+  /// Before an arrival: if it is going to be the last of these ranks', the processor fetches what the others have left for it meanwhile.
+  void expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const;
   /// Counts this rank's arrival at `slot`; returns how many ranks have arrived, or 0 if `generation` is over (the name was evicted).
   std::uint32_t arrive(std::uint32_t slot, std::uint32_t generation);
   [[nodiscard]] std::uint32_t arrivals(std::uint32_t slot) const;
