@@ -25,23 +25,23 @@ namespace {
 
 constexpr std::size_t kLeastBytes = std::size_t{4} << 10;  // less is copied faster than it is found
 
-/// Whether what the node of a backward pass makes may become the gradient of a leaf of so many bytes: it goes there at once, or through
-/// nodes that pass on one thing (a transpose, a view, a product with a number). A value of that size that is only on its way is not worth
-/// memory that stays.
-bool leads_to_gradient(const torch::autograd::Node& node, std::size_t bytes) {
+/// Returns the leaf of so many bytes whose gradient may be what the node of a backward pass makes: it goes there at once, or through nodes
+/// that pass on one thing (a transpose, a view, a product with a number). Null if there is none.
+const void* leaf_after(const torch::autograd::Node& node, std::size_t bytes) {
   using torch::autograd::AccumulateGrad;
   constexpr int kMostNodes = 6;
-  const auto is_end = [bytes](const torch::autograd::Node* at) {
+  const auto leaf_of = [bytes](const torch::autograd::Node* at) -> const void* {
     const auto* const end = dynamic_cast<const AccumulateGrad*>(at);
-    return end != nullptr && end->variable.defined() && end->variable.nbytes() == bytes;
+    const bool fits = end != nullptr && end->variable.defined() && end->variable.nbytes() == bytes;
+    return fits ? end->variable.unsafeGetTensorImpl() : nullptr;
   };
-  if (is_end(&node)) return true;
+  if (const void* const leaf = leaf_of(&node)) return leaf;
   for (const auto& edge : node.next_edges()) {
     const torch::autograd::Node* at = edge.function.get();
     for (int i = 0; i < kMostNodes && at != nullptr && at->num_outputs() == 1; ++i) at = at->next_edge(0).function.get();
-    if (is_end(at)) return true;
+    if (const void* const leaf = leaf_of(at)) return leaf;
   }
-  return false;
+  return nullptr;
 }
 
 class GradientAllocator final : public c10::Allocator {
@@ -51,13 +51,14 @@ class GradientAllocator final : public c10::Allocator {
     return *only;
   }
 
-  /// `times`: 1 for one more of that size, -1 for one less.
-  void announce(std::size_t bytes, int times) {
+  /// `times`: 1 for one more of that leaf, -1 for one less.
+  void announce(const void* leaf, std::size_t bytes, int times) {
     if (!made_.still_here()) return;  // another thread may have held the mutex when this child was forked
     Blocks gone;
     const std::lock_guard lock(mutex_);
     announced_places_[place_of(bytes)].fetch_add(times, std::memory_order_relaxed);
     const std::size_t room = kBlocksPerGradient * bytes;
+    if (const auto announced = leaves_.insert({leaf, 0}).first; (announced->second += times) == 0) leaves_.erase(announced);
     if (times > 0) {
       most_bytes_ += room;
       ++sizes_[bytes].announced;
@@ -73,8 +74,9 @@ class GradientAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes >= kLeastBytes && announced_places_[place_of(bytes)].load(std::memory_order_relaxed) > 0 && made_.still_here())
-      if (const auto node = torch::autograd::get_current_node(); node && leads_to_gradient(*node, bytes))
-        if (void* const data = take(bytes)) return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
+      if (const auto node = torch::autograd::get_current_node())
+        if (const void* const leaf = leaf_after(*node, bytes))
+          if (void* const data = take(leaf, bytes)) return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
     return before_->allocate(bytes);
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give_back_raw; }
@@ -134,13 +136,13 @@ class GradientAllocator final : public c10::Allocator {
   static std::size_t place_of(std::size_t bytes) { return (bytes * 0x9E3779B97F4A7C15U) >> 54; }  // Fibonacci hashing, 10 bits
 
   /// Returns a block, or null where there is none to have.
-  void* take(std::size_t bytes) {
+  void* take(const void* leaf, std::size_t bytes) {
     std::uint64_t world = 0;
     std::vector<Blocks> gone;
     {
       const std::lock_guard lock(mutex_);
       const auto size = sizes_.find(bytes);
-      if (size == sizes_.end()) return nullptr;
+      if (size == sizes_.end() || !leaves_.contains(leaf)) return nullptr;
       keep_unseen();
       if (Blocks& free = size->second.free; !free.empty()) {
         auto block = std::move(free.back());
@@ -227,6 +229,7 @@ class GradientAllocator final : public c10::Allocator {
   std::uint64_t world_ = 0;
   std::size_t most_bytes_ = 0;
   std::size_t all_bytes_ = 0;  // of this world's blocks, free or not, but for those that children see
+  std::unordered_map<const void*, int> leaves_;
   std::unordered_map<std::size_t, Size> sizes_;
   std::unordered_map<const void*, Used> used_;
   std::vector<Seen> seen_;
@@ -234,8 +237,10 @@ class GradientAllocator final : public c10::Allocator {
 
 }  // namespace
 
-AnnouncedGradient::AnnouncedGradient(std::size_t bytes) : bytes_(bytes) { GradientAllocator::instance().announce(bytes_, 1); }
-AnnouncedGradient::~AnnouncedGradient() { GradientAllocator::instance().announce(bytes_, -1); }
+AnnouncedGradient::AnnouncedGradient(const at::Tensor& parameter) : leaf_(parameter.unsafeGetTensorImpl()), bytes_(parameter.nbytes()) {
+  GradientAllocator::instance().announce(leaf_, bytes_, 1);
+}
+AnnouncedGradient::~AnnouncedGradient() { GradientAllocator::instance().announce(leaf_, bytes_, -1); }
 
 bool stays_in_shared_memory(const at::Tensor& gradient, const void* owner, bool just_given) {
   if (gradient.nbytes() < kLeastBytes || gradient.is_conj() || gradient.is_neg()) return false;

@@ -1,8 +1,8 @@
 #pragma once
 /// Lets autograd make the gradients of parameters in memory that the ranks of the host share, so that they are reduced where they were
-/// made and need not be copied there. It stands in front of LibTorch's allocator for the host: a tensor that a node of a backward pass
-/// asks for, that is as large as the gradient of a parameter that has been announced, and that may become the gradient of a parameter of
-/// that size next, comes from the arena; every other one from LibTorch's own.
+/// made and need not be copied there. It stands in front of LibTorch's allocator for the host: what a node of a backward pass asks for, as
+/// large as the gradient of a parameter that has been announced and that the node leads to, comes from the arena; everything else from
+/// LibTorch's own.
 /// Blocks that are free again are kept for the next gradient of that size, so that backward passes do not meet new pages. All blocks
 /// together, free or not, take at most twice the bytes that are announced. What a child that was forked still sees is left as it is.
 /// Any thread. Process-wide: the allocator stays once it stands there, and does nothing while nothing is announced, after `shutdown()` and
@@ -14,15 +14,16 @@
 
 namespace hvd::detail {
 
-/// Announces gradients of that many bytes for as long as it lives.
+/// Announces the parameter's gradient for as long as it lives.
 class AnnouncedGradient {
  public:
-  explicit AnnouncedGradient(std::size_t bytes);
+  explicit AnnouncedGradient(const at::Tensor& parameter);
   ~AnnouncedGradient();
   AnnouncedGradient(const AnnouncedGradient&) = delete;
   AnnouncedGradient& operator=(const AnnouncedGradient&) = delete;
 
  private:
+  const void* leaf_;
   std::size_t bytes_;
 };
 

@@ -165,7 +165,7 @@ void GradientReducer::make_room(std::span<Bucket> buckets) {
     slot->wire = detail::watched(detail::view_of(memory, offset, slot->named.parameter, detail::scalar_type_of(wire_type(*slot))));
     if (travels_compressed(*slot) || !options_.gradients_are_views) continue;
     slot->home = slot->place = slot->wire;
-    if (shared && gradients_may_be_made_there()) slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->home.nbytes());
+    if (shared && gradients_may_be_made_there()) slot->announced = std::make_unique<detail::AnnouncedGradient>(slot->named.parameter);
   }
 }
 
