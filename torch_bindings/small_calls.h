@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "hvd/api/world.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/history.h"
 #include "torch_bindings/operation.h"
@@ -31,7 +32,7 @@ SmallCall small_call(OpKind kind, const at::Tensor& tensor, const Options& optio
 
 inline bool run_small(SmallCall& call, const at::Tensor& output) {
   call.output = output.mutable_data_ptr();
-  return engine()->try_fast_path(call);
+  return try_fast_path(call);
 }
 
 inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
@@ -70,7 +71,7 @@ at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& opt
   SmallRows rows{tensor, {}};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;
-  return engine()->try_fast_path(call) ? rows.result : at::Tensor();
+  return try_fast_path(call) ? rows.result : at::Tensor();
 }
 
 }  // namespace hvd::detail

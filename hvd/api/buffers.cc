@@ -110,10 +110,10 @@ Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Bu
 bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
   if (!is_on_host(input) || !is_on_host(output) || input.dtype != output.dtype || input.shape != output.shape) return false;
   SmallCall call = small_call(OpKind::Allreduce, input, output, options);
-  if (options.compression == Compression::none()) return engine()->try_fast_path(call);
+  if (options.compression == Compression::none()) return try_fast_path(call);
   options.compression.refuse_memory("allreduce");
   call.dtype = options.compression.wire_type(input.dtype);
-  if (call.dtype == input.dtype) return engine()->try_fast_path(call);
+  if (call.dtype == input.dtype) return try_fast_path(call);
   const std::int64_t count = element_count(input.shape);
   if (count <= 0 || count > kSmallCallBytes / static_cast<std::int64_t>(element_bytes(call.dtype))) return false;
   const auto elements = static_cast<std::size_t>(count);
@@ -143,7 +143,7 @@ void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buff
 }
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
-  if (is_on_host(buffer) && engine()->try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options))) return;
+  if (is_on_host(buffer) && try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options))) return;
   submit_and_wait(broadcasting(buffer, options));
 }
 

@@ -33,7 +33,7 @@ std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
   call.allocate = &Rows::allocate;
   call.context = &rows;
-  if (!engine()->try_fast_path(call)) return std::nullopt;
+  if (!try_fast_path(call)) return std::nullopt;
   return std::move(rows.result);
 }
 
@@ -171,12 +171,10 @@ Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOption
 }
 Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
   if (is_on_host(input) && !input.shape.empty()) {
-    const auto splits = splits_of(input, options);
+    std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
     SmallCall call = small_call(OpKind::Alltoall, input, {}, options);
-    std::vector<std::int64_t> received(splits.size());
-    call.splits = splits;
-    call.received = received;
-    if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(received)};
+    call.splits = call.received = rows;
+    if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(rows)};
   }
   Gathering made = exchanging(input, options);
   const auto running = engine();

@@ -74,8 +74,8 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
   return engine()->allocate(like, dtype, bytes);
 }
 
-int ProcessSet::rank() const { return info(id_)->rank; }
-int ProcessSet::size() const { return static_cast<int>(info(id_)->ranks.size()); }
+int ProcessSet::rank() const { return id_ == 0 ? topology().rank : info(id_)->rank; }
+int ProcessSet::size() const { return id_ == 0 ? topology().size : static_cast<int>(info(id_)->ranks.size()); }
 bool ProcessSet::included() const { return info(id_)->rank >= 0; }
 std::vector<int> ProcessSet::ranks() const { return info(id_)->ranks; }
 ProcessSet global_process_set() { return {}; }
@@ -112,7 +112,7 @@ int join(const ProcessSet& process_set) {
 
 void barrier(const ProcessSet& process_set) {
   const SetOptions options{{}, process_set};
-  if (engine()->try_fast_path(small_request(OpKind::Barrier, options))) return;
+  if (try_fast_path(small_request(OpKind::Barrier, options))) return;
   submit_and_wait(request(OpKind::Barrier, options));
 }
 

@@ -52,7 +52,7 @@ Submission exchanging(const Buffer& output, const Buffer& input, const AlltoallB
 
 /// Tries the way of small operations that come back. What it cannot judge (rows, for one) it leaves to the long way.
 template <class Options>
-bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options, const std::vector<std::int64_t>& splits = {},
+bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options, std::span<const std::int64_t> splits = {},
                std::span<std::int64_t> received = {}) {
   const bool alike = output.dtype == input.dtype && output.device == input.device && output.shape.size() == input.shape.size();
   if (!alike || input.shape.empty() || !is_on_host(input) || !is_on_host(output) || overlap(output, input)) return false;
@@ -62,7 +62,7 @@ bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Opt
   call.splits = splits;
   call.received = received;
   call.output_rows = output.shape.front();
-  return engine()->try_fast_path(call);
+  return try_fast_path(call);
 }
 
 }  // namespace
@@ -88,9 +88,8 @@ Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, cons
 }
 std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
   if (!input.shape.empty()) {
-    const auto splits = splits_of(input, options);
-    std::vector<std::int64_t> received(splits.size());
-    if (run_small(OpKind::Alltoall, output, input, options, splits, received)) return received;
+    std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
+    if (run_small(OpKind::Alltoall, output, input, options, rows, rows)) return rows;
   }
   const auto running = engine();
   const auto pending = running->submit(exchanging(output, input, options), After::Wait);

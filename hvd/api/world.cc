@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@ namespace {
 struct Global {
   std::mutex mutex;
   std::shared_ptr<World> world;
+  std::atomic<std::uint64_t> changes{0};  // of `world`, so far
   std::vector<std::function<void()>> hooks;
 };
 
@@ -41,17 +44,48 @@ Global& global() {
 
 std::shared_ptr<World> take_world() {
   const std::lock_guard lock(global().mutex);
+  global().changes.fetch_add(1);
   return std::exchange(global().world, nullptr);
+}
+
+}  // namespace
+
+namespace {
+
+/// What a thread has found, so that it needs no lock to find it again.
+struct Known {
+  std::uint64_t changes = 0;
+  std::weak_ptr<World> world;
+  Known() = default;
+  Known(const Known&) = delete;
+  Known& operator=(const Known&) = delete;
+  ~Known() { is_gone = true; }
+  static thread_local constinit bool is_gone;  // destructors of what lives longer may still call the library
+};
+thread_local constinit bool Known::is_gone = false;
+
+std::shared_ptr<World> find_world() {
+  const std::lock_guard lock(global().mutex);
+  if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
+  return global().world;
 }
 
 }  // namespace
 
 std::shared_ptr<World> current_world() {
   const LibraryCall call;
-  const std::lock_guard lock(global().mutex);
-  if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
-  return global().world;
+  if (Known::is_gone) return find_world();
+  static thread_local Known known;
+  const std::uint64_t changes = global().changes.load(std::memory_order_acquire);
+  if (changes == known.changes)
+    if (auto world = known.world.lock()) return world;
+  auto world = find_world();
+  known.world = world;
+  known.changes = changes;
+  return world;
 }
+
+bool try_fast_path(const SmallCall& call) { return current_world()->engine->try_fast_path(call); }
 
 std::shared_ptr<ResultPool> result_pool() {
   if (is_forked_from_rank()) return nullptr;
@@ -66,6 +100,7 @@ void install_world(World world) {
     const std::lock_guard lock(global().mutex);
     if (global().world) throw InvalidArgument("hvd is running already");
     become_rank(world.engine->topology().rank);
+    global().changes.fetch_add(1);
     global().world = std::make_shared<World>(std::move(world));
     hooks = global().hooks;
   }
@@ -96,6 +131,7 @@ void shutdown() {
   const bool clean = world->engine->shutdown();
   {
     const std::lock_guard lock(global().mutex);
+    global().changes.fetch_add(1);
     if (global().world == world) global().world.reset();
   }
   if (world->close) world->close(clean);

@@ -36,6 +36,8 @@ struct World {
 
 /// Throws NotInitialized, also in a process that was forked from a rank.
 std::shared_ptr<World> current_world();
+/// Engine::try_fast_path of the current world's engine. Throws NotInitialized.
+HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
 /// Returns the current world's pool of results' memory; null where it has none, or there is no world.
 HVD_BETWEEN_LIBRARIES std::shared_ptr<ResultPool> result_pool();
 /// Makes `world` the current one; there must be none.

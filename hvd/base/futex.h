@@ -34,4 +34,13 @@ inline void cpu_relax() {
 #endif
 }
 
+/// The processor may fetch the cache line at `place` meanwhile, to write there.
+inline void prefetch_to_write(const void* place) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(place)));  // __builtin_prefetch fetches it to read, without -mprfchw
+#else
+  __builtin_prefetch(place, 1);
+#endif
+}
+
 }  // namespace hvd

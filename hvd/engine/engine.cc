@@ -159,7 +159,7 @@ void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
   }
   struct Leaving {
     PersistentOp& op;
-    ~Leaving() { op.in_use.store(false); }
+    ~Leaving() { op.in_use.store(false, std::memory_order_release); }
   } const leaving{op};
   wait(*op.pending);
   FastPath::fetch(op, call);
@@ -247,6 +247,11 @@ void Engine::bury_removed_sets(const Turn& turn) {
 bool Engine::polls(const Turn& turn) const {
   // What comes over a wire or from a device rings no doorbell here.
   return parts_.transport != nullptr || runner_.polls(turn);
+}
+
+bool Engine::has_results(const Turn& /*turn*/) {
+  const EngineLock lock(mutex_);
+  return fast_path_.has_results();
 }
 
 bool Engine::has_more(const Turn& turn) {

@@ -118,6 +118,7 @@ class Engine : private EngineEvents {
   bool progress(const Turn& turn) noexcept override;
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
+  [[nodiscard]] bool has_results(const Turn& turn) override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
 
   void hand_over(bool small_work);

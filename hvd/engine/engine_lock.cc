@@ -4,7 +4,11 @@ namespace hvd {
 
 void EngineMutex::perform(AfterUnlock after) {
   if (after.own_threads) changed_.notify_all();
-  if (after.waiters) board_.ring_waiters();
+  if (after.waiters) {
+    board_.ring_waiters();
+  } else if (after.watchers) {
+    board_.ring_watchers();
+  }
   if (after.all_workers) {
     board_.ring_all_workers();
   } else {

@@ -20,9 +20,13 @@ class EngineMutex {
 
   // ---- to be noted under the lock, done after it
   /// Wakes threads of this rank that wait for a result or for the turn.
-  void wake_own_threads() HVD_REQUIRES(engine_mutex) { after_.own_threads = after_.any = true; }
+  void wake_own_threads() HVD_REQUIRES(engine_mutex) {
+    if (waiting_ > 0) after_.own_threads = after_.any = true;  // who begins to wait later looks first
+  }
   /// Wakes user threads of all ranks of the domain that wait for a result.
   void wake_waiters() HVD_REQUIRES(engine_mutex) { after_.waiters = after_.any = true; }
+  /// The same, where results were given to them that they look for themselves.
+  void wake_watchers() HVD_REQUIRES(engine_mutex) { after_.watchers = true; }
   /// Wakes the coordination thread of this rank.
   void wake_worker() HVD_REQUIRES(engine_mutex) { after_.worker = after_.any = true; }
   /// Wakes those of all ranks of the domain.
@@ -49,7 +53,7 @@ class EngineMutex {
   friend class EngineLock;
   struct AfterUnlock {
     bool any = false;
-    bool own_threads = false, waiters = false, worker = false, all_workers = false, leader = false;
+    bool own_threads = false, waiters = false, watchers = false, worker = false, all_workers = false, leader = false;
     std::vector<std::unique_ptr<Entry>> ended;
     std::vector<std::shared_ptr<void>> owners;
   };
@@ -73,9 +77,14 @@ class HVD_SCOPED_CAPABILITY EngineLock {
   EngineLock& operator=(const EngineLock&) = delete;
 
   void unlock() HVD_RELEASE() {
-    if (!mutex_.after_.any) return lock_.unlock();
+    const bool watchers = std::exchange(mutex_.after_.watchers, false);
+    if (!mutex_.after_.any) {
+      lock_.unlock();
+      if (watchers) mutex_.board_.ring_watchers();
+      return;
+    }
     auto after = std::exchange(mutex_.after_, {});
-    after.own_threads = after.own_threads && mutex_.waiting_ > 0;
+    after.watchers = watchers;
     lock_.unlock();
     mutex_.perform(std::move(after));
   }

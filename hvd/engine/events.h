@@ -20,6 +20,8 @@ class EngineEvents : public OutcomeListener {
   virtual void look_for_trouble(const Turn& turn) noexcept = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
+  /// Returns whether other ranks have left results for this one, which no doorbell tells of.
+  [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
 };

@@ -223,7 +223,9 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       op = ops_.find(call.process_set, call.kind, name);
     }
     if (op && op->owner) take_results();  // it may have ended, and nobody has looked
-    if (!op || op->in_use.exchange(true)) return nullptr;
+    if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
+    op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
+    board_.prepare_arrival(op->unit.id);
     bool arrived = false;
     if ((known || op->fits(call)) && is_ready(*op)) {
       begin(*op, call);
@@ -244,14 +246,15 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       return nullptr;
     }
   }
-  parts_.stats->add(parts_.stats->tensors_submitted, call.kind == OpKind::Barrier ? 0 : 1);
+  auto& stats = parts_.stats->fast_path;
+  stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : 1);
   return op;
 }
 
 /// Returns false if the unit was evicted meanwhile.
 bool FastPath::arrive(PersistentOp& op) {
   board_.set_location(op.unit.id, op.location);
-  board_.expect_to_be_last(op.unit.id, op.indices);
+  if (arrive_last(op)) return true;
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;
@@ -259,9 +262,8 @@ bool FastPath::arrive(PersistentOp& op) {
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
-  if (is_last && run_for_all(op)) {
-    take_result(op);
-    mutex_.wake_waiters();
+  if (is_last && can_run_for_all(op) && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+    run_for_all(op);
     return true;
   }
   // A rank that has joined or left meanwhile may have looked here before this one arrived, but then its record has been read just now.
@@ -297,7 +299,19 @@ void FastPath::await(const PersistentOp& op) {
   short_wait_.until(is_done);
 }
 
-bool FastPath::run_for_all(PersistentOp& op) {
+/// Where all others have arrived: arrives, claims the round and ends it in one. What one of them says between the look at the log and the
+/// claim, it says of a round that it has arrived in, and finds ended.
+bool FastPath::arrive_last(PersistentOp& op) {
+  if (!board_.expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
+  if (!board_.arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
+  op.state = PersistentOp::State::Arrived;
+  arrived_.push_back(&op);
+  run_for_all(op);
+  return true;
+}
+
+/// Finds the ranks' blocks. Requires that all but this rank have arrived.
+bool FastPath::can_run_for_all(PersistentOp& op) {
   // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
   if (!is_valid(op) || !op.all_same || board_.tail() != board_.read_position()) return false;
   const std::uint32_t unit = op.unit.id;
@@ -308,11 +322,20 @@ bool FastPath::run_for_all(PersistentOp& op) {
     if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
     blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
   }
-  if (!board_.claim(unit, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
-  if (op.memory != nullptr) op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
-  board_.give_results(unit, op.indices);
-  board_.reset_arrivals(unit, 1);
   return true;
+}
+
+/// Does the work in the blocks that were found. Requires the claim.
+void FastPath::run_for_all(PersistentOp& op) {
+  if (op.memory != nullptr) op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
+  board_.give_results(op.unit.id, op.indices);
+  board_.reset_arrivals(op.unit.id, 1);
+  take_result(op);
+  mutex_.wake_watchers();
+}
+
+bool FastPath::has_results() const {
+  return std::any_of(arrived_.begin(), arrived_.end(), [&](const PersistentOp* op) { return board_.has_result(op->unit.id); });
 }
 
 void FastPath::take_results() {
@@ -338,7 +361,7 @@ void FastPath::take_result(PersistentOp& op) {
     const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
     if (op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
   }
-  StatsCounters& stats = *parts_.stats;
+  auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
   if (op.memory != nullptr) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);

@@ -28,6 +28,8 @@ class FastPath {
   void await(const PersistentOp& op);
   /// Finishes what others have done for this rank.
   void take_results() HVD_REQUIRES(engine_mutex);
+  /// Returns whether there are such.
+  [[nodiscard]] bool has_results() const HVD_REQUIRES(engine_mutex);
 
   /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries finds them. Until then a round costs no
   /// work there: most end before anybody looks.
@@ -60,7 +62,9 @@ class FastPath {
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
   bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  bool run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;

@@ -20,13 +20,18 @@ bool PersistentOp::fits(const SmallCall& call) const {
 }
 
 std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, std::string_view name) const {
-  const auto found = persistent_ops_.find(View(process_set, kind, name));
-  return found == persistent_ops_.end() ? nullptr : found->second;
+  const View wanted(process_set, kind, name);
+  if (last_ != nullptr && view(last_->first) == wanted) return last_->second;
+  const auto found = persistent_ops_.find(wanted);
+  if (found == persistent_ops_.end()) return nullptr;
+  last_ = &*found;
+  return found->second;
 }
 
 void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) { persistent_ops_[key] = std::move(op); }
 
 std::shared_ptr<PersistentOp> PersistentOps::remove(const UnitKey& key) {
+  last_ = nullptr;
   auto node = persistent_ops_.extract(key);
   return node.empty() ? nullptr : std::move(node.mapped());
 }

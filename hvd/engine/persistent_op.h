@@ -33,7 +33,7 @@ struct SmallCall {
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
-  std::span<std::int64_t> received;      ///< Alltoall only: becomes the rows from each rank
+  std::span<std::int64_t> received;      ///< Alltoall only: becomes the rows from each rank; may be the memory of `splits`
   std::int64_t output_rows = -1;         ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
@@ -133,7 +133,9 @@ class PersistentOps {
     using is_transparent = void;
     bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
   };
-  std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal> persistent_ops_;
+  using Map = std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal>;
+  Map persistent_ops_;
+  mutable const Map::value_type* last_ = nullptr;  ///< what was found last: most often it is asked for again
 };
 
 }  // namespace hvd

@@ -60,6 +60,8 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
     if (idle_rounds > 4) std::this_thread::sleep_for(pause);
     return;
   }
+  const Board::Watcher watcher(board_);
+  if (engine_.has_results(turn)) return;
   const auto is_rung = [&] { return board_.wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
   if (short_wait_.until(is_rung)) return;
   board_.sleep_waiting(seen_doorbell, kSleep);

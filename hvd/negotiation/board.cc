@@ -65,14 +65,15 @@ Board::Board(std::span<std::byte> block, int self)
                if (failed()) failure().raise();
              }}) {}
 
-Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
+// On the way of small operations, of which they would be a twentieth as calls.
+[[gnu::always_inline]] inline Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
 Board::RankArea& Board::area(int rank) const {
   return *reinterpret_cast<RankArea*>(block_.data() + areas_at_ + static_cast<std::size_t>(rank) * sizeof(RankArea));
 }
-Board::SlotHead& Board::head(std::uint32_t slot) const {
+[[gnu::always_inline]] inline Board::SlotHead& Board::head(std::uint32_t slot) const {
   return *reinterpret_cast<SlotHead*>(block_.data() + slots_at_ + slot * slot_bytes_);
 }
-Board::SlotRank& Board::slot_rank(std::uint32_t slot, int rank) const {
+[[gnu::always_inline]] inline Board::SlotRank& Board::slot_rank(std::uint32_t slot, int rank) const {
   return *reinterpret_cast<SlotRank*>(block_.data() + slots_at_ + slot * slot_bytes_ + sizeof(SlotHead) +
                                       static_cast<std::size_t>(rank) * sizeof(SlotRank));
 }
@@ -143,14 +144,30 @@ std::uint64_t Board::unclaimed(std::uint32_t slot) const {
   }
 }
 
-void Board::expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const {
-  if (arrivals(slot) + 1 != indices.size()) return;
+void Board::prepare_arrival(std::uint32_t slot) const {
+  prefetch_to_write(&head(slot));
+  const auto* const mine = reinterpret_cast<const std::byte*>(&slot_rank(slot, self_));
+  prefetch_to_write(mine);
+  prefetch_to_write(mine + 64);
+}
+
+bool Board::expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const {
+  if (arrivals(slot) + 1 != indices.size()) return false;
   for (const int index : indices) {
     if (index == self_) continue;
     const SlotRank& other = slot_rank(slot, index);
     __builtin_prefetch(&other);
     __builtin_prefetch(reinterpret_cast<const std::byte*>(&other) + 64);
   }
+  return true;
+}
+
+bool Board::arrive_last(std::uint32_t slot, std::uint32_t generation, std::uint32_t ranks) {
+  SlotHead& place = head(slot);
+  SlotRank& mine = slot_rank(slot, self_);
+  mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  std::uint64_t now = std::uint64_t{generation} << 32 | (ranks - 1);
+  return place.generation_and_arrivals.compare_exchange_strong(now, (now + 1) | kClaimed, std::memory_order_seq_cst);
 }
 
 std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
@@ -181,7 +198,10 @@ std::uint32_t Board::generation(std::uint32_t slot) const {
 }
 
 void Board::reset_arrivals(std::uint32_t slot, std::uint32_t count) {
-  for (std::uint32_t i = 0; i < count; ++i) head(slot + i).round.fetch_add(1, std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    auto& round = head(slot + i).round;  // nobody else writes it while the round is claimed
+    round.store(round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   SlotHead& place = head(slot);
   const std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_relaxed);
   place.generation_and_arrivals.store(now >> 32 << 32, std::memory_order_release);
@@ -306,6 +326,12 @@ void Board::depart(std::uint64_t sequence, std::uint32_t members) {
 
 FutexWord& Board::wait_doorbell() const { return header().wait_doorbell; }
 void Board::ring_waiters() { ring(header().wait_doorbell, header().wait_sleepers); }
+Board::Watcher::Watcher(const Board& board) : watchers_(board.header().watchers) { watchers_.fetch_add(1, std::memory_order_seq_cst); }
+Board::Watcher::~Watcher() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
+void Board::ring_watchers() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // between the results and the look: a watcher counts itself, then looks for them
+  if (header().watchers.load(std::memory_order_relaxed) > 0) ring_waiters();
+}
 void Board::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) {
   sleep_on(header().wait_doorbell, header().wait_sleepers, seen, timeout);
 }

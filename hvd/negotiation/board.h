@@ -90,8 +90,11 @@ class Board {
   [[nodiscard]] std::uint64_t slowest_reader() const;
 
   // ---- slots: readiness
-  /// Before an arrival: if it is going to be the last of these ranks', the processor fetches what the others have left for it meanwhile.
-  void expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const;
+  /// Some time before an arrival: the processor fetches meanwhile what it will write.
+  void prepare_arrival(std::uint32_t slot) const;
+  /// Before an arrival: whether it is going to be the last of these ranks', and then all the others have arrived. The processor fetches
+  /// meanwhile what they have left.
+  [[nodiscard]] bool expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const;
   /// Counts this rank's arrival at `slot`; returns how many ranks have arrived, or 0 if `generation` is over (the name was evicted).
   std::uint32_t arrive(std::uint32_t slot, std::uint32_t generation);
   [[nodiscard]] std::uint32_t arrivals(std::uint32_t slot) const;
@@ -100,6 +103,9 @@ class Board {
   /// of the round, and must go on at once to `reset_arrivals`, up to where arrivals of the next round and `void_slot` wait. False if
   /// another has it, or the round is over.
   bool claim(std::uint32_t slot, std::uint32_t generation, std::uint32_t arrived);
+  /// Counts this rank's arrival, as the last of `ranks`, and claims the end of the round in one. False if it would not be the last, or the
+  /// generation is over; then it is not counted, and must `arrive`.
+  bool arrive_last(std::uint32_t slot, std::uint32_t generation, std::uint32_t ranks);
   /// Starts a new round of a unit of `count` slots: nobody has arrived. Needs the claim.
   void reset_arrivals(std::uint32_t slot, std::uint32_t count);
   /// Ends the slot's generation if nobody has arrived. Needs the lock.
@@ -159,6 +165,20 @@ class Board {
   FutexWord& wait_doorbell() const;
   /// Wakes the sleepers of `wait_doorbell`, if there are any.
   void ring_waiters();
+  /// Marks a thread that is going to wait for `wait_doorbell` for as long as it lives. It must look for results once more then.
+  class Watcher {
+   public:
+    explicit Watcher(const Board& board);
+    ~Watcher();
+    Watcher(const Watcher&) = delete;
+    Watcher& operator=(const Watcher&) = delete;
+
+   private:
+    std::atomic<std::uint32_t>& watchers_;
+  };
+  /// The same as `ring_waiters`, after `give_results`, for threads that look for results themselves: it costs nothing where none of them
+  /// watches the bell.
+  void ring_watchers();
   /// Sleeps on `wait_doorbell` unless it has rung since `seen`.
   void sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout);
   /// The word that the coordination thread of `rank` sleeps on.

@@ -3,11 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <new>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "hvd/engine/engine.h"
 #include "tests/support/random.h"
@@ -256,6 +258,28 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
         });
       }
     }
+  }
+}
+
+TEST_CASE("lanes: who has fallen asleep is woken by the rank that does the work for it") {
+  constexpr int kRounds = kSanitized ? 100 : 600;
+  for (const int size : {2, 3}) {
+    ThreadWorld world({.size = size, .config = {}, .cores = 4});
+    world.run([&](int rank, Engine& engine) {
+      std::mt19937 common(5);
+      int overslept = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        Work work(OpKind::Allreduce, rank, size, round, "again", 1);
+        const auto late = static_cast<int>(common() % static_cast<unsigned>(size));
+        const std::chrono::microseconds pause(common() % 400);  // a waiting rank looks for about 100 us, then falls asleep
+        if (rank == late) std::this_thread::sleep_for(pause);
+        const auto begin = std::chrono::steady_clock::now();
+        work.run(engine);
+        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(90)) ++overslept;  // it wakes by itself after 100
+        if (!work.is_right()) FAIL_CHECK("wrong values in round " << round);
+      }
+      CHECK(overslept < kRounds / 10);
+    });
   }
 }
 
