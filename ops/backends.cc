@@ -11,7 +11,8 @@
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "ops/gpu/nccl/nccl_backend.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "ops/mpi/backend.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/p2p/backend.h"
 #include "ops/shm/shm_backend.h"
 
 namespace hvd {
@@ -103,8 +104,8 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1) {
     bootstrap->agree();
-    made.all.push_back(std::make_unique<MpiBackend>(MpiComm::duplicate(bootstrap->comm(topology).get()), topology, memory, arena,
-                                                    *parts.board, parts.stats));
+    auto wire = std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap->comm(topology).get()));
+    made.all.push_back(std::make_unique<P2pBackend>(std::move(wire), topology, memory, arena, *parts.board, parts.stats));
   }
   if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;

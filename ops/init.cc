@@ -25,7 +25,8 @@
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
-#include "ops/mpi/transport.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/p2p/transport.h"
 #include "ops/shm/result_memory.h"
 
 namespace hvd {
@@ -176,12 +177,12 @@ void offer_shared_memory(World& world, const DomainMemory& memory, const std::sh
 }
 
 /// From this rank to the leaders of domains; null in a world of one domain. Collective.
-std::unique_ptr<MpiTransport> make_transport(const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
+std::unique_ptr<P2pTransport> make_transport(const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
   if (topology.domains == 1) return nullptr;
   const MpiComm& of = ranks.comm(topology, why_not_shared);
   ranks.agree();
-  MpiComm comm = MpiComm::duplicate(of.get());
-  return std::make_unique<MpiTransport>(std::move(comm), leaders_of(topology), topology.domain_of_rank, topology.domain);
+  auto wire = std::make_unique<MpiPointToPoint>(MpiComm::duplicate(of.get()));
+  return std::make_unique<P2pTransport>(std::move(wire), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
 /// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
@@ -221,7 +222,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
   auto made = make_transport(ranks, topology, why_not_shared);
-  MpiTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
+  P2pTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
   Backends backends = make_backends(parts, bootstrap, memory, arena);
   parts.backends = std::move(backends.all);

@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests of MpiBackend share: the layouts they run on, patterns, submissions, and what a reduction must give.
+/// What the tests of P2pBackend share: the layouts they run on, patterns, submissions, and what a reduction must give.
 
 #include <doctest/doctest.h>
 

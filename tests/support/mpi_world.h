@@ -1,5 +1,5 @@
 #pragma once
-/// A world of MPI ranks, whole engines over MpiTransport and MpiBackend, with domains as the test wants them: the ranks of
+/// A world of MPI ranks, whole engines over P2pTransport and P2pBackend, with domains as the test wants them: the ranks of
 /// one machine are dealt to pretended hosts, and those of one share memory. Made and closed by all ranks together.
 
 #include <mpi.h>
@@ -15,8 +15,9 @@
 #include <vector>
 
 #include "hvd/engine/engine.h"
-#include "ops/mpi/backend.h"
-#include "ops/mpi/transport.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/p2p/backend.h"
+#include "ops/p2p/transport.h"
 #include "ops/shm/shared_memory.h"
 #include "ops/shm/shm_backend.h"
 
@@ -33,6 +34,9 @@ inline int mpi_size() {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   return size;
 }
+
+/// Between all ranks.
+inline std::unique_ptr<PointToPoint> mpi_wire() { return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(MPI_COMM_WORLD)); }
 
 /// Which domain a rank is in.
 using Dealing = std::function<int(int rank)>;
@@ -82,9 +86,8 @@ class MpiWorld {
     parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
     board_ = parts.board.get();
     if (options.shm) parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena_, *parts.board, topology, parts.stats));
-    parts.backends.push_back(
-        std::make_unique<MpiBackend>(MpiComm::duplicate(MPI_COMM_WORLD), topology, memory, arena_, *parts.board, parts.stats));
-    auto transport = std::make_unique<MpiTransport>(MpiComm::duplicate(MPI_COMM_WORLD), leaders, topology.domain_of_rank, topology.domain);
+    parts.backends.push_back(std::make_unique<P2pBackend>(mpi_wire(), topology, memory, arena_, *parts.board, parts.stats));
+    auto transport = std::make_unique<P2pTransport>(mpi_wire(), leaders, topology.domain_of_rank, topology.domain);
     transport_ = transport.get();
     if (topology.domains > 1 && topology.domain_index == 0) {
       parts.transport = std::move(transport);
@@ -157,8 +160,8 @@ class MpiWorld {
   Topology topology_;
   std::shared_ptr<Arena> arena_;
   Board* board_ = nullptr;
-  std::unique_ptr<MpiTransport> idle_transport_;
-  MpiTransport* transport_ = nullptr;
+  std::unique_ptr<P2pTransport> idle_transport_;
+  P2pTransport* transport_ = nullptr;
   std::unique_ptr<Engine> engine_;
 };
 

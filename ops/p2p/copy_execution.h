@@ -12,7 +12,7 @@
 #include <array>
 #include <optional>
 
-#include "ops/mpi/execution.h"
+#include "ops/p2p/execution.h"
 
 namespace hvd {
 
@@ -22,9 +22,9 @@ struct ChunkSlot {
   std::size_t awaited = 0, sending = 0;
 };
 
-class BroadcastExecution final : public MpiExecution {
+class BroadcastExecution final : public P2pExecution {
  public:
-  BroadcastExecution(MpiContext& context, Batch batch);
+  BroadcastExecution(P2pContext& context, Batch batch);
   Progress advance() override;
   /// Returns the rank of a domain that gets the data from elsewhere, or sends it there.
   static int leader(std::span<const int> ranks, int root);
@@ -48,9 +48,9 @@ class BroadcastExecution final : public MpiExecution {
   std::size_t held_ = 0;   ///< chunks that this rank has where they belong
 };
 
-class AllgatherExecution final : public MpiExecution {
+class AllgatherExecution final : public P2pExecution {
  public:
-  AllgatherExecution(MpiContext& context, Batch batch);
+  AllgatherExecution(P2pContext& context, Batch batch);
   Progress advance() override;
 
  private:

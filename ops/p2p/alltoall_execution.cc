@@ -1,4 +1,4 @@
-#include "ops/mpi/alltoall_execution.h"
+#include "ops/p2p/alltoall_execution.h"
 
 #include <cstring>
 #include <utility>
@@ -8,7 +8,7 @@ namespace hvd {
 AlltoallExecution::Peer::Peer(Requests& requests, const ChunkedRun& to, const ChunkedRun& from, Elements of_inputs, Elements of_outputs)
     : send(requests, to), receive(requests, from), sent(std::move(of_inputs)), received(std::move(of_outputs)) {}
 
-AlltoallExecution::AlltoallExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)) {
+AlltoallExecution::AlltoallExecution(P2pContext& context, Batch batch) : P2pExecution(context, std::move(batch)) {
   const auto& ranks = batch_.ranks;
   const int tag = context_.tag(batch_, 0);
   const std::size_t chunk = chunk_elements(ranks.size(), element_);

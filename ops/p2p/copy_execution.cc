@@ -1,4 +1,4 @@
-#include "ops/mpi/copy_execution.h"
+#include "ops/p2p/copy_execution.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +24,7 @@ int BroadcastExecution::leader(std::span<const int> ranks, int root) {
   return std::binary_search(ranks.begin(), ranks.end(), root) ? root : ranks.front();
 }
 
-BroadcastExecution::BroadcastExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)), flat_(flatten(batch_)) {
+BroadcastExecution::BroadcastExecution(P2pContext& context, Batch batch) : P2pExecution(context, std::move(batch)), flat_(flatten(batch_)) {
   const int root = batch_.traits.root;
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
@@ -122,7 +122,7 @@ Progress BroadcastExecution::advance() {
 
 // ----------------------------------------------------------------------------------------------------------------- allgather
 
-AllgatherExecution::AllgatherExecution(MpiContext& context, Batch batch) : MpiExecution(context, std::move(batch)) {
+AllgatherExecution::AllgatherExecution(P2pContext& context, Batch batch) : P2pExecution(context, std::move(batch)) {
   const auto& ranks = batch_.ranks;
   chunk_elements_ = std::clamp(kGatherBytes / (ranks.size() * kWindow), kLeastChunkBytes, kMostChunkBytes) / element_;
   for (const auto& member : batch_.members) {

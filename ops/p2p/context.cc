@@ -1,4 +1,4 @@
-#include "ops/mpi/context.h"
+#include "ops/p2p/context.h"
 
 #include <algorithm>
 #include <bit>
@@ -25,30 +25,30 @@ constexpr unsigned kPhaseBits = 1;
 
 }  // namespace
 
-MpiContext::MpiContext(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
-                       std::shared_ptr<StatsCounters> stats)
+P2pContext::P2pContext(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena,
+                       Board& board, std::shared_ptr<StatsCounters> stats)
     : topology_(std::move(topology)),
       staging_(std::move(memory), std::move(arena), topology_.domain_index),
       board_(board),
       stats_(std::move(stats)),
-      exchange_(std::move(comm), hosts_of(topology_)) {
-  const unsigned bits = std::bit_width(static_cast<unsigned>(exchange_.comm().largest_tag()) + 1U) - 1U;
+      exchange_(std::move(wire), hosts_of(topology_)) {
+  const unsigned bits = std::bit_width(static_cast<unsigned>(exchange_.wire().largest_tag()) + 1U) - 1U;
   order_bits_ = std::clamp((bits - kPhaseBits) / 2, kMinOrderBits, kMaxOrderBits);
   set_bits_ = bits - kPhaseBits - order_bits_;
 }
 
-Arrangement MpiContext::arrange(std::span<const int> ranks) const { return hvd::arrange(ranks, topology_.domain_of_rank, topology_.rank); }
+Arrangement P2pContext::arrange(std::span<const int> ranks) const { return hvd::arrange(ranks, topology_.domain_of_rank, topology_.rank); }
 
-int MpiContext::domain_index(int rank) const {
+int P2pContext::domain_index(int rank) const {
   const auto& ranks = topology_.domain_ranks;
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-int MpiContext::tag(const Batch& batch, unsigned phase) const {
+int P2pContext::tag(const Batch& batch, unsigned phase) const {
   const auto set = static_cast<std::uint64_t>(batch.traits.set->number);
   if (set >> set_bits_ != 0)
     throw BackendError(
-        formatted("process set {}: this MPI's tags are enough for {} sets at a time", batch.traits.set->id, std::uint64_t{1} << set_bits_));
+        formatted("process set {}: the wire's tags are enough for {} sets at a time", batch.traits.set->id, std::uint64_t{1} << set_bits_));
   const std::uint64_t order = batch.order & ((std::uint64_t{1} << order_bits_) - 1);
   return static_cast<int>(((set << order_bits_ | order) << kPhaseBits) | phase);
 }

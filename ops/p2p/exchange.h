@@ -1,9 +1,7 @@
 #pragma once
-/// `Exchange` is the communicator with its pool of buffers; `Requests` are the messages of one batch under way, which it outlives. Nothing
-/// blocks. They are for one thread at a time.
-/// A synchronous send is one that is done only when the other side has begun to take it: who has nothing else to wait for must use it,
-/// because an ordinary send may be done while bytes of it still wait for a next call of MPI that this rank may not make for long.
-/// They fail with BackendError that has MPI's own words, or says that a message is not as long as expected.
+/// `Exchange` is the wire with its pool of buffers; `Requests` are the messages of one batch under way, which it outlives. Nothing blocks.
+/// They are for one thread at a time. Which sends must be synchronous, says point_to_point.h. They fail as the wire does, and with
+/// BackendError that says that a message is not as long as expected.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ops/mpi/call.h"
+#include "ops/p2p/point_to_point.h"
 
 namespace hvd {
 
@@ -20,13 +18,13 @@ class Requests;
 
 class Exchange {
  public:
-  /// `hosts[r]`: the host that rank r of `comm` is on.
-  Exchange(MpiComm comm, std::vector<int> hosts);
+  /// `hosts[r]`: the host that rank r is on.
+  Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  [[nodiscard]] const MpiComm& comm() const { return comm_; }
+  [[nodiscard]] PointToPoint& wire() const { return *wire_; }
   /// Cancels and forgets all that is under way.
   void abandon() noexcept;
 
@@ -41,7 +39,7 @@ class Exchange {
   Buffer take(std::size_t bytes);
   void give(Buffer buffer);
 
-  MpiComm comm_;
+  std::unique_ptr<PointToPoint> wire_;
   const std::vector<int> hosts_;
   std::vector<Buffer> pool_;
   std::size_t pooled_bytes_ = 0;
@@ -50,13 +48,13 @@ class Exchange {
 
 class Requests {
  public:
-  /// `memory` owns what messages are sent from or received into, besides buffers: kept for as long as MPI may touch it.
+  /// `memory` owns what messages are sent from or received into, besides buffers: kept for as long as the wire may touch it.
   Requests(Exchange& exchange, std::shared_ptr<void> memory);
   ~Requests();
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  /// Memory that lasts as long as this object, and for as long as MPI may touch it. Aligned to 64.
+  /// Memory that lasts as long as this object, and for as long as the wire may touch it. Aligned to 64.
   std::span<std::byte> buffer(std::size_t bytes);
 
   /// Each adds one to `pending` and, when it is done, a later `poll` takes one off. `pending` must stay where it is until then.
@@ -66,27 +64,26 @@ class Requests {
 
   /// True if a message was done.
   bool poll();
-  [[nodiscard]] bool idle() const { return requests_.empty(); }
+  [[nodiscard]] bool idle() const { return posted_.empty(); }
   /// Bytes sent so far, to ranks on other hosts only.
   [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
-  /// Cancels and forgets what is under way. What MPI may still touch is never freed.
+  /// Cancels and forgets what is under way. What the wire may still touch is never freed.
   void abandon() noexcept;
 
  private:
   struct Message {
     std::size_t* pending;
-    int peer;
-    int expected;  ///< bytes to receive; -1 for a send
+    std::size_t expected;  ///< bytes to receive
   };
-  void add(MPI_Request request, Message message);
+  void add(const Posted& posted, Message message);
+  void send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending);
 
   Exchange& exchange_;
   std::shared_ptr<void> memory_;
   std::vector<Exchange::Buffer> buffers_;
-  std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;
-  std::vector<int> done_;
-  std::vector<MPI_Status> statuses_;
+  std::vector<Posted> posted_;
+  std::vector<Message> messages_;  ///< of `posted_`
+  std::vector<Finished> finished_;
   std::uint64_t bytes_to_other_hosts_ = 0;
 };
 

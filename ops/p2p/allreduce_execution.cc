@@ -1,4 +1,4 @@
-#include "ops/mpi/allreduce_execution.h"
+#include "ops/p2p/allreduce_execution.h"
 
 #include <cstring>
 #include <utility>
@@ -19,7 +19,7 @@ std::size_t rounded_up(std::size_t value, std::size_t unit) { return (value + un
 
 }  // namespace
 
-AllreduceExecution::AllreduceExecution(MpiContext& context, Batch batch)
+AllreduceExecution::AllreduceExecution(P2pContext& context, Batch batch)
     : ReducingExecution(context, std::move(batch)), all_(all_elements(batch_)), own_inputs_(arrays(who_.self_domain)) {
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto fewest = std::min_element(who_.domains.begin(), who_.domains.end(), by_size);

@@ -1,4 +1,4 @@
-#include "ops/mpi/reduction.h"
+#include "ops/p2p/reduction.h"
 
 #include <bit>
 #include <utility>
@@ -34,8 +34,8 @@ ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who) {
   return plan;
 }
 
-ReducingExecution::ReducingExecution(MpiContext& context, Batch batch)
-    : MpiExecution(context, std::move(batch)), plan_(plan_reduction(batch_, who_)) {}
+ReducingExecution::ReducingExecution(P2pContext& context, Batch batch)
+    : P2pExecution(context, std::move(batch)), plan_(plan_reduction(batch_, who_)) {}
 
 void ReducingExecution::contribute(const Elements& elements, Range range, std::byte* to) {
   elements.flat.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {

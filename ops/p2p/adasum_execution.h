@@ -13,14 +13,14 @@
 #include <optional>
 
 #include "ops/kernels/reduce.h"
-#include "ops/mpi/chunks.h"
-#include "ops/mpi/execution.h"
+#include "ops/p2p/chunks.h"
+#include "ops/p2p/execution.h"
 
 namespace hvd {
 
-class AdasumExecution final : public MpiExecution {
+class AdasumExecution final : public P2pExecution {
  public:
-  AdasumExecution(MpiContext& context, Batch batch);
+  AdasumExecution(P2pContext& context, Batch batch);
   Progress advance() override;
 
  private:

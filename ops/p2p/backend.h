@@ -1,28 +1,28 @@
 #pragma once
-/// MpiBackend has the collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as
-/// in ShmBackend; between domains travel MPI messages between pairs of ranks, never collectives, so that any number of batches can be under
+/// P2pBackend has the collectives on host memory among ranks of several domains. What a domain's ranks share goes through their arenas, as
+/// in ShmBackend; between domains travel messages between pairs of ranks, never collectives, so that any number of batches can be under
 /// way, nothing blocks, and a failed world can drop what it has begun. Messages are found again by their tag: process set, order of the
 /// batch in it, phase. The algorithms are in *_execution.h.
 ///
 /// A rank that is the only one of its domain in the set works on the user's memory and needs no arena. Ranks that have joined take no part;
 /// one that is left alone in its domain by them still works in its arena, because its tensors were brought there before anybody knew.
 ///
-/// It owns the communicator, the buffers and, between `prepare` and the end of the batch, the staging blocks. Only the thread that has the
-/// turn calls MPI (MPI_THREAD_SERIALIZED). It throws BackendError: MPI's own words, no more memory to share, or more process sets than MPI
-/// has tags for.
+/// It owns the wire, the buffers and, between `prepare` and the end of the batch, the staging blocks. Only the thread that has the
+/// turn calls the wire. It throws what the wire throws, and BackendError: no more memory to share, or more process sets than the wire has
+/// tags for.
 
 #include "hvd/backend.h"
-#include "ops/mpi/context.h"
+#include "ops/p2p/context.h"
 
 namespace hvd {
 
-class MpiBackend final : public Backend {
+class P2pBackend final : public Backend {
  public:
-  /// `comm`: all ranks of the world, in their order, for this backend alone. `arena` may be null where the domain is one rank.
-  MpiBackend(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
+  /// `wire`: between all ranks of the world, for this backend alone. `arena` may be null where the domain is one rank.
+  P2pBackend(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
              std::shared_ptr<StatsCounters> stats);
 
-  std::string_view name() const override { return "mpi"; }
+  std::string_view name() const override { return context_.wire_name(); }
   /// Returns whether `host_supports` names it, for CPU tensors; any process set.
   bool supports(const BatchTraits& traits) const override;
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
@@ -31,7 +31,7 @@ class MpiBackend final : public Backend {
   void abort() noexcept override;
 
  private:
-  MpiContext context_;
+  P2pContext context_;
   bool aborted_ = false;
 };
 

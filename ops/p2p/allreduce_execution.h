@@ -13,13 +13,13 @@
 
 #include <array>
 
-#include "ops/mpi/reduction.h"
+#include "ops/p2p/reduction.h"
 
 namespace hvd {
 
 class AllreduceExecution final : public ReducingExecution {
  public:
-  AllreduceExecution(MpiContext& context, Batch batch);
+  AllreduceExecution(P2pContext& context, Batch batch);
   Progress advance() override;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-/// MpiContext is what MpiBackend and its executions (*_execution.h) share: messages between ranks, memory of the domain, who is where, and
-/// the tags by which messages are found again: process set, order of the batch in it, phase. It owns the communicator and the staging
+/// P2pContext is what P2pBackend and its executions (*_execution.h) share: messages between ranks, memory of the domain, who is where, and
+/// the tags by which messages are found again: process set, order of the batch in it, phase. It owns the wire and the staging
 /// blocks, and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with
 /// BackendError.
 
@@ -11,26 +11,27 @@
 #include "hvd/negotiation/board.h"
 #include "hvd/stats.h"
 #include "hvd/topology.h"
-#include "ops/mpi/exchange.h"
+#include "ops/p2p/exchange.h"
 #include "ops/partition.h"
 #include "ops/shm/staging.h"
 
 namespace hvd {
 
-class MpiContext {
+class P2pContext {
  public:
-  /// `comm`: all ranks of the world, in their order, for this alone. `arena` may be null where the domain is one rank.
-  MpiContext(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
+  /// `wire`: between all ranks of the world, for this alone. `arena` may be null where the domain is one rank.
+  P2pContext(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
              std::shared_ptr<StatsCounters> stats);
 
   [[nodiscard]] int rank() const { return topology_.rank; }
+  [[nodiscard]] std::string_view wire_name() const { return exchange_.wire().name(); }
   [[nodiscard]] Exchange& exchange() { return exchange_; }
   [[nodiscard]] Staging& staging() { return staging_; }
   [[nodiscard]] Board& board() const { return board_; }
   [[nodiscard]] StatsCounters& stats() const { return *stats_; }
   [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
   [[nodiscard]] int domain_index(int rank) const;
-  /// Returns the tag of messages of phase 0 or 1 of a batch. Throws BackendError if there are more process sets than MPI has tags for.
+  /// Returns the tag of messages of phase 0 or 1 of a batch. Throws BackendError if there are more process sets than the wire has tags for.
   [[nodiscard]] int tag(const Batch& batch, unsigned phase) const;
 
  private:

@@ -1,25 +1,25 @@
-#include "ops/mpi/backend.h"
+#include "ops/p2p/backend.h"
 
 #include <cstring>
 #include <utility>
 
 #include "hvd/errors.h"
 #include "ops/host_ops.h"
-#include "ops/mpi/adasum_execution.h"
-#include "ops/mpi/allreduce_execution.h"
-#include "ops/mpi/alltoall_execution.h"
-#include "ops/mpi/copy_execution.h"
-#include "ops/mpi/reducescatter_execution.h"
+#include "ops/p2p/adasum_execution.h"
+#include "ops/p2p/allreduce_execution.h"
+#include "ops/p2p/alltoall_execution.h"
+#include "ops/p2p/copy_execution.h"
+#include "ops/p2p/reducescatter_execution.h"
 
 namespace hvd {
 
-MpiBackend::MpiBackend(MpiComm comm, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena, Board& board,
-                       std::shared_ptr<StatsCounters> stats)
-    : context_(std::move(comm), std::move(topology), std::move(memory), std::move(arena), board, std::move(stats)) {}
+P2pBackend::P2pBackend(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena,
+                       Board& board, std::shared_ptr<StatsCounters> stats)
+    : context_(std::move(wire), std::move(topology), std::move(memory), std::move(arena), board, std::move(stats)) {}
 
-bool MpiBackend::supports(const BatchTraits& traits) const { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
+bool P2pBackend::supports(const BatchTraits& traits) const { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
 
-std::uint64_t MpiBackend::prepare(const BatchTraits& traits, BatchMember& member) {
+std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const Arrangement who = context_.arrange(traits.set->ranks);
   if (who.alone()) return 0;
   const std::size_t bytes = static_cast<std::size_t>(member.count) * element_bytes(traits.dtype);
@@ -46,9 +46,9 @@ std::uint64_t MpiBackend::prepare(const BatchTraits& traits, BatchMember& member
   return staging.stage(is_source ? member.input : nullptr, bytes);
 }
 
-void MpiBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { context_.staging().release(location); }
+void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { context_.staging().release(location); }
 
-std::unique_ptr<Execution> MpiBackend::launch(Batch batch) {
+std::unique_ptr<Execution> P2pBackend::launch(Batch batch) {
   if (aborted_) throw BackendError("the world has failed");
   switch (batch.traits.kind) {
     case OpKind::Allgather:
@@ -65,7 +65,7 @@ std::unique_ptr<Execution> MpiBackend::launch(Batch batch) {
   }
 }
 
-void MpiBackend::abort() noexcept {
+void P2pBackend::abort() noexcept {
   aborted_ = true;
   context_.exchange().abandon();
 }

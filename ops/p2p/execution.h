@@ -1,12 +1,12 @@
 #pragma once
-/// MpiExecution is what the batches of MpiBackend have in common: where a member's elements are, in this rank's own memory or in the arenas
+/// P2pExecution is what the batches of P2pBackend have in common: where a member's elements are, in this rank's own memory or in the arenas
 /// of the domain, and which ranks take part from where. It is for the thread that has the turn.
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "ops/mpi/context.h"
+#include "ops/p2p/context.h"
 
 namespace hvd {
 
@@ -16,9 +16,9 @@ struct Elements {
   std::vector<std::size_t> starts;  ///< per member: where in it the part begins
 };
 
-class MpiExecution : public Execution {
+class P2pExecution : public Execution {
  public:
-  MpiExecution(MpiContext& context, Batch batch)
+  P2pExecution(P2pContext& context, Batch batch)
       : context_(context),
         batch_(std::move(batch)),
         state_(context.board().batch(batch_.sequence)),
@@ -75,7 +75,7 @@ class MpiExecution : public Execution {
   }
   void count_sent_bytes() { context_.stats().add(context_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
 
-  MpiContext& context_;
+  P2pContext& context_;
   const Batch batch_;
   BatchState& state_;
   const Arrangement who_;  ///< of those that take part

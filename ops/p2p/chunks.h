@@ -7,7 +7,7 @@
 
 #include <array>
 
-#include "ops/mpi/exchange.h"
+#include "ops/p2p/exchange.h"
 #include "ops/partition.h"
 
 namespace hvd {
@@ -34,7 +34,7 @@ class ChunkedSend {
   ChunkedSend(const ChunkedSend&) = delete;
   ChunkedSend& operator=(const ChunkedSend&) = delete;
 
-  /// All has been given to MPI.
+  /// All has been given to the wire.
   [[nodiscard]] bool over() const { return sent_ == run_.chunks(); }
   /// Returns whether another chunk is left and can be sent now.
   [[nodiscard]] bool has_room() const { return !over() && slots_[sent_ % kWindow].under_way == 0; }

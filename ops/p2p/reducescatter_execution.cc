@@ -1,4 +1,4 @@
-#include "ops/mpi/reducescatter_execution.h"
+#include "ops/p2p/reducescatter_execution.h"
 
 #include <utility>
 
@@ -10,7 +10,7 @@ ReducescatterExecution::Keeper::Keeper(Requests& requests, const ChunkedRun& run
 ReducescatterExecution::Source::Source(Requests& requests, const ChunkedRun& run, std::size_t of_domain)
     : receive(requests, run), domain(of_domain) {}
 
-ReducescatterExecution::ReducescatterExecution(MpiContext& context, Batch batch)
+ReducescatterExecution::ReducescatterExecution(P2pContext& context, Batch batch)
     : ReducingExecution(context, std::move(batch)), own_(part_of_members(&BatchMember::counts, number_of(self()))) {
   const int tag = context_.tag(batch_, 0);
   chunk_elements_ = chunk_elements(batch_.ranks.size(), element_ * (plan_.raw ? plan_.most_ranks : 1));

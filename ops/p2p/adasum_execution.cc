@@ -1,4 +1,4 @@
-#include "ops/mpi/adasum_execution.h"
+#include "ops/p2p/adasum_execution.h"
 
 #include <algorithm>
 #include <array>
@@ -40,8 +40,8 @@ TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, 
 }
 }  // namespace
 
-AdasumExecution::AdasumExecution(MpiContext& context, Batch batch)
-    : MpiExecution(context, std::move(batch)),
+AdasumExecution::AdasumExecution(P2pContext& context, Batch batch)
+    : P2pExecution(context, std::move(batch)),
       flat_(flatten(batch_)),
       all_(context.arrange(batch_.traits.set->ranks)),
       tree_(place_among_pairs(all_, who_, who_.self_domain)) {

@@ -1,6 +1,6 @@
-/// Broadcast, allgather, process sets and failure across domains, end to end: engines over MpiTransport and MpiBackend.
+/// Broadcast, allgather, process sets and failure across domains, end to end: engines over P2pTransport and P2pBackend.
 
-#include "ops/mpi/backend.h"
+#include "ops/p2p/backend.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-/// Alltoall, reducescatter and Adasum across domains, and ranks that have joined, end to end: engines over MpiTransport and MpiBackend,
+/// Alltoall, reducescatter and Adasum across domains, and ranks that have joined, end to end: engines over P2pTransport and P2pBackend,
 /// domains of one and of several ranks, against what each rank computes alone from all ranks' patterns.
 
 #include <doctest/doctest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "ops/kernels/adasum.h"
-#include "ops/mpi/backend.h"
+#include "ops/p2p/backend.h"
 #include "tests/support/mpi_cases.h"
 
 namespace hvd::test {

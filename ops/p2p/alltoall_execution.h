@@ -5,14 +5,14 @@
 
 #include <deque>
 
-#include "ops/mpi/chunks.h"
-#include "ops/mpi/execution.h"
+#include "ops/p2p/chunks.h"
+#include "ops/p2p/execution.h"
 
 namespace hvd {
 
-class AlltoallExecution final : public MpiExecution {
+class AlltoallExecution final : public P2pExecution {
  public:
-  AlltoallExecution(MpiContext& context, Batch batch);
+  AlltoallExecution(P2pContext& context, Batch batch);
   Progress advance() override;
 
  private:

@@ -7,14 +7,14 @@
 
 #include <deque>
 
-#include "ops/mpi/chunks.h"
-#include "ops/mpi/reduction.h"
+#include "ops/p2p/chunks.h"
+#include "ops/p2p/reduction.h"
 
 namespace hvd {
 
 class ReducescatterExecution final : public ReducingExecution {
  public:
-  ReducescatterExecution(MpiContext& context, Batch batch);
+  ReducescatterExecution(P2pContext& context, Batch batch);
   Progress advance() override;
 
  private:

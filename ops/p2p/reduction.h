@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "ops/kernels/reduce.h"
-#include "ops/mpi/execution.h"
+#include "ops/p2p/execution.h"
 
 namespace hvd {
 
@@ -27,9 +27,9 @@ struct ReductionPlan {
 
 ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who);
 
-class ReducingExecution : public MpiExecution {
+class ReducingExecution : public P2pExecution {
  protected:
-  ReducingExecution(MpiContext& context, Batch batch);
+  ReducingExecution(P2pContext& context, Batch batch);
 
   /// Arrays in what a domain contributes.
   [[nodiscard]] std::size_t arrays(std::size_t domain) const { return plan_.raw ? who_.domains[domain].size() : 1; }

@@ -1,0 +1,35 @@
+#pragma once
+/// MpiPointToPoint is MPI's PointToPoint, over a communicator of its own, which it owns.
+
+#include <vector>
+
+#include "ops/mpi/call.h"
+#include "ops/p2p/point_to_point.h"
+
+namespace hvd {
+
+class MpiPointToPoint final : public PointToPoint {
+ public:
+  /// `comm`: all ranks of the world, in their order, for these messages alone.
+  explicit MpiPointToPoint(MpiComm comm) : comm_(std::move(comm)) {}
+
+  std::string_view name() const override { return "mpi"; }
+  int rank() const override { return comm_.rank(); }
+  int largest_tag() const override { return comm_.largest_tag(); }
+  Posted send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) override;
+  Posted receive(std::span<std::byte> bytes, int from, int tag) override;
+  void test(std::span<Posted> posted, std::vector<Finished>& finished) override;
+  std::optional<Claimed> claim(int tag) override;
+  Posted receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) override;
+  bool drop(Posted& posted) noexcept override;
+  bool flush() override { return true; }  // the next call of MPI, be it MPI_Finalize, does it
+
+ private:
+  MpiComm comm_;
+  // What `test` shows MPI; kept for their memory.
+  std::vector<MPI_Request> requests_;
+  std::vector<int> done_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace hvd
