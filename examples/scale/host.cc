@@ -126,7 +126,11 @@ void Host::drive(Time now) {
   table_took_ = std::exchange(log_took_, Time(0));
   began_ = processor_time();
   for (auto& news : std::exchange(local_events_, {})) leader_tree_->tell(std::move(news));
-  leader_tree_->advance();
+  if (is_root()) {
+    leader_tree_->hear();
+  } else {
+    leader_tree_->advance();
+  }
   if (is_root() && open_batches_ == 0 && table_.negotiator().has_agreed(table_.negotiator().scope_of(0))) {
     leader_tree_->announce_cut(0);
     cut();

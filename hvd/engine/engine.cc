@@ -76,6 +76,8 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
+  std::optional<EngineMutex::Driver> driver;
+  if (after == After::Wait) driver.emplace(mutex_);
   auto fresh = factory_.make(std::move(submission));
   fresh->repeats = after != After::Return;
   const std::shared_ptr<HandleState> pending = fresh->pending;
@@ -109,7 +111,10 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
     small_work = work && runner_.has_only_small_ones();
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
-  if (after == After::Wait && !loop_.is_taken()) return pending;  // wait() will drive
+  if (after == After::Wait) {                     // wait() will drive
+    if (loop_.is_taken()) board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+    return pending;
+  }
   if (work || parts_.transport) hand_over(small_work);
   return pending;
 }
@@ -198,6 +203,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
 // --------------------------------------------------------------------------------------------------------------------- driving
 
 bool Engine::progress(const Turn& turn) noexcept {
+  const EngineMutex::Driver driver(mutex_);
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());
@@ -257,7 +263,12 @@ bool Engine::has_results(const Turn& /*turn*/) {
 bool Engine::has_more(const Turn& turn) {
   if (runner_.is_running(turn)) return true;
   const EngineLock lock(mutex_);
-  return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->is_busy()));
+  return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->has_work()));
+}
+
+bool Engine::expects_messages(const Turn& /*turn*/) {
+  const EngineLock lock(mutex_);
+  return leader_ && leader_->expects_messages();
 }
 
 void Engine::wait(HandleState& pending) {

@@ -120,6 +120,7 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
+  [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   void hand_over(bool small_work);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);

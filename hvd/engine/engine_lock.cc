@@ -9,14 +9,22 @@ void EngineMutex::perform(AfterUnlock after) {
   } else if (after.watchers) {
     board_.ring_watchers();
   }
-  if (after.all_workers) {
-    board_.ring_all_workers();
-  } else {
-    if (after.leader) board_.ring_worker(0);
-    if (after.worker) board_.ring_worker(board_.self());
-  }
+  ring_workers(after);
   after.ended.clear();
   after.owners.clear();
+}
+
+void EngineMutex::ring_workers(const AfterUnlock& after) {
+  const int self = board_.self();
+  const auto ring = [&](int rank) {
+    if (rank != self || driven_ != this) board_.ring_worker(rank);
+  };
+  if (after.all_workers) {
+    for (int rank = 0; rank < board_.ranks(); ++rank) ring(rank);
+    return;
+  }
+  if (after.leader) ring(0);
+  if (after.worker) ring(self);
 }
 
 }  // namespace hvd

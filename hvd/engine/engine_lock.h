@@ -45,6 +45,19 @@ class EngineMutex {
     after_.any = true;
   }
 
+  /// Marks this thread, for as long as it lives, as one that has the turn or is going to wait for a result at once: the coordination thread
+  /// of this rank need not be woken for what it notes. Those of one thread end in the reverse order.
+  class Driver {
+   public:
+    explicit Driver(const EngineMutex& mutex) : before_(std::exchange(driven_, &mutex)) {}
+    ~Driver() { driven_ = before_; }
+    Driver(const Driver&) = delete;
+    Driver& operator=(const Driver&) = delete;
+
+   private:
+    const EngineMutex* before_;
+  };
+
   /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is this mutex's.
   template <class IsOver>
   void wait_for(class EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_REQUIRES(engine_mutex);
@@ -58,6 +71,9 @@ class EngineMutex {
     std::vector<std::shared_ptr<void>> owners;
   };
   void perform(AfterUnlock after);
+  void ring_workers(const AfterUnlock& after);
+
+  static inline thread_local constinit const EngineMutex* driven_ = nullptr;
 
   std::mutex mutex_;
   std::condition_variable changed_;

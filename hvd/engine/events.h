@@ -24,6 +24,8 @@ class EngineEvents : public OutcomeListener {
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
+  /// Returns whether messages of other hosts may come at any time, which ring no doorbell.
+  [[nodiscard]] virtual bool expects_messages(const Turn& turn) = 0;
 };
 
 }  // namespace hvd

@@ -89,10 +89,12 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     noted_.pop_front();
     tree_.tell(std::move(event));
   }
-  bool progressed = tree_.advance();
+  bool progressed = false;
   if (tree_.is_root()) {
+    progressed = tree_.hear();  // what is agreed, and its cut, travel in one message
     progressed = decide_cuts() || progressed;
   } else {
+    progressed = tree_.advance();
     for (const auto& credit : cutter_.credits_to_tell()) tree_.tell_credit(credit.process_set, credit.domain, credit.over);
   }
   if (tree_.is_root() && tree_.all_left() && !table().has_agreed(Scope::World) && !table().all_left()) {
@@ -122,8 +124,6 @@ void LeaderTask::drain(const Turn& /*turn*/) noexcept {
   }
 }
 
-bool LeaderTask::is_busy() const {
-  return tree_.is_waiting() || (tree_.is_root() && table().has_agreed(Scope::World)) || Clock::now() - last_traffic_ < kTrafficMemory;
-}
+bool LeaderTask::expects_messages() const { return tree_.is_waiting() || Clock::now() - last_traffic_ < kTrafficMemory; }
 
 }  // namespace hvd

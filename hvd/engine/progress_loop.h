@@ -66,7 +66,7 @@ class ProgressLoop {
     while (!is_over()) {
       if (const Turn turn = try_take()) {
         drive_until(turn, is_over);
-      } else {
+      } else if (!yield_until([&] { return is_over() || !taken_.load(std::memory_order_relaxed); })) {
         EngineLock lock(mutex_);
         mutex_.wait_for(lock, kSleep, [&] { return is_over() || !taken_.load(); });
       }
@@ -75,6 +75,16 @@ class ProgressLoop {
 
  private:
   friend class Turn;
+  /// The coordination thread keeps the turn for some microseconds most often. Returns whether `condition` held before it was time to sleep.
+  template <class Condition>
+  static bool yield_until(const Condition& condition) {
+    for (int i = 0; i < kYieldsForTurn; ++i) {
+      if (condition()) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  }
+  static constexpr int kYieldsForTurn = 20;
   static constexpr std::chrono::milliseconds kSleep{100};
   /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to do.
   static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};

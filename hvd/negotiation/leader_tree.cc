@@ -16,6 +16,12 @@ bool LeaderTree::advance() {
   if (is_root())
     if (auto ids = numbers_.to_retire([this](std::uint32_t id) { return counts_.contains(id); }); !ids.empty()) retire(std::move(ids));
   bool any = links_.flush();
+  any = hear() || any;
+  return links_.flush() || any;
+}
+
+bool LeaderTree::hear() {
+  bool any = false;
   if (failed_) inbox_.clear();
   for (; inbox_.take_waiting(); any = true) say_unsaid();  // numbers may have come
   while (auto message = links_.receive()) {
@@ -23,7 +29,7 @@ bool LeaderTree::advance() {
     inbox_.receive(*message);
     say_unsaid();
   }
-  return links_.flush() || any;
+  return any;
 }
 
 std::vector<int> LeaderTree::awaited(const UnitKey& key) const {

@@ -85,6 +85,8 @@ class LeaderTree {
 
   /// Sends what has gathered and acts on what has arrived. True if there was anything.
   bool advance();
+  /// Acts on what has arrived; what is to be sent gathers until `advance`. True if there was anything.
+  bool hear();
   [[nodiscard]] bool is_root() const { return links_.is_root(); }
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;

@@ -101,9 +101,15 @@ void AllreduceExecution::start(std::size_t number) {
     if (theirs.size() == 0) continue;
     const std::size_t bytes = own_inputs_ * theirs.size() * element_;
     if (small_) {
-      // Nothing will come back that says it has arrived.
       if (i == 0) contribute(all_, theirs, slot.outgoing.data());
-      requests_.send_synchronously(slot.outgoing.first(bytes), peers_[i].rank, context_.tag(batch_, kContribution), slot.sending);
+      // Nothing will come back that says it has arrived. A leader looks for messages all the time, and need not wait for the other side.
+      const auto outgoing = slot.outgoing.first(bytes);
+      const int tag = context_.tag(batch_, kContribution);
+      if (context_.leads()) {
+        requests_.send(outgoing, peers_[i].rank, tag, slot.sending);
+      } else {
+        requests_.send_synchronously(outgoing, peers_[i].rank, tag, slot.sending);
+      }
     } else {
       const auto outgoing = slot.outgoing.subspan(i * own_inputs_ * part_elements_ * element_, bytes);
       contribute(all_, theirs, outgoing.data());

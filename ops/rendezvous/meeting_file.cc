@@ -25,13 +25,15 @@ constexpr auto kFirstWord = "hvd-rendezvous-1";
   throw BackendError(formatted("hvd::init(): HVD_INIT=file://{}: {}", path, std::strerror(errno)));
 }
 
+std::string random_word() {
+  std::string word;
+  for (const std::byte byte : make_nonce()) word += formatted("{:02x}", std::to_integer<unsigned>(byte));
+  return word;
+}
+
 }  // namespace
 
-MeetingNote make_note(int port, std::string host) {
-  MeetingNote note{port, {}, std::move(host)};
-  for (const std::byte byte : make_nonce()) note.secret += formatted("{:02x}", std::to_integer<unsigned>(byte));
-  return note;
-}
+MeetingNote make_note(int port, std::string host) { return {port, random_word(), std::move(host)}; }
 
 MeetingFile::~MeetingFile() {
   if (is_mine_) ::unlink(path_.c_str());
@@ -39,7 +41,7 @@ MeetingFile::~MeetingFile() {
 
 bool MeetingFile::publish(const MeetingNote& note) {
   const std::string whole = formatted("{} {} {} {}\n", kFirstWord, note.port, note.secret, note.host);
-  const std::string draft = formatted("{}.{}", path_, ::getpid());
+  const std::string draft = formatted("{}.{}", path_, random_word());  // processes of other hosts and containers may have the same number
   {
     ::unlink(draft.c_str());
     const FileDescriptor file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
