@@ -100,4 +100,12 @@ inline TreePlace tree_place(std::size_t size, std::size_t root, std::size_t self
   return result;
 }
 
+/// Returns the place of `self` in the chain over `size` places that begins with place `root`.
+inline TreePlace chain_place(std::size_t size, std::size_t root, std::size_t self) {
+  TreePlace result;
+  result.parent = self == root ? root : (self + size - 1) % size;
+  if (const std::size_t next = (self + 1) % size; next != root) result.children.push_back(next);
+  return result;
+}
+
 }  // namespace hvd

@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::size_t kMostChunkBytes = 1 << 20;
 constexpr std::size_t kLeastChunkBytes = 64 << 10;
+constexpr std::size_t kPipelineChunks = 16;     // of a broadcast: so many at least, if they are not too small
 constexpr std::size_t kGatherBytes = 32 << 20;  // chunks that a rank may await at once, all sources together
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -29,12 +30,16 @@ BroadcastExecution::BroadcastExecution(P2pContext& context, Batch batch) : P2pEx
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
   leader_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), leader_of(who_.self_domain)) - here.begin());
-  chunk_elements_ = kMostChunkBytes / element_;
+  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostChunkBytes) / element_;
   chunks_ = (flat_.size() + chunk_elements_ - 1) / chunk_elements_;
   if (!leads()) return;
   std::size_t root_domain = 0;
   while (!std::binary_search(who_.domains[root_domain].begin(), who_.domains[root_domain].end(), root)) ++root_domain;
-  const TreePlace tree = tree_place(who_.domains.size(), root_domain, who_.self_domain);
+  const std::size_t domains = who_.domains.size();
+  // A chain sends each chunk once over each line, and takes a chunk's time longer for each domain; the root of a tree sends it to each
+  // child.
+  const bool chain = chunks_ + domains < chunks_ * tree_place(domains, 0, 0).children.size() + 2;
+  const TreePlace tree = chain ? chain_place(domains, root_domain, who_.self_domain) : tree_place(domains, root_domain, who_.self_domain);
   if (who_.self_domain != root_domain) parent_ = leader_of(tree.parent);
   for (const std::size_t child : tree.children) children_.push_back(leader_of(child));
 }

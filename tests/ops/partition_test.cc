@@ -71,4 +71,20 @@ TEST_CASE("a tree reaches every place once, from any root, in as few steps as th
     }
 }
 
+TEST_CASE("a chain reaches every place once, from any root, one after the other") {
+  for (std::size_t size = 1; size <= 9; ++size)
+    for (std::size_t root = 0; root < size; ++root) {
+      std::size_t at = root;
+      for (std::size_t step = 1; step < size; ++step) {
+        const auto children = chain_place(size, root, at).children;
+        REQUIRE(children.size() == 1);
+        CHECK(chain_place(size, root, children.front()).parent == at);
+        at = children.front();
+        CHECK(at == (root + step) % size);
+      }
+      CHECK(chain_place(size, root, at).children.empty());
+      CHECK(chain_place(size, root, root).parent == root);
+    }
+}
+
 }  // namespace hvd::test
