@@ -23,6 +23,8 @@ class ShmContext {
   [[nodiscard]] int domain_index(int rank) const;
   /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const;
+  /// Returns whether the owner of memory may help the one other rank that reads it: each has a core.
+  [[nodiscard]] bool can_help(std::size_t ranks) const { return ranks == 2 && has_cores_; }
   /// Returns memory for one call of `advance`, kept from one to the next.
   std::byte* scratch(std::size_t bytes);
 

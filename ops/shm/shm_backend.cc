@@ -22,6 +22,7 @@ constexpr std::size_t kChunksPerRank = 2;
 /// What several ranks are to read is copied into shared memory up to so many bytes: reading that is faster than reading memory of another
 /// process, by more than the copy takes (4 ranks on 2 cores, broadcast of 256 KiB 33 us instead of 56, of 4 MiB 0.8 ms instead of 1.3).
 constexpr std::size_t kMostStagedForMany = std::size_t{16} << 20;
+constexpr std::size_t kLeastHelped = 2 << 20;  // below it the owner of memory is no help to who reads it
 /// Of all that is staged at a time: a whole model is broadcast as one group.
 constexpr std::size_t kMostStagedAtOnce = std::size_t{64} << 20;
 
@@ -209,7 +210,9 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   const bool for_many = traits.kind == OpKind::Broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany &&
                         staging_.staged_bytes() + bytes <= kMostStagedAtOnce;
   if (pulls(traits.kind) && !small && !for_many)
-    if (const auto place = staging_.show(member.input, bytes)) return *place;
+    if (const auto place = staging_.show(
+            member.input, bytes, traits.kind == OpKind::Broadcast && bytes >= kLeastHelped && context_.can_help(traits.set->ranks.size())))
+      return *place;
   member.copied = bytes > 0;
   return staging_.stage(member.input, bytes);
 }

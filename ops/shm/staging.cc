@@ -21,6 +21,11 @@ bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhe
 /// What a rank says of memory that the others may read where it is.
 struct Shown {
   const std::byte* memory;  // an address of the owner's
+  bool to_one;              // it is the Relay's that follows
+};
+struct ShownToOne {
+  Shown shown;
+  Relay relay;
 };
 }  // namespace
 
@@ -56,13 +61,27 @@ std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
   return location;
 }
 
-std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes) {
+std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes, bool to_one) {
   if (!arena_ || !peers_.can_be_read(memory, bytes)) return std::nullopt;
-  std::byte* const block = take(sizeof(Shown));
-  if (block == nullptr) return std::nullopt;
-  new (block) Shown{static_cast<const std::byte*>(memory)};
+  const auto* const address = static_cast<const std::byte*>(memory);
+  std::byte* block = to_one ? take(sizeof(ShownToOne)) : nullptr;
+  if (block != nullptr) {
+    auto* const shown = new (block) ShownToOne;
+    shown->shown = {address, true};
+  } else {
+    block = take(sizeof(Shown));
+    if (block == nullptr) return std::nullopt;
+    new (block) Shown{address, false};
+  }
   return arena_->offset(block) | kStaged | kShown;
 }
+
+void Staging::help_reader(std::uint64_t location, std::size_t bytes) {
+  if (is_nowhere(location) || !is_shown_to_one(self_, location)) return;
+  relay(self_, location).give({reinterpret_cast<const Shown*>(address(self_, location))->memory, bytes});
+}
+
+Relay& Staging::relay(int index, std::uint64_t location) { return reinterpret_cast<ShownToOne*>(address(index, location))->relay; }
 
 std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }
 
@@ -136,6 +155,18 @@ const std::byte* Staging::address_here(int index, std::uint64_t location) {
 
 bool Staging::read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
   if (bytes == 0) return true;
+  if (is_shown_to_one(index, location))
+    return relay(index, location).take({static_cast<std::byte*>(to), bytes}, [&](std::size_t from, std::byte* part, std::size_t size) {
+      return read_there(index, location, skipped + from, part, size);
+    });
+  return read_there(index, location, skipped, to, bytes);
+}
+
+bool Staging::is_shown_to_one(int index, std::uint64_t location) {
+  return is_staged(location) && (location & kShown) != 0 && reinterpret_cast<const Shown*>(address(index, location))->to_one;
+}
+
+bool Staging::read_there(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
   if (const std::byte* const here = address_here(index, location); here != nullptr) {
     if (to != here + skipped) std::memcpy(to, here + skipped, bytes);
     return true;

@@ -13,6 +13,7 @@
 #include "ops/shm/arena.h"
 #include "ops/shm/overflow.h"
 #include "ops/shm/peer_memory.h"
+#include "ops/shm/relay.h"
 
 namespace hvd {
 
@@ -26,8 +27,10 @@ class Staging {
   /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
   /// Returns a location through which the other ranks read `bytes` of memory of the user's where it is, once it is agreed that they may.
-  /// None where they may not.
-  std::optional<std::uint64_t> show(const void* memory, std::size_t bytes);
+  /// None where they may not. `to_one`: one rank reads all of it, once, and this one may help it to (`help_reader`).
+  std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, bool to_one = false);
+  /// Helps the rank that reads what was shown to one, for as long as it reads. Does nothing for other locations.
+  void help_reader(std::uint64_t location, std::size_t bytes);
   /// Returns the location of a tensor that nobody takes anything from: another one each time.
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.
@@ -55,13 +58,17 @@ class Staging {
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
   /// The same of any tensor; null if it must be fetched by `read`.
   [[nodiscard]] const std::byte* address_here(int index, std::uint64_t location);
-  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
+  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`: all of them at once where they were shown to one. Returns
+  /// false if the rank's process has ended.
   bool read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
   [[nodiscard]] int self() const { return self_; }
   /// Keeps the mappings alive.
   [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
+  [[nodiscard]] bool is_shown_to_one(int index, std::uint64_t location);
+  [[nodiscard]] Relay& relay(int index, std::uint64_t location);
+  bool read_there(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
   /// Returns a block of the arena, or null.
   std::byte* take(std::size_t bytes);
   void give(std::uint64_t location) noexcept;
