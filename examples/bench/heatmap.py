@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Draws what hvd_bench --sweep measured as a heat map: python3 heatmap.py OUT.svg SWEEP.json [SWEEP.json ...]
 
-One panel for each file; a row for each collective, or for each other way of doing it, a column for each size. A cell says how many times as
+One panel for each number of ranks, with the medians of its files; a row for each collective, or for each other way of doing it, a column for each size. A cell says how many times as
 long as hvd MPI takes: blue where hvd is faster, red where it is slower. Needs matplotlib; the ending of OUT says which format it gets.
 """
 import json
+import statistics
 import sys
 
 WAYS = ("main", "plain", "arena", "fp16", "bf16", "grouped")
@@ -19,6 +20,15 @@ def read(path):
         return f"{sweep['ranks']} ranks on {sweep['cores']} cores", values
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"heatmap.py: {path}: not what hvd_bench --sweep --json writes: {error}")
+
+
+def medians(runs):
+    """One panel for each title, in the order in which they come."""
+    together = {}
+    for title, values in runs:
+        for cell, ratio in values.items():
+            together.setdefault(title, {}).setdefault(cell, []).append(ratio)
+    return [(title, {cell: statistics.median(ratios) for cell, ratios in cells.items()}) for title, cells in together.items()]
 
 
 def unique(values):
@@ -43,6 +53,7 @@ def draw(panels, path):
     except ImportError:
         sys.exit("heatmap.py: needs matplotlib: pip install matplotlib")
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines
     import matplotlib.pyplot as plt
     from matplotlib.colors import LogNorm
 
@@ -63,13 +74,13 @@ def draw(panels, path):
                     axis.text(x, y, f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}", ha="center", va="center", fontsize=7,
                               color="black" if 0.25 < ratio < 4 else "white")
     figure.colorbar(image, ax=axes[0], label="MPI's time / hvd's", shrink=0.8, ticks=[0.1, 0.3, 1, 3, 10], format="%g")
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def main():
     if len(sys.argv) < 3:
         sys.exit("usage: heatmap.py OUT.svg SWEEP.json [SWEEP.json ...]")
-    draw([read(path) for path in sys.argv[2:]], sys.argv[1])
+    draw(medians([read(path) for path in sys.argv[2:]]), sys.argv[1])
 
 
 if __name__ == "__main__":
