@@ -1,5 +1,5 @@
 # To be sourced by tests of the installed package. Needs $scratch, a folder that is theirs, $root and $cmake.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154
 
 failed() {
   echo "FAILED: $1"
