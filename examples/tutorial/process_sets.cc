@@ -53,6 +53,6 @@ int main() {
   const auto best = static_cast<int>(std::min_element(losses.begin(), losses.end()) - losses.begin());
   hvd::broadcast_parameters(network, best);
   if (hvd::rank() == 0)
-    std::printf("losses of the last epoch: %.6f, %.6f; all have the weights of rank %d\n", losses.front(), losses.back(), best);
+    std::printf("losses of the last epoch: %.6f, %.6f; all have the weights of rank %d\n", losses.front(), losses[sets.size() - 1], best);
   hvd::shutdown();
 }

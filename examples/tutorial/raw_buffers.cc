@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include "images.h"
@@ -49,7 +48,7 @@ int main() {
       for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= kLearningRate / 10 * gradient[i] / kBatch;
     }
     hvd::allreduce(loss_buffer, loss_buffer, {.op = hvd::ReduceOp::Sum});
-    if (hvd::rank() == 0) std::printf("epoch %d: loss %.6f (%a)\n", epoch + 1, loss / kTrainImages, loss / kTrainImages);
+    if (hvd::rank() == 0) report(epoch, loss / kTrainImages);
   }
   hvd::shutdown();
 }

@@ -1,9 +1,7 @@
 #pragma once
-/// What the tutorial's programs share: data set, network, and the line that they print. Each program has all the rest itself.
+/// What the tutorial's programs share: data set and network. Each program has all the rest itself.
 
 #include <torch/torch.h>
-
-#include <cstdio>
 
 #include "images.h"
 
@@ -46,6 +44,3 @@ inline torch::Device local_device(int local_rank) {
   if (!torch::cuda::is_available()) return torch::kCPU;
   return {torch::kCUDA, static_cast<torch::DeviceIndex>(local_rank % static_cast<int>(torch::cuda::device_count()))};
 }
-
-/// Prints the loss of an epoch, and all its bits after it: programs that are equal by design print the same.
-inline void report(int epoch, double loss) { std::printf("epoch %d: loss %.6f (%a)\n", epoch + 1, loss, loss); }
