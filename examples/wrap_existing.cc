@@ -1,11 +1,13 @@
-// An ordinary LibTorch training loop, made to run on N ranks by five lines, marked hvd 1 … hvd 5.
-// Run it alone or on several ranks: ./wrap_existing, mpirun -np 4 ./wrap_existing
+// An ordinary LibTorch training loop, made to run on N ranks by eight lines, marked hvd 1 … hvd 8.
+// Run it alone or on several ranks: ./wrap_existing, hvdrun -np 4 ./wrap_existing
 #include <hvd/torch.h>
 #include <torch/torch.h>
 
 #include <cstdio>
 
 namespace {
+
+constexpr int kEpochs = 5, kBatch = 32;  // kBatch: of each rank
 
 /// Points of the plane; the label says whether both coordinates have the same sign.
 class Quadrants : public torch::data::datasets::Dataset<Quadrants> {
@@ -26,30 +28,36 @@ class Quadrants : public torch::data::datasets::Dataset<Quadrants> {
 
 int main() {
   hvd::init();  // hvd 1: one process becomes rank() of size()
+  const auto gpus = static_cast<int>(torch::cuda::device_count());
+  const torch::Device device = gpus == 0 ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, hvd::local_rank() % gpus);  // hvd 2
 
-  torch::manual_seed(1);
+  torch::manual_seed(1);  // so all ranks make the same points
   auto dataset = Quadrants(4096).map(torch::data::transforms::Stack<>());
   torch::nn::Sequential model(torch::nn::Linear(2, 32), torch::nn::ReLU(), torch::nn::Linear(32, 2));
-  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  model->to(device);
+  const double rate = hvd::scaled_learning_rate(0.05, kBatch, kBatch);  // hvd 3: 0.05 is good for one rank's batch; N make N times that
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(rate).momentum(0.9));
 
-  hvd::broadcast_parameters(*model, 0);                                 // hvd 2: all ranks start from rank 0's weights
-  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 3: step() uses the mean gradient of all ranks
-  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 4: each rank trains on its share (was RandomSampler)
+  hvd::broadcast_parameters(*model, 0);                                 // hvd 4: all ranks start from rank 0's weights
+  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 5: step() uses the mean gradient of all ranks
+  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 6: each rank trains on its share (was RandomSampler)
 
-  const auto loader = torch::data::make_data_loader(std::move(dataset), sampler, 32);
-  for (int epoch = 1; epoch <= 5; ++epoch) {
-    sampler.set_epoch(static_cast<std::size_t>(epoch));  // hvd 5: another order in each epoch; the loader's copy knows of it
-    double loss_sum = 0;
-    int steps = 0;
+  const auto loader = torch::data::make_data_loader(std::move(dataset), sampler, kBatch);
+  for (int epoch = 1; epoch <= kEpochs; ++epoch) {
+    sampler.set_epoch(static_cast<std::size_t>(epoch));  // hvd 7: another order in each epoch; the loader's copy knows of it
+    auto loss_sum = torch::zeros({}, device);            // on the device: item() would wait for it at each step
+    double items = 0;
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      auto loss = torch::cross_entropy_loss(model->forward(batch.data), batch.target);
+      auto loss = torch::cross_entropy_loss(model->forward(batch.data.to(device)), batch.target.to(device));
       loss.backward();
       optimizer.step();
-      loss_sum += loss.item<double>();
-      ++steps;
+      const auto count = static_cast<double>(batch.target.size(0));  // the last batch may be smaller
+      loss_sum += loss.detach() * count;
+      items += count;
     }
-    if (hvd::rank() == 0) std::printf("epoch %d: loss %.4f\n", epoch, loss_sum / steps);
+    const auto means = hvd::average_metrics({{"loss", loss_sum.item<double>() / items}}, items);  // hvd 8: all ranks call it, one prints
+    if (hvd::rank() == 0) std::printf("epoch %d: loss %.4f\n", epoch, means.at("loss"));
   }
   hvd::shutdown();
 }

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The documents are true and complete. Skipped (77) where the tool is missing.
 #   bash tests/docs.sh links [BUILD_FOLDER]     links, paths, commands, options and knobs in README, CONTRIBUTING, CHANGELOG and docs/
+#   bash tests/docs.sh tutorial [BUILD_FOLDER]  code in docs/tutorial.md is that of examples/tutorial, whose files fit a screen or two; names
+#                                               hvd::... in it and in the tables for Horovod's and PyTorch's users are those of public headers
 #   bash tests/docs.sh api [BUILD_FOLDER]       the API reference, by Doxygen, without a warning: into BUILD_FOLDER/api/html
 #   bash tests/docs.sh exercise [BUILD_FOLDER]  the new backend of CONTRIBUTING.md compiles
 #   bash tests/docs.sh notices [BUILD_FOLDER]   the checks above find what they must
@@ -30,6 +32,10 @@ case ${1:-} in
     need python3
     exec python3 "$root/tests/docs_check.py" "$build"
     ;;
+  tutorial)
+    need python3
+    exec python3 "$root/tests/docs_tutorial.py"
+    ;;
   api)
     need doxygen
     api "$root" "$build/api"
@@ -42,6 +48,7 @@ case ${1:-} in
   notices)
     need python3
     python3 "$root/tests/docs_check.py" --notices "$build"
+    python3 "$root/tests/docs_tutorial.py" --notices
     need doxygen
     work=$(mktemp -d "${TMPDIR:-/tmp}/hvd.XXXXXX")
     trap 'rm -rf "$work"' EXIT
@@ -66,7 +73,7 @@ case ${1:-} in
     fi
     ;;
   *)
-    sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac

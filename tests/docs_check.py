@@ -304,7 +304,7 @@ def check_source(text):
 
 
 def problems(build):
-    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(r"docs/\w+\.md", f))
+    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(r"docs/[\w-]+\.md", f))
     for name in documents:
         for problem in check_document(name, read(name), build):
             yield f"{name}: {problem}"

@@ -8,28 +8,8 @@ build=$1 cmake=$2 generator=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 scratch=$build/tests/package
-failed() {
-  echo "FAILED: $1"
-  exit 1
-}
-# quietly COMMAND...: its output only where it fails
-quietly() {
-  "$@" >"$scratch/log" 2>&1 || {
-    cat "$scratch/log"
-    failed "$*"
-  }
-}
-
-# install_to STAGE BUILD_FOLDER: into another folder first, so that nothing may depend on where it was.
-install_to() {
-  local stage=$scratch/$1 first=$scratch/first
-  rm -rf "$first" "$stage"
-  quietly "$cmake" --install "$2" --prefix "$first"
-  mv "$first" "$stage"
-  if grep -rlF -e "$first" -e "$root/hvd" "$stage" --include='*.cmake'; then
-    failed "the files above name the source tree or the first place of the installation"
-  fi
-}
+# shellcheck source=installation.sh
+. "$here/installation.sh"
 
 # headers_of STAGE: as they are included. Fails for one that no front door and no port needs, and for one that is missing.
 headers_of() (

@@ -23,7 +23,7 @@ embedded_default() {
   awk -v top1="$top1" 'BEGIN { exit !(top1 >= 0.9) }' || fail "top-1 is $top1, not 0.9"
 }
 
-# The loop with four changed lines
+# The loop with its marked lines
 four_lines() {
   mpirun -np 4 "$examples/wrap_existing" >"$work/wrapped" </dev/null || fail "wrap_existing: exit code $?"
   awk '{ loss = $NF } END { exit !(loss > 0 && loss < 0.2) }' "$work/wrapped" || fail "wrap_existing does not learn: $(tail -n 1 "$work/wrapped")"

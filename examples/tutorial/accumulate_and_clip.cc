@@ -1,0 +1,46 @@
+// Gradient accumulation and clipping: two backward passes, one reduction, and one norm of all ranks' gradients.
+//   hvdrun -np 4 ./accumulate_and_clip
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include "tutorial.h"
+
+inline constexpr int kPasses = 2;  // backward passes for each step, each with its part of the batch
+
+int main() {
+  hvd::init();
+  const auto device = local_device(hvd::local_rank());
+  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+
+  auto network = make_network();
+  network->to(device);
+  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  hvd::broadcast_parameters(network, 0);   // rank 0's weights and buffers on all ranks
+  hvd::broadcast_optimizer_state(sgd, 0);  // and its learning rate, momenta... which are there after loading a file
+  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters(), {.backward_passes_per_step = kPasses});
+
+  auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
+  hvd::ElasticSampler sampler(*images.size());
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size() / kPasses);
+  int pass = 0;  // goes on from epoch to epoch: passes that are left at the end of one count with the next one's first
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    sampler.set_epoch(epoch);  // or every epoch has the order of the first
+    auto loss_sum = torch::zeros({}, device);
+    int steps = 0;
+    for (auto& batch : *loader) {
+      const auto scores = network->forward(batch.data.to(device));
+      const auto loss = torch::cross_entropy_loss(scores, batch.target.to(device));
+      (loss / kPasses).backward();  // gradients of the passes add up: the mean of their losses is wanted
+      if (++pass % kPasses == 0) {
+        hvd::clip_grad_norm_(optimizer, 1.0);  // waits for the reduction, and then clips what all ranks have alike
+        optimizer.step();                      // does not reduce again
+        optimizer.zero_grad();
+      }
+      loss_sum += loss.detach();
+      ++steps;
+    }
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    if (hvd::rank() == 0) report(epoch, loss);
+  }
+  hvd::shutdown();
+}

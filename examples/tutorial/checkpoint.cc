@@ -1,0 +1,50 @@
+// Checkpoints: a run that is interrupted goes on where its last epoch ended, with the same bits, or on another number of ranks.
+//   hvdrun -np 4 ./checkpoint FOLDER [EPOCHS]
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tutorial.h"
+
+int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : ".";
+  const int epochs = argc > 2 ? std::atoi(argv[2]) : kEpochs;
+  hvd::init();
+  const auto device = local_device(hvd::local_rank());
+  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+
+  auto network = make_network();
+  network->to(device);
+  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  hvd::broadcast_parameters(network, 0);   // rank 0's weights and buffers on all ranks
+  hvd::broadcast_optimizer_state(sgd, 0);  // and its learning rate, momenta... which are there after loading a file
+  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters());
+
+  auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
+  hvd::ElasticSampler sampler(*images.size());
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+
+  // All ranks call it, the first one reads and writes. The file is whole at every moment: it is written beside the old one, then renamed.
+  const hvd::Checkpoint checkpoint(folder + "/checkpoint.pt");
+  int epoch = checkpoint.exists() ? static_cast<int>(checkpoint.load(network, optimizer)) : 0;
+  for (; epoch < epochs; ++epoch) {
+    sampler.set_epoch(epoch);  // or every epoch has the order of the first
+    auto loss_sum = torch::zeros({}, device);
+    int steps = 0;
+    for (auto& batch : *loader) {
+      const auto scores = network->forward(batch.data.to(device));
+      const auto loss = torch::cross_entropy_loss(scores, batch.target.to(device));
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+      loss_sum += loss.detach();
+      ++steps;
+    }
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    if (hvd::rank() == 0) report(epoch, loss);
+    checkpoint.save(network, optimizer, epoch + 1);  // weights, momenta, learning rate, random numbers; how many epochs are done
+  }
+  hvd::shutdown();
+}

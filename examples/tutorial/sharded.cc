@@ -1,0 +1,47 @@
+// Sharding (ZeRO): each rank keeps 1/size of the optimizer's state and of the gradients, and updates that share of the weights.
+//   hvdrun -np 4 ./sharded
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include "tutorial.h"
+
+int main() {
+  hvd::init();
+  const auto device = local_device(hvd::local_rank());
+  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+
+  auto network = make_network();
+  network->to(device);
+  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  hvd::broadcast_parameters(network, 0);   // rank 0's weights and buffers on all ranks
+  hvd::broadcast_optimizer_state(sgd, 0);  // and its learning rate, momenta... which are there after loading a file
+  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters(), {.shard_gradients = true});
+
+  auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
+  hvd::ElasticSampler sampler(*images.size());
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    sampler.set_epoch(epoch);  // or every epoch has the order of the first
+    auto loss_sum = torch::zeros({}, device);
+    int steps = 0;
+    for (auto& batch : *loader) {
+      const auto scores = network->forward(batch.data.to(device));
+      const auto loss = torch::cross_entropy_loss(scores, batch.target.to(device));
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+      loss_sum += loss.detach();
+      ++steps;
+    }
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    if (hvd::rank() == 0) report(epoch, loss);
+  }
+  std::int64_t mine = 0, all = 0;
+  for (const auto& [parameter, state] : optimizer.state()) {
+    mine += dynamic_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().numel();
+  }
+  for (const auto& parameter : network->parameters()) all += parameter.numel();
+  const auto shares = hvd::allgather_object(mine);  // of all ranks, in their order
+  if (hvd::rank() == 0) std::printf("momenta: %ld, of them on rank 0: %ld\n", all, shares[0]);
+  hvd::shutdown();
+}

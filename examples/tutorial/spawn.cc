@@ -1,0 +1,44 @@
+// spawn: a program that starts its own ranks, each of which runs train(); no launcher on the command line.
+//   ./spawn 4
+#include <hvd/torch.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+
+#include "tutorial.h"
+
+void train() {
+  hvd::init();
+  const auto device = local_device(hvd::local_rank());
+  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+
+  auto network = make_network();
+  network->to(device);
+  hvd::DistributedDataParallel model(network);  // gives all ranks rank 0's weights; averages gradients from now on
+  torch::optim::SGD optimizer(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+
+  auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
+  hvd::ElasticSampler sampler(*images.size());
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    sampler.set_epoch(epoch);  // or every epoch has the order of the first
+    auto loss_sum = torch::zeros({}, device);
+    int steps = 0;
+    for (auto& batch : *loader) {
+      const auto scores = model.forward(batch.data.to(device));
+      const auto loss = torch::cross_entropy_loss(scores, batch.target.to(device));
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+      loss_sum += loss.detach();
+      ++steps;
+    }
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    if (hvd::rank() == 0) report(epoch, loss);
+  }
+  hvd::shutdown();
+}
+
+int main(int argc, char** argv) {
+  hvd::spawn(argc > 1 ? std::atoi(argv[1]) : 4, train);  // in the process that was started: waits for the ranks, and throws if one fails
+}
