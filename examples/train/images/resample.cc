@@ -22,12 +22,19 @@ void copy_planes(const std::uint8_t* pixels, std::size_t width, bool mirror, con
 
 }  // namespace
 
-const ResampleKernels& resample_kernels() {
-#ifdef HVD_EXAMPLES_AVX2
-  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
-  if (avx2) return kAvx2ResampleKernels;
+const std::vector<const ResampleKernels*>& resample_kernels() {
+  static const auto usable = [] {
+    std::vector<const ResampleKernels*> kernels;
+#ifdef HVD_EXAMPLES_X86
+    const bool avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+                        __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0;
+    if (avx512) kernels.push_back(&kAvx512ResampleKernels);
+    if (__builtin_cpu_supports("avx2") != 0) kernels.push_back(&kAvx2ResampleKernels);
 #endif
-  return kBaselineResampleKernels;
+    kernels.push_back(&kBaselineResampleKernels);
+    return kernels;
+  }();
+  return usable;
 }
 
 /// Step by step as Pillow's precompute_coeffs() and normalize_coeffs_8bpc().
@@ -63,7 +70,7 @@ void Resampler::prepare(const Stretch& across, const Stretch& down) {
 Box Resampler::needed() const { return {across_.low(), down_.low(), across_.high() - across_.low(), down_.high() - down_.low()}; }
 
 void Resampler::run(const Pixels& input, bool mirror, const ChannelTables& tables, float* planes) {
-  const auto& kernels = resample_kernels();
+  const auto& kernels = *resample_kernels().front();
   const std::size_t width = across_.firsts.size(), height = down_.firsts.size(), stride = 4 * width;
   const Box box = needed();
   narrowed_.resize(stride * static_cast<std::size_t>(box.height));

@@ -17,11 +17,11 @@ struct ResampleKernels {
 };
 
 extern const ResampleKernels kBaselineResampleKernels;
-#ifdef HVD_EXAMPLES_AVX2
-extern const ResampleKernels kAvx2ResampleKernels;
+#ifdef HVD_EXAMPLES_X86
+extern const ResampleKernels kAvx2ResampleKernels, kAvx512ResampleKernels;
 #endif
 
-/// The best for this machine.
-const ResampleKernels& resample_kernels();
+/// Those that this machine can run, the best first.
+const std::vector<const ResampleKernels*>& resample_kernels();
 
 }  // namespace examples
