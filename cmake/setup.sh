@@ -10,6 +10,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 deps=${HVD_DEPS_DIR:-$root/.deps}
 torch_version=2.11.0
 torchvision_version=0.26.0 # goes with that torch; for the tests only
+tensorboard_version=2.20.0 # reads what the trainer writes; for the tests only
 cuda_runtime_version=13.0.96 # what libtorch_cpu of that wheel loads at start, even without a GPU
 cuda_cupti_version=13.0.85
 
@@ -68,6 +69,8 @@ missing_packages() {
   have_header CLI/CLI.hpp || echo libcli11-dev
   have_header nlohmann/json.hpp || echo nlohmann-json3-dev
   have_header zlib.h || echo zlib1g-dev
+  have_header jpeglib.h || echo libjpeg-dev
+  have_header png.h || echo libpng-dev
   if [ "$with_tests" = 1 ]; then
     have_header doctest/doctest.h || echo doctest-dev
     have ps || echo procps
@@ -120,7 +123,7 @@ install_packages() {
     if is_debian; then
       say "as root: apt-get install ${needed[*]}" >&2
     else
-      say "that is: a C++20 compiler, CMake >= 3.25, Ninja or make, Open MPI with its headers, and the headers of fmt, CLI11, nlohmann-json, zlib, for the tests doctest; found through PATH, CPATH and CMAKE_PREFIX_PATH" >&2
+      say "that is: a C++20 compiler, CMake >= 3.25, Ninja or make, Open MPI with its headers, and the headers of fmt, CLI11, nlohmann-json, zlib, libjpeg-turbo, libpng, for the tests doctest; found through PATH, CPATH and CMAKE_PREFIX_PATH" >&2
     fi
     exit 1
   fi
@@ -197,4 +200,10 @@ if [ "$with_tests" = 1 ] && own_torch_complete && [ ! -e "$deps/torchvision-trie
       say "torchvision could not be installed; going on without it"
   fi
   touch "$deps/torchvision-tried"
+fi
+if [ "$with_tests" = 1 ] && [ -e "$deps/torchvision-tried" ] && [ ! -e "$deps/tensorboard-tried" ]; then
+  say "tensorboard==$tensorboard_version, for the tests"
+  "$deps/venv/bin/pip" install --disable-pip-version-check --no-deps "tensorboard==$tensorboard_version" absl-py protobuf packaging >>"$deps/setup.log" 2>&1 ||
+    say "tensorboard could not be installed; going on without it"
+  touch "$deps/tensorboard-tried"
 fi

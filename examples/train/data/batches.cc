@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "examples/train/data/image_folder.h"
 #include "examples/train/data/random.h"
 
 namespace examples {
@@ -43,7 +44,7 @@ Batch gather(const Dataset& data, const ImageSet& set, const Indices& indices, C
   const auto tables = normalised(data);
   const auto items = static_cast<std::int64_t>(indices.size());
   const auto channels = set.images.size(1), height = set.images.size(2), width = set.images.size(3), plane = height * width;
-  Batch batch{torch::empty({items, channels, height, width}, torch::kFloat32), torch::empty({items}, torch::kInt64)};
+  Batch batch{torch::empty({items, channels, height, width}, torch::kFloat32), torch::empty({items}, torch::kInt64), {}};
   const auto* images = set.images.data_ptr<std::uint8_t>();
   const auto* labels = set.labels.data_ptr<std::int64_t>();
   auto* to = batch.images.data_ptr<float>();
@@ -95,10 +96,12 @@ std::vector<Indices> BatchPlan::next() {
 }
 
 Batch make_batch(const Dataset& data, const ImageSet& set, const Indices& indices) {
+  if (set.files) return read_validation_batch(data, indices);
   return gather(data, set, indices, [](std::size_t) { return Augmentation{}; });
 }
 
 Batch make_training_batch(const Dataset& data, const Indices& indices, std::uint64_t seed, std::size_t epoch) {
+  if (data.train.files) return read_training_batch(data, indices, seed, epoch);
   if (!data.augment) return make_batch(data, data.train, indices);
   return gather(data, data.train, indices, [&](std::size_t index) {
     Random random{seed, epoch, index};

@@ -55,8 +55,9 @@ class BatchPlan {
 };
 
 struct Batch {
-  torch::Tensor images;  ///< float [items, channels, height, width], normalised
-  torch::Tensor labels;  ///< int64 [items]
+  torch::Tensor images;         ///< float [items, channels, height, width], normalised
+  torch::Tensor labels;         ///< int64 [items]
+  std::vector<BadImage> bad{};  ///< files that could not be used
 };
 
 /// Images as they are.

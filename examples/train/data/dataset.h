@@ -5,9 +5,12 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "examples/train/images/reader.h"
 
 namespace examples {
 
@@ -17,12 +20,16 @@ class DataError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// One split, whole in memory: the images as bytes, as they lie in the files.
+/// One split: whole in memory, the images as bytes, as they lie in the files; or a list of files that are read when they are needed.
 struct ImageSet {
-  torch::Tensor images;  ///< uint8 [items, channels, height, width], contiguous, on the host
-  torch::Tensor labels;  ///< int64 [items], each 0 … classes - 1
+  torch::Tensor images;                      ///< uint8 [items, channels, height, width], contiguous, on the host
+  torch::Tensor labels;                      ///< int64 [items], each 0 … classes - 1
+  std::shared_ptr<const ImageFolder> files;  ///< null: the images are in memory
 
-  std::int64_t size() const { return labels.defined() ? labels.size(0) : 0; }
+  std::int64_t size() const {
+    if (files) return static_cast<std::int64_t>(files->size());
+    return labels.defined() ? labels.size(0) : 0;
+  }
 };
 
 struct Dataset {
@@ -30,15 +37,26 @@ struct Dataset {
   int classes = 0;
   ImageSet train;
   ImageSet test;
-  std::vector<float> mean, deviation;  ///< per channel, of pixel values 0 … 1
-  bool augment = false;                ///< training images are shifted and mirrored at random
+  std::vector<float> mean, deviation;         ///< per channel, of pixel values 0 … 1
+  bool augment = false;                       ///< training images are shifted and mirrored at random
+  std::shared_ptr<const ImageReader> reader;  ///< of what is a list of files
+  std::vector<std::string> class_names{};     ///< by label; empty where the dataset has no names
 
-  std::vector<std::int64_t> image_shape() const { return train.images.sizes().slice(1).vec(); }
+  std::vector<std::int64_t> image_shape() const {
+    if (reader) return {3, reader->options().size, reader->options().size};
+    return train.images.sizes().slice(1).vec();
+  }
 };
 
-/// Reads or makes a dataset. `name` is one of dataset_names(). `directory` is where its files are (not used by synthetic), `seed` what
-/// synthetic images are made from. Throws DataError.
-Dataset load_dataset(const std::string& name, const std::string& directory, std::uint64_t seed);
+struct DatasetOptions {
+  std::string name;        ///< one of dataset_names()
+  std::string directory;   ///< where its files are; not used by synthetic
+  std::uint64_t seed = 0;  ///< what synthetic images are made from
+  ReaderOptions images{};  ///< of folder
+};
+
+/// Reads or makes a dataset; of a folder, the list of its files. Throws DataError.
+Dataset load_dataset(const DatasetOptions& options);
 
 const std::vector<std::string>& dataset_names();
 

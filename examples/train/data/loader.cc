@@ -4,93 +4,56 @@
 #include <utility>
 
 namespace examples {
+namespace {
 
-BatchLoader::BatchLoader(const Dataset& data, BatchPlan::Options plan, Options options)
-    : data_(data), plan_(plan), seed_(plan.seed), options_(options) {
-  options_.pinned = options_.pinned && torch::cuda::is_available();
-  for (std::size_t i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { work(); });
+std::vector<Batch> make_step(const Dataset& data, const std::vector<Indices>& micro_batches, std::uint64_t seed, std::size_t epoch,
+                             bool pinned) {
+  const torch::NoGradGuard no_grad;
+  std::vector<Batch> batches;
+  for (const auto& indices : micro_batches) {
+    Batch batch = make_training_batch(data, indices, seed, epoch);
+    if (pinned) batch = {batch.images.pin_memory(), batch.labels.pin_memory(), std::move(batch.bad)};
+    batches.push_back(std::move(batch));
+  }
+  return batches;
 }
 
-BatchLoader::~BatchLoader() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
-  for (auto& worker : workers_) worker.join();
+}  // namespace
+
+BatchLoader::BatchLoader(const Dataset& data, BatchPlan::Options plan, Options options)
+    : data_(data), plan_(plan), seed_(plan.seed), options_(options), workers_(options.workers) {
+  options_.pinned = options_.pinned && torch::cuda::is_available();
 }
 
 void BatchLoader::start_epoch(std::size_t epoch, std::size_t position) {
-  {
-    const std::lock_guard lock(mutex_);
-    to_do_.clear();
-  }
-  queue_.clear();
+  workers_.drop();
+  positions_.clear();
   plan_.start_epoch(epoch, position);
   epoch_ = epoch;
   position_ = plan_.position();
-  if (!workers_.empty()) order_ahead();
+  if (options_.workers > 0) order_ahead();
 }
 
 void BatchLoader::order_ahead() {
-  const std::size_t ahead = std::max<std::size_t>({options_.ahead, workers_.size(), 1});
-  while (queue_.size() < ahead) {
-    auto step = std::make_shared<Step>();
-    step->indices = plan_.next();
-    if (step->indices.empty()) return;
-    step->epoch = epoch_;
-    step->position_after = plan_.position();
-    queue_.push_back(step);
-    if (workers_.empty()) return;
-    const std::lock_guard lock(mutex_);
-    to_do_.push_back(std::move(step));
-    changed_.notify_all();
+  const std::size_t ahead = options_.workers == 0 ? 1 : std::max<std::size_t>({options_.ahead, options_.workers, 1});
+  while (positions_.size() < ahead) {
+    auto indices = plan_.next();
+    if (indices.empty()) return;
+    positions_.push_back(plan_.position());
+    workers_.order(
+        [this, indices = std::move(indices), epoch = epoch_] { return make_step(data_, indices, seed_, epoch, options_.pinned); });
   }
 }
 
 std::vector<Batch> BatchLoader::next() {
-  if (queue_.empty()) order_ahead();
-  if (queue_.empty()) return {};
-  const auto step = std::move(queue_.front());
-  queue_.pop_front();
-  if (workers_.empty()) {
-    make(*step);
-  } else {
-    order_ahead();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return step->done; });
-  }
-  if (step->failure) std::rethrow_exception(step->failure);
-  position_ = step->position_after;
-  return std::move(step->batches);
-}
-
-void BatchLoader::work() {
-  const torch::NoGradGuard no_grad;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !to_do_.empty(); });
-    if (stopping_) return;
-    const auto step = std::move(to_do_.front());
-    to_do_.pop_front();
-    lock.unlock();
-    make(*step);  // no other thread looks at a step that is neither in the list nor done
-    lock.lock();
-    step->done = true;
-    changed_.notify_all();
-  }
-}
-
-void BatchLoader::make(Step& step) const {
-  try {
-    for (const auto& indices : step.indices) {
-      Batch batch = make_training_batch(data_, indices, seed_, step.epoch);
-      if (options_.pinned) batch = {batch.images.pin_memory(), batch.labels.pin_memory()};
-      step.batches.push_back(std::move(batch));
-    }
-  } catch (...) {
-    step.failure = std::current_exception();
-  }
+  if (positions_.empty()) order_ahead();
+  if (positions_.empty()) return {};
+  const auto position = positions_.front();
+  positions_.pop_front();
+  if (options_.workers > 0) order_ahead();
+  auto batches = workers_.take();  // the oldest, whatever was ordered after it
+  position_ = position;
+  return batches;
 }
 
 }  // namespace examples

@@ -4,16 +4,12 @@
 /// (seed, epoch, its indices). One thread calls it. It owns the workers and refers to the dataset, which must outlive it. An exception of a
 /// worker is thrown by the `next()` that would have given its step.
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "examples/train/data/batches.h"
+#include "examples/train/data/ordered_workers.h"
 
 namespace examples {
 
@@ -25,8 +21,6 @@ class BatchLoader {
     bool pinned = false;      ///< in page-locked memory, from which a copy to a GPU does not block; nothing where there is no GPU
   };
   BatchLoader(const Dataset& data, BatchPlan::Options plan, Options options);
-  /// Waits for the workers.
-  ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
 
@@ -37,21 +31,11 @@ class BatchLoader {
 
   /// Images of this epoch in the steps that `next()` has given.
   [[nodiscard]] std::size_t position() const { return position_; }
-  [[nodiscard]] bool over() const { return queue_.empty() && plan_.over(); }
+  [[nodiscard]] bool over() const { return positions_.empty() && plan_.over(); }
   [[nodiscard]] const BatchPlan& plan() const { return plan_; }
 
  private:
-  struct Step {
-    std::vector<Indices> indices;
-    std::size_t epoch = 0;
-    std::size_t position_after = 0;
-    std::vector<Batch> batches;
-    std::exception_ptr failure;
-    bool done = false;
-  };
   void order_ahead();
-  void work();
-  void make(Step& step) const;
 
   const Dataset& data_;
   BatchPlan plan_;
@@ -59,13 +43,8 @@ class BatchLoader {
   Options options_;
   std::size_t epoch_ = 0;
   std::size_t position_ = 0;
-  std::deque<std::shared_ptr<Step>> queue_;  ///< of the calling thread: in the order in which they will be given
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Step>> to_do_;  ///< guarded, like `done` and what is made of a step
-  bool stopping_ = false;
-  std::vector<std::thread> workers_;
+  std::deque<std::size_t> positions_;  ///< after each step that is ordered
+  OrderedWorkers<std::vector<Batch>> workers_;
 };
 
 }  // namespace examples

@@ -1,7 +1,9 @@
 #include "examples/train/trainer/checkpoint.h"
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 #include <stdexcept>
 
 namespace examples {
@@ -36,30 +38,60 @@ hvd::GradScalerState scaler_of(const std::string& words) {
           .growth_tracker = stored.at("growth_tracker")};
 }
 
+torch::Tensor bytes_of(const hvd::ExponentialMovingAverage& average) {
+  torch::serialize::OutputArchive archive;
+  average.save(archive);
+  std::ostringstream out;
+  archive.save_to(out);
+  const std::string bytes = out.str();
+  auto tensor = torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::kUInt8);
+  std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+void load_bytes(hvd::ExponentialMovingAverage& average, const torch::Tensor& stored) {
+  const auto bytes = stored.to(torch::kCPU).contiguous();
+  torch::serialize::InputArchive archive;
+  archive.load_from(static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel()));
+  average.load(archive);
+}
+
 }  // namespace
 
 double Position::loss_sum() const { return std::accumulate(loss_sums.begin(), loss_sums.end(), 0.0); }
 
-CheckpointFile::CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank)
+CheckpointFile::CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank,
+                               std::vector<std::string> class_names)
     : file_(folder + "/checkpoint.pt", {.load_options = false, .average_buffers = true, .of_rank = std::move(of_rank)}),
-      identity_(std::move(identity)) {}
+      identity_(std::move(identity)),
+      class_names_(std::move(class_names)) {}
 
 void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
-                          const std::optional<hvd::GradScaler>& scaler) const {
+                          const std::optional<hvd::GradScaler>& scaler, const hvd::ExponentialMovingAverage* average) const {
   nlohmann::json identity = nlohmann::json::object();
   for (const auto& [name, value] : identity_) identity[name] = value;
   hvd::Checkpoint::Extra extra{.strings = {{"identity", identity.dump()}, {"position", words_of(position)}}, .tensors = {}};
   if (scaler) extra.strings["scaler"] = words_of(scaler->state());
+  if (!class_names_.empty()) {  // a name may be any bytes
+    extra.strings["classes"] = nlohmann::json(class_names_).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+  if (average != nullptr) extra.tensors["average"] = bytes_of(*average);
   file_.save(model, optimizer, position.step, extra);
 }
 
-Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler) const {
+Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler,
+                              std::optional<hvd::ExponentialMovingAverage>* average, double decay) const {
   if (!file_.exists())
     throw std::runtime_error("there is no " + file_.path() + " to resume from; begin without --resume, or name the right folder");
   try {
     auto extra = file_.read_extra();
     check_identity(extra.strings["identity"]);
+    check_class_names(extra.strings["classes"]);
     file_.load(model, optimizer, extra);
+    if (average != nullptr) {
+      average->emplace(model, hvd::ExponentialMovingAverageOptions{.decay = decay});
+      if (extra.tensors.contains("average")) load_bytes(**average, extra.tensors["average"]);
+    }
     if (scaler && extra.strings.contains("scaler")) scaler->load_state(scaler_of(extra.strings["scaler"]));
     return position_of(extra.strings["position"]);
   } catch (const hvd::CheckpointError& error) {
@@ -67,6 +99,20 @@ Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer&
   } catch (const nlohmann::json::exception& error) {
     throw std::runtime_error(file_.path() + " is damaged or no checkpoint of this program (" + error.what() +
                              "); remove it or name another folder");
+  }
+}
+
+/// Labels are numbers: a checkpoint whose class 17 is another one would be right by accident.
+void CheckpointFile::check_class_names(const std::string& stored) const {
+  if (class_names_.empty() || stored.empty()) return;
+  const auto mine = nlohmann::json::parse(nlohmann::json(class_names_).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  const auto theirs = nlohmann::json::parse(stored);
+  for (std::size_t i = 0; i < std::max(mine.size(), theirs.size()); ++i) {
+    const auto name = [i](const nlohmann::json& names) { return i < names.size() ? names[i].get<std::string>() : std::string("nothing"); };
+    if (name(mine) == name(theirs)) continue;
+    throw std::runtime_error(file_.path() + " is the checkpoint of another run: its class " + std::to_string(i) + " is " + name(theirs) +
+                             ", here it is " + name(mine) +
+                             "; give the folder with the same classes, or name another folder for checkpoints");
   }
 }
 

@@ -31,17 +31,20 @@ using Identity = std::vector<std::pair<std::string, std::string>>;
 
 class CheckpointFile {
  public:
-  /// The file is DIR/checkpoint.pt.
-  /// `of_rank`: as CheckpointOptions has it.
-  CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank = {});
+  /// The file is DIR/checkpoint.pt. `of_rank`: as CheckpointOptions has it. `class_names`: by label, where labels have names; a checkpoint
+  /// with others is refused.
+  CheckpointFile(const std::string& folder, Identity identity, std::function<std::vector<torch::Tensor>()> of_rank = {},
+                 std::vector<std::string> class_names = {});
 
-  /// Replaces the file. `scaler`: where there is one, its state is saved and loaded too.
+  /// Replaces the file. `scaler`, `average`: where there is one, its state is saved and loaded too.
   void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
-            const std::optional<hvd::GradScaler>& scaler = std::nullopt) const;
+            const std::optional<hvd::GradScaler>& scaler = std::nullopt, const hvd::ExponentialMovingAverage* average = nullptr) const;
 
   /// Overwrites the parameters and buffers of the model and the state of the optimizer; the optimizer's options (learning rate …) stay as
   /// they are. Nothing is changed when the identity differs.
-  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler) const;
+  /// An average that is to be loaded and that the checkpoint lacks begins with the parameters.
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler,
+                std::optional<hvd::ExponentialMovingAverage>* average = nullptr, double decay = 0) const;
   Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const {
     std::optional<hvd::GradScaler> none;
     return load(model, optimizer, none);
@@ -49,9 +52,11 @@ class CheckpointFile {
 
  private:
   void check_identity(const std::string& stored) const;
+  void check_class_names(const std::string& stored) const;
 
   hvd::Checkpoint file_;
   Identity identity_;
+  std::vector<std::string> class_names_;
 };
 
 }  // namespace examples

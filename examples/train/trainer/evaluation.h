@@ -10,7 +10,9 @@
 
 namespace examples {
 
-/// What this rank's share of the test images adds up to. The model is left in the mode it was in.
-hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, Shard shard, std::size_t batch_size, torch::Device device);
+/// What this rank's share of the test images adds up to. The model is left in the mode it was in. `workers` threads make batches ahead.
+/// Images that cannot be used are left out and added to `bad`.
+hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, Shard shard, std::size_t batch_size, torch::Device device,
+                                    std::size_t workers = 0, std::vector<BadImage>* bad = nullptr);
 
 }  // namespace examples

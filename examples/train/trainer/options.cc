@@ -7,6 +7,7 @@
 
 #include "examples/train/data/dataset.h"
 #include "examples/train/models/models.h"
+#include "examples/train/trainer/schedule.h"
 
 namespace examples {
 namespace {
@@ -56,6 +57,68 @@ CLI::Validator model_name() {
       names.get_description() + "|script:FILE");
 }
 
+CLI::Validator share() {
+  const auto number_from_0 = number("a number from 0, below 1", 0, false);
+  return CLI::Validator(
+      [=](std::string& text) {
+        const std::string wrong = number_from_0(text);
+        return wrong.empty() && std::strtod(text.c_str(), nullptr) >= 1 ? "'" + text + "' is not a number from 0, below 1" : wrong;
+      },
+      "a number from 0, below 1");
+}
+
+void add_image_options(CLI::App& app, Options& options) {
+  app.add_option("--image-size", options.image_size, "Of --dataset folder: pixels of a side, cut out of the images")->check(whole(1));
+  app.add_option("--resize", options.resize, "Of --dataset folder: pixels of the shorter side, of which the middle is evaluated")
+      ->check(whole(1))
+      ->default_str("image size * 256 / 224");
+  app.add_flag("--jpeg-scaling,!--no-jpeg-scaling", options.jpeg_scaling,
+               "Of --dataset folder: JPEG files of at least twice the pixels are decoded to a half, quarter or eighth (default): faster, "
+               "and not bit for bit the same");
+  app.add_option("--bad-images", options.bad_images,
+                 "Of --dataset folder, files that cannot be used; skip: others stand in for them; refuse: training ends")
+      ->check(one_of({"skip", "refuse"}));
+  app.add_option("--classes", options.classes, "Scores of the network")->check(whole(1))->default_str("classes of the dataset");
+}
+
+void add_rate_options(CLI::App& app, Options& options) {
+  app.add_option("--lr-schedule", options.schedule, "How the learning rate falls")->check(one_of({"none", "step", "cosine"}));
+  app.add_option_function<std::string>(
+         "--lr-steps",
+         [&options](const std::string& text) {
+           try {
+             options.lr_steps = parse_steps(text);
+           } catch (const std::invalid_argument& error) {
+             throw CLI::ValidationError("--lr-steps", error.what());
+           }
+         },
+         "Of --lr-schedule step: after these epochs it is multiplied by --lr-gamma")
+      ->default_str("30,60,80");
+  app.add_option("--lr-gamma", options.lr_gamma, "Of --lr-schedule step")->check(number("a number above 0", 0, true));
+  app.add_option("--warmup-epochs", options.warmup_epochs, "Epochs in which the learning rate grows to its value")
+      ->check(number("a number from 0", 0, false));
+  app.add_flag("--scale-lr", options.scale_lr, "Multiply the learning rate by the number of ranks and --accumulate");
+  app.add_option("--label-smoothing", options.label_smoothing, "Share of each label that is spread over all classes")->check(share());
+  app.add_flag("--decay-norm-bias,!--no-decay-norm-bias", options.decay_all,
+               "Weight decay of norms and biases too (default), or of weights of two and more dimensions alone");
+  app.add_option("--clip-norm", options.clip_norm, "Largest norm of all gradients together")
+      ->check(number("a number above 0", 0, true))
+      ->default_str("none");
+  app.add_option("--ema", options.ema, "Evaluate an average of the parameters over steps, with this decay")
+      ->check(share())
+      ->default_str("none");
+}
+
+void add_report_options(CLI::App& app, Options& options) {
+  app.add_flag("--evaluate", options.evaluate, "No training: evaluate --weights, or the checkpoint of --checkpoint");
+  app.add_option("--print-frequency", options.print_frequency, "Steps between lines")->check(whole(1))->default_str("every 5 s");
+  app.add_option("--json", options.json, "File for a record per epoch");
+  app.add_option("--csv", options.csv, "The same as comma-separated values");
+  app.add_option("--tensorboard", options.tensorboard, "Folder for TensorBoard's event files");
+  app.add_option("--profile", options.profile, "File for a profile of some steps, of LibTorch and of hvd, for Perfetto");
+  app.add_option("--profile-steps", options.profile_steps, "Steps of --profile, after two that are not in it")->check(whole(1));
+}
+
 void add_options(CLI::App& app, Options& options) {
   app.add_option("--model", options.model, "Network; script:FILE is a TorchScript module saved by Python")->check(model_name());
   app.add_option("--weights", options.weights, "File of weights to begin with: torch.save(dict(model.state_dict()), FILE)");
@@ -101,7 +164,31 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--nproc", options.processes, "Start so many ranks without a launcher")->check(whole(1))->default_str("none");
   app.add_option("--threads", options.threads, "Threads of LibTorch per rank")->check(whole(1))->default_str("cores / ranks");
   app.add_option("--untimed-steps", options.untimed_steps, "First steps that seconds and images/s leave out")->check(whole(0));
-  app.add_option("--json", options.json, "File for a record per epoch");
+}
+
+void check_images(const CLI::App& app, const Options& options) {
+  const bool folder = options.dataset == "folder";
+  for (const char* name : {"--image-size", "--resize", "--jpeg-scaling", "--bad-images"}) {
+    if (app.count(name) > 0 && !folder) throw UsageError(std::string(name) + " is of use to --dataset folder alone");
+  }
+  if (options.resize > 0 && options.resize < options.image_size) {
+    throw UsageError("--resize " + std::to_string(options.resize) + " is smaller than --image-size " + std::to_string(options.image_size));
+  }
+  if (options.image_size > 10'000) throw UsageError("--image-size " + std::to_string(options.image_size) + " is more than 10000");
+}
+
+void check_training(const CLI::App& app, const Options& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if ((given("--lr-steps") || given("--lr-gamma")) && options.schedule != "step") {
+    throw UsageError(std::string(given("--lr-steps") ? "--lr-steps" : "--lr-gamma") + " goes with --lr-schedule step");
+  }
+  if (options.ema > 0 && options.share_parameters) {
+    throw UsageError("--ema does not go with --share-parameters: the ranks of a host would exchange the one copy of the parameters");
+  }
+  if (given("--profile-steps") && options.profile.empty()) throw UsageError("--profile-steps needs --profile and a file");
+  if (options.evaluate && options.weights.empty() && options.checkpoint.empty()) {
+    throw UsageError("--evaluate needs --weights, or --checkpoint and the folder of a run");
+  }
 }
 
 void check_combinations(const CLI::App& app, const Options& options) {
@@ -110,7 +197,8 @@ void check_combinations(const CLI::App& app, const Options& options) {
     throw UsageError("--dataset " + options.dataset + " needs --data and the folder of its files");
   }
   if (options.dataset == "synthetic" && given("--data")) {
-    throw UsageError("--data is of no use to --dataset synthetic; name the dataset that is to be read (cifar10, cifar100 or mnist)");
+    throw UsageError(
+        "--data is of no use to --dataset synthetic; name the dataset that is to be read (cifar10, cifar100, folder or mnist)");
   }
   if (options.checkpoint.empty() && (options.resume || given("--checkpoint-steps"))) {
     throw UsageError(std::string(options.resume ? "--resume" : "--checkpoint-steps") + " needs --checkpoint and a folder");
@@ -145,6 +233,9 @@ CommandLine parse_command_line(int argc, char** argv) {
                "train");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_options(app, line.options);
+  add_image_options(app, line.options);
+  add_rate_options(app, line.options);
+  add_report_options(app, line.options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -155,6 +246,10 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   check_combinations(app, line.options);
   check_strategy(app, line.options);
+  check_images(app, line.options);
+  check_training(app, line.options);
+  if (line.options.resize == 0) line.options.resize = (line.options.image_size * 256 + 112) / 224;
+  if (line.options.evaluate && !line.options.checkpoint.empty()) line.options.resume = true;
   if (line.options.learning_rate == 0) line.options.learning_rate = default_rate(line.options);
   return line;
 }

@@ -42,17 +42,45 @@ std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& da
   return model;
 }
 
+namespace {
+
+/// The optimizer for all parameters, or for two groups of which the second has no weight decay.
+template <class Optimizer, class OptimizerOptions>
+std::unique_ptr<torch::optim::Optimizer> with_groups(const torch::nn::Module& model, const OptimizerOptions& all, bool decay_all) {
+  if (decay_all) return std::make_unique<Optimizer>(model.parameters(), all);
+  std::vector<torch::Tensor> decayed, free;
+  for (const auto& parameter : model.parameters()) (parameter.dim() > 1 ? decayed : free).push_back(parameter);
+  auto without = std::make_unique<OptimizerOptions>(all);
+  without->weight_decay(0);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  if (!decayed.empty()) groups.emplace_back(decayed, std::make_unique<OptimizerOptions>(all));
+  if (!free.empty()) groups.emplace_back(free, std::move(without));
+  return std::make_unique<Optimizer>(std::move(groups), all);
+}
+
+}  // namespace
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, const torch::nn::Module& model) {
   namespace optim = torch::optim;
-  const double rate = options.learning_rate;
+  const double rate = options.learning_rate, decay = options.weight_decay;
   if (options.optimizer == "sgd") {
-    return std::make_unique<optim::SGD>(model.parameters(),
-                                        optim::SGDOptions(rate).momentum(options.momentum).weight_decay(options.weight_decay));
+    return with_groups<optim::SGD>(model, optim::SGDOptions(rate).momentum(options.momentum).weight_decay(decay), options.decay_all);
   }
   if (options.optimizer == "adam") {
-    return std::make_unique<optim::Adam>(model.parameters(), optim::AdamOptions(rate).weight_decay(options.weight_decay));
+    return with_groups<optim::Adam>(model, optim::AdamOptions(rate).weight_decay(decay), options.decay_all);
   }
-  return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions(rate).weight_decay(options.weight_decay));
+  return with_groups<optim::AdamW>(model, optim::AdamWOptions(rate).weight_decay(decay), options.decay_all);
+}
+
+Schedule schedule_of(const Options& options) {
+  // A rate that was scaled up begins as it was, others begin small.
+  const double passes = static_cast<double>(hvd::size()) * static_cast<double>(options.accumulate);
+  return {.kind = options.schedule,
+          .steps = options.lr_steps,
+          .gamma = options.lr_gamma,
+          .epochs = static_cast<double>(options.epochs),
+          .warmup_epochs = options.warmup_epochs,
+          .first_factor = options.scale_lr && passes > 1 ? 1 / passes : 0.01};
 }
 
 std::size_t synchronize_batch_norm(Classifier& model) {

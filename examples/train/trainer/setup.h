@@ -10,6 +10,7 @@
 #include "examples/train/models/models.h"
 #include "examples/train/trainer/checkpoint.h"
 #include "examples/train/trainer/options.h"
+#include "examples/train/trainer/schedule.h"
 
 namespace examples {
 
@@ -20,6 +21,7 @@ torch::Device choose_device(const std::string& said);
 /// The same initial weights for the same seed. On `device`.
 std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device);
 
+/// With --no-decay-norm-bias in two groups: what decays, and parameters of one dimension (norms, biases).
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, const torch::nn::Module& model);
 
 /// For --sync-bn: batch norm over the batches of all ranks. Returns how many layers there are; refuses a model with layers that cannot be
@@ -28,6 +30,9 @@ std::size_t synchronize_batch_norm(Classifier& model);
 
 /// What a checkpoint of this run can be taken up by.
 Identity identity_of(const Options& options, const Dataset& data);
+
+/// Of the learning rate.
+Schedule schedule_of(const Options& options);
 
 /// One line for people.
 std::string describe(const Options& options, const Dataset& data, const torch::nn::Module& model, torch::Device device);

@@ -60,10 +60,10 @@ torch::Tensor Strategy::forward(const torch::Tensor& images) {
   return model_->forward(images);
 }
 
-torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
-                             const std::function<void(const torch::Tensor&, const Batch&)>& on_loss) {
+torch::Tensor Strategy::backward(const std::vector<Batch>& micro_batches,
+                                 const std::function<void(const torch::Tensor&, const Batch&)>& on_loss) {
+  namespace functional = torch::nn::functional;
   torch::Tensor loss;
-  zero_grad();
   for (std::size_t i = 0; i < micro_batches.size(); ++i) {
     const Batch& batch = micro_batches[i];
     std::optional<hvd::DistributedDataParallel<Classifier>::NoSync> alone;
@@ -71,13 +71,41 @@ torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
     const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
     {
       const auto mixed = autocast();
-      loss = torch::nn::functional::cross_entropy(forward(images), labels);
+      loss = functional::cross_entropy(forward(images), labels,
+                                       functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     }
     const auto share = loss / static_cast<double>(micro_batches.size());
     (scaler_ ? scaler_->scale(share) : share).backward();
     loss = loss.detach();
     on_loss(loss, batch);
   }
+  return loss;
+}
+
+void Strategy::clip() {
+  if (options_.clip_norm == 0) return;
+  if (scaler_) scaler_->unscale_(optimizer());
+  if (distributed_) {
+    hvd::clip_grad_norm_(*distributed_, options_.clip_norm);
+  } else {
+    torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip_norm);
+  }
+}
+
+torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
+                             const std::function<void(const torch::Tensor&, const Batch&)>& on_loss, Spent& spent) {
+  torch::Tensor loss;
+  {
+    const Stopwatch watch(spent.compute);
+    zero_grad();
+    loss = backward(micro_batches, on_loss);
+  }
+  if (distributed_) {  // step() would begin with it
+    const Stopwatch watch(spent.communication);
+    distributed_->synchronize_once();
+  }
+  const Stopwatch watch(spent.compute);
+  clip();
   if (scaler_) {
     scaler_->step(optimizer());
     scaler_->update();

@@ -13,6 +13,7 @@
 #include "examples/train/data/batches.h"
 #include "examples/train/models/models.h"
 #include "examples/train/trainer/options.h"
+#include "examples/train/trainer/spent.h"
 
 namespace examples {
 
@@ -22,8 +23,10 @@ class Strategy {
   Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device);
 
   /// One optimizer step on all micro-batches of this rank; the gradient is the mean of theirs. `on_loss` is given each one's mean loss,
-  /// detached, on the device. Returns the last one's.
-  torch::Tensor step(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor& loss, const Batch&)>& on_loss);
+  /// detached, on the device. Returns the last one's. Adds to `spent`: with ddp, whose reductions end with backward, all of it as
+  /// computing.
+  torch::Tensor step(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor& loss, const Batch&)>& on_loss,
+                     Spent& spent);
 
   /// What steps, and what a checkpoint saves.
   torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : optimizer_; }
@@ -37,6 +40,8 @@ class Strategy {
  private:
   void zero_grad();
   torch::Tensor forward(const torch::Tensor& images);
+  torch::Tensor backward(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor&, const Batch&)>& on_loss);
+  void clip();
 
   const Options options_;
   const std::shared_ptr<Classifier> model_;

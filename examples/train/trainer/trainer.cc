@@ -4,13 +4,23 @@
 #include <cmath>
 #include <sstream>
 
+#include "examples/train/data/image_folder.h"
 #include "examples/train/trainer/atomic_file.h"
 #include "examples/train/trainer/collectively.h"
+#include "examples/train/trainer/device_memory.h"
+#include "examples/train/trainer/peak_memory.h"
 #include "examples/train/trainer/setup.h"
 
 namespace examples {
 Trainer::Trainer(const Options& options)
-    : options_(options), shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())}, display_(hvd::rank()) {
+    : options_(options),
+      shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())},
+      display_(hvd::rank()),
+      profile_(options.profile, /*skip=*/2, options.profile_steps),
+      bad_images_(hvd::rank(), /*names=*/options.bad_images == "skip") {
+  if (options_.scale_lr) {
+    options_.learning_rate = hvd::scaled_learning_rate(options_.learning_rate, options_.accumulate, /*reference_batch_size=*/1);
+  }
   if (options_.threads > 0) torch::set_num_threads(static_cast<int>(options_.threads));  // otherwise hvd::init() has shared out the cores
   load_inputs();
   hvd::broadcast_parameters(*model_, 0);
@@ -20,6 +30,9 @@ Trainer::Trainer(const Options& options)
     strategy_.emplace(options_, model_, *optimizer_, device_);
   });
   restore();
+  schedule_ = schedule_of(options_);
+  for (auto& group : strategy_->optimizer().param_groups()) rates_.push_back(group.options().get_lr());
+  learning_rate_ = options_.learning_rate;
   loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
   if (position_.loss_sums.size() == shard_.ranks) {
     loss_sum_.fill_(position_.loss_sums[shard_.rank]);
@@ -33,7 +46,16 @@ Trainer::Trainer(const Options& options)
 void Trainer::load_inputs() {
   collectively([&] {
     device_ = choose_device(options_.device);
-    data_ = load_dataset(options_.dataset, options_.data, options_.seed);
+    data_ = load_dataset(
+        {.name = options_.dataset,
+         .directory = options_.data,
+         .seed = options_.seed,
+         .images = {
+             .size = static_cast<int>(options_.image_size), .resize = static_cast<int>(options_.resize), .shrink = options_.jpeg_scaling}});
+    if (options_.classes > 0 && options_.classes < data_.classes) {
+      throw DataError("--classes " + std::to_string(options_.classes) + " is less than the dataset's " + std::to_string(data_.classes));
+    }
+    if (options_.classes > 0) data_.classes = static_cast<int>(options_.classes);
     loader_ = std::make_unique<BatchLoader>(
         data_,
         BatchPlan::Options{.items = static_cast<std::size_t>(data_.train.size()),
@@ -46,21 +68,42 @@ void Trainer::load_inputs() {
     model_ = make_model(options_, data_, device_);
     optimizer_ = make_optimizer(options_, *model_);
   });
+  if (data_.reader) check_same_files();
+}
+
+/// An image is a number in the list of files, so the lists must be the same wherever they were made.
+void Trainer::check_same_files() {
+  const auto found = hvd::allgather_object(summary_of_files(data_));
+  for (std::size_t rank = 1; rank < found.size(); ++rank) {
+    if (found[rank] == found[0]) continue;
+    throw Refused(shard_.rank > 0 ? std::string()
+                                  : "the ranks find other files in --data " + options_.data + ": rank 0 " + found[0] + "; rank " +
+                                        std::to_string(rank) + " " + found[rank] + "; give every host the same files");
+  }
+  if (const auto words = remarks(data_); !words.empty()) display_.line("--data: " + words);
 }
 
 /// The files: the checkpoint, and the records of rank 0.
 void Trainer::restore() {
   if (!options_.checkpoint.empty()) {
-    checkpoint_.emplace(options_.checkpoint, identity_of(options_, data_), [this] { return strategy_->compression_memory(); });
-    if (options_.resume) fail_on_all([&] { position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler()); });
+    checkpoint_.emplace(
+        options_.checkpoint, identity_of(options_, data_), [this] { return strategy_->compression_memory(); }, data_.class_names);
+    if (options_.resume) {
+      fail_on_all([&] {
+        auto* const average = options_.ema > 0 ? &average_ : nullptr;
+        position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler(), average, options_.ema);
+      });
+    }
   }
+  if (options_.ema > 0 && !average_) average_.emplace(*model_, hvd::ExponentialMovingAverageOptions{.decay = options_.ema});
   on_rank_zero([&] {
-    if (!options_.checkpoint.empty()) check_writable(options_.checkpoint);
-    records_.emplace(options_.json, position_.epoch);
+    if (!options_.checkpoint.empty() && !options_.evaluate) check_writable(options_.checkpoint);
+    reporter_.emplace(options_, position_.epoch, position_.step);
   });
 }
 
 void Trainer::run() {
+  if (options_.evaluate) return evaluate_only();
   if (finished()) {
     display_.line("nothing is left to do: the checkpoint is at epoch " + std::to_string(position_.epoch) + ", step " +
                   std::to_string(position_.step) + "; raise --epochs or --max-steps to go on");
@@ -69,6 +112,8 @@ void Trainer::run() {
     train_epoch();
     close_epoch();
   }
+  if (profile_.finish()) display_.line("the profile is in " + options_.profile);
+  summarize();
 }
 
 bool Trainer::finished() const {
@@ -79,10 +124,17 @@ bool Trainer::finished() const {
 void Trainer::train_epoch() {
   model_->train();
   loader_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
+  reset_peak_bytes();
+  reset_device_peak(device_);
   start_clock();
   while (!finished()) {
-    const auto micro_batches = loader_->next();
+    std::vector<Batch> micro_batches;
+    {
+      const Stopwatch watch(spent_.input);
+      micro_batches = loader_->next();
+    }
     if (micro_batches.empty()) break;
+    profile_.before_step();
     const auto loss = train_step(micro_batches);
     position_.images = static_cast<std::int64_t>(loader_->position());
     ++position_.step;
@@ -97,9 +149,41 @@ void Trainer::train_epoch() {
 
 /// The last micro-batch's loss.
 torch::Tensor Trainer::train_step(const std::vector<Batch>& micro_batches) {
-  return strategy_->step(micro_batches, [this](const torch::Tensor& loss, const Batch& batch) {
-    loss_sum_ += loss.to(torch::kFloat64) * static_cast<double>(batch.labels.size(0));
-  });
+  std::vector<BadImage> bad;
+  for (const auto& batch : micro_batches) bad.insert(bad.end(), batch.bad.begin(), batch.bad.end());
+  bad_images_.add(bad);
+  bad_training_images_ += bad_images_.take_count();
+  set_learning_rate();
+  // The first rank with a bad image, if any: found out while the step is made, so that it costs no wait of its own.
+  std::optional<hvd::Handle<torch::Tensor>> first;
+  if (data_.reader && options_.bad_images == "refuse") {
+    const auto mine = torch::tensor(bad.empty() ? hvd::size() : hvd::rank(), torch::kInt64);
+    first = hvd::allreduce_async(mine, {.name = "train.bad_images", .op = hvd::ReduceOp::Min});
+  }
+  const auto loss = strategy_->step(
+      micro_batches,
+      [this](const torch::Tensor& one, const Batch& batch) {
+        loss_sum_ += one.to(torch::kFloat64) * static_cast<double>(batch.labels.size(0));
+      },
+      spent_);
+  if (first) {
+    const auto rank = first->wait().item<std::int64_t>();
+    if (rank < hvd::size()) throw Refused(rank == hvd::rank() ? refusal_of(bad) : std::string());
+  }
+  if (average_) {
+    const Stopwatch watch(spent_.compute);
+    average_->update();
+  }
+  return loss;
+}
+
+void Trainer::set_learning_rate() {
+  if (schedule_.kind == "none" && schedule_.warmup_epochs == 0) return;
+  const auto images = static_cast<double>(loader_->plan().steps_per_epoch() * loader_->plan().images_per_step());
+  const double factor = rate_factor(schedule_, static_cast<double>(position_.epoch) + static_cast<double>(position_.images) / images);
+  auto& groups = strategy_->optimizer().param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates_[i] * factor);
+  learning_rate_ = options_.learning_rate * factor;
 }
 
 /// Of seconds and images per second.
@@ -109,14 +193,17 @@ void Trainer::start_clock() {
 }
 
 void Trainer::show_progress(const torch::Tensor& loss) {
-  if (!display_.due()) return;
+  const bool due = options_.print_frequency > 0 ? shard_.rank == 0 && position_.step % options_.print_frequency == 0 : display_.due();
+  if (!due) return;
   const auto per_step = static_cast<std::int64_t>(loader_->plan().images_per_step());
+  const double value = loss.item<double>();
   display_.show({.epoch = position_.epoch + 1,
                  .epochs = options_.epochs,
                  .step = position_.images / per_step,
                  .steps = static_cast<std::int64_t>(loader_->plan().steps_per_epoch()),
                  .images_per_second = images_per_second()},
-                loss.item<double>());
+                value);
+  reporter_->add_loss(position_.step, value, learning_rate_);
 }
 
 double Trainer::images_per_second() const {
@@ -131,23 +218,96 @@ void Trainer::close_epoch() {
   Record record{.epoch = position_.epoch + 1,
                 .step = position_.step,
                 .train_loss = position_.loss_sum() / static_cast<double>(std::max<std::int64_t>(position_.images, 1)),
+                .test = {},
                 .seconds = spent.count(),
                 .images_per_second = images_per_second(),
-                .world_size = hvd::size()};
-  const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
-  {
-    const auto mixed = strategy_->autocast();
-    hvd::AveragedBuffers means(*model_);  // batch norm's statistics of what each rank saw
-    record.test = evaluate_share(*model_, data_, shard_, batch_size, device_).average();
-    if (loader_->over()) means.keep();
-  }
+                .world_size = hvd::size(),
+                .learning_rate = learning_rate_};
+  record.test = evaluate(/*keep_statistics=*/loader_->over());
+  gather_costs(record);
   if (loader_->over()) {
     position_ = {.epoch = position_.epoch + 1, .step = position_.step};
     loss_sum_.zero_();
   }
-  display_.show(record, options_.epochs);
-  on_rank_zero([&] { records_->add(record); });
+  report(record);
   if (!options_.checkpoint.empty()) save_checkpoint();
+}
+
+void Trainer::evaluate_only() {
+  model_->eval();
+  Record record{.epoch = position_.epoch, .step = position_.step, .test = {}, .world_size = hvd::size()};
+  record.test = evaluate(/*keep_statistics=*/false);
+  gather_costs(record);
+  report(record);
+}
+
+/// On the test images that all ranks share out, with batch norm's statistics of what each has seen.
+hvd::Evaluation Trainer::evaluate(bool keep_statistics) {
+  const Stopwatch watch(spent_.evaluation);
+  const auto batch_size = static_cast<std::size_t>(std::max<std::int64_t>(options_.batch_size, 100));
+  const auto mixed = strategy_->autocast();
+  hvd::AveragedBuffers means(*model_);
+  std::optional<hvd::ExponentialMovingAverage::Averaged> averaged;
+  if (average_) averaged.emplace(*average_);
+  std::vector<BadImage> bad;
+  const auto tally = evaluate_share(*model_, data_, shard_, batch_size, device_, static_cast<std::size_t>(options_.workers), &bad);
+  if (data_.reader) {
+    bad_images_.add(bad);
+    bad_test_images_ += bad_images_.take_count();
+    collectively([&] {
+      if (!bad.empty() && options_.bad_images == "refuse") throw std::runtime_error(refusal_of(bad));
+    });
+  }
+  const auto evaluation = tally.average();
+  if (keep_statistics) means.keep();
+  return evaluation;
+}
+
+/// Where this epoch's time went, memory and bad images, of all ranks.
+void Trainer::gather_costs(Record& record) {
+  const auto together = [](std::vector<double> mine, hvd::ReduceOp op) {
+    const auto all = hvd::allreduce(torch::tensor(mine, torch::kFloat64), {.op = op});
+    return std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
+  };
+  const auto means = together({spent_.compute, spent_.input, spent_.communication}, hvd::ReduceOp::Average);
+  const auto most = together({static_cast<double>(peak_bytes()), static_cast<double>(device_peak(device_))}, hvd::ReduceOp::Max);
+  const auto sums = together({static_cast<double>(bad_training_images_), static_cast<double>(bad_test_images_)}, hvd::ReduceOp::Sum);
+  record.seconds_input = means[1];
+  record.seconds_communication = means[2];
+  record.peak_bytes = static_cast<std::int64_t>(most[0]);
+  record.gpu_peak_bytes = static_cast<std::int64_t>(most[1]);
+  record.bad_training_images = static_cast<std::int64_t>(sums[0]);
+  record.bad_test_images = static_cast<std::int64_t>(sums[1]);
+  spent_.compute = means[0];
+  spent_.input = means[1];
+  spent_.communication = means[2];
+  spent_before_ += spent_;
+  spent_ = {};
+  bad_training_images_ = bad_test_images_ = 0;
+}
+
+void Trainer::report(const Record& record) {
+  display_.show(record, options_.epochs);
+  if (record.bad_training_images + record.bad_test_images > 0) {
+    display_.line("bad images: " + std::to_string(record.bad_training_images) + " in training, for which others stood in, " +
+                  std::to_string(record.bad_test_images) + " left out of the evaluation");
+  }
+  on_rank_zero([&] { reporter_->add(record); });
+}
+
+/// Where the time went: means over the ranks.
+void Trainer::summarize() {
+  const double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  const auto& spent = spent_before_;
+  const double other = all - spent.compute - spent.input - spent.communication - spent.evaluation - spent.checkpoints;
+  char text[256];
+  std::snprintf(
+      text, sizeof(text),
+      "time: %.1f s, of which compute %.1f %%, input %.1f %%, exposed communication %.1f %%, evaluation %.1f %%, checkpoints %.1f %%, "
+      "other (start, records) %.1f %%",
+      all, 100 * spent.compute / all, 100 * spent.input / all, 100 * spent.communication / all, 100 * spent.evaluation / all,
+      100 * spent.checkpoints / all, 100 * std::max(other, 0.0) / all);
+  display_.line(text);
 }
 
 /// What the images of this epoch lost on each rank. A loss that is no number ends training on all ranks.
@@ -161,7 +321,8 @@ void Trainer::gather_loss() {
 }
 
 void Trainer::save_checkpoint() {
-  fail_on_all([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler()); });
+  const Stopwatch watch(spent_before_.checkpoints);
+  fail_on_all([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler(), average_ ? &*average_ : nullptr); });
 }
 
 }  // namespace examples

@@ -11,10 +11,13 @@
 #include <optional>
 
 #include "examples/train/data/loader.h"
+#include "examples/train/trainer/bad_images.h"
 #include "examples/train/trainer/checkpoint.h"
 #include "examples/train/trainer/display.h"
 #include "examples/train/trainer/options.h"
-#include "examples/train/trainer/records.h"
+#include "examples/train/trainer/profile.h"
+#include "examples/train/trainer/reporter.h"
+#include "examples/train/trainer/schedule.h"
 #include "examples/train/trainer/strategy.h"
 
 namespace examples {
@@ -24,21 +27,29 @@ class Trainer {
   /// Makes and checks everything before the first step. Collective.
   explicit Trainer(const Options& options);
 
-  /// Trains up to --epochs or --max-steps. Collective.
+  /// Trains up to --epochs or --max-steps, or evaluates (--evaluate). Collective.
   void run();
 
  private:
   void load_inputs();
+  void check_same_files();
   void restore();
   bool finished() const;
 
   void train_epoch();
   torch::Tensor train_step(const std::vector<Batch>& micro_batches);
+  void set_learning_rate();
+  void refuse_bad_images(const std::vector<BadImage>& bad);
   void start_clock();
   void show_progress(const torch::Tensor& loss);
   double images_per_second() const;
 
+  void evaluate_only();
   void close_epoch();
+  hvd::Evaluation evaluate(bool keep_statistics);
+  void gather_costs(Record& record);
+  void report(const Record& record);
+  void summarize();
   void gather_loss();
   void save_checkpoint();
 
@@ -50,11 +61,20 @@ class Trainer {
   std::shared_ptr<Classifier> model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::optional<Strategy> strategy_;
-  std::optional<CheckpointFile> checkpoint_;  ///< with --checkpoint
-  std::optional<RecordFile> records_;         ///< rank 0
+  std::optional<CheckpointFile> checkpoint_;              ///< with --checkpoint
+  std::optional<Reporter> reporter_;                      ///< rank 0
+  std::optional<hvd::ExponentialMovingAverage> average_;  ///< with --ema
+  Profile profile_;
+  BadImageLog bad_images_;
   std::unique_ptr<BatchLoader> loader_;
 
   Position position_;
+  Schedule schedule_;
+  std::vector<double> rates_;                                   ///< of each of the optimizer's groups, before the schedule
+  double learning_rate_ = 0;                                    ///< of the last step
+  Spent spent_, spent_before_;                                  ///< in this epoch; in epochs before it
+  std::int64_t bad_training_images_ = 0, bad_test_images_ = 0;  ///< of this epoch, this rank's
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   torch::Tensor loss_sum_;            ///< of this rank in this epoch; stays on the device
   std::int64_t images_at_start_ = 0;  ///< of the epoch, when its clock was started
   std::chrono::steady_clock::time_point epoch_started_;

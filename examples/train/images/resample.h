@@ -1,0 +1,55 @@
+#pragma once
+/// Resampling here is Pillow's `resize(..., BILINEAR)`, which torchvision's transforms call: a triangle as wide as an output pixel is in
+/// the input, weights in fixed point with 22 bits, first across, then down, rounded to bytes in between; the results are equal bit for bit.
+/// Pure functions; a Resampler keeps its buffers and is for one thread.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "examples/train/images/pixels.h"
+
+namespace examples {
+
+/// A stretch of one axis of an image that becomes `size` pixels, of which `count` are wanted from `first` on.
+struct Stretch {
+  double begin = 0, end = 0;          ///< in pixels of the input
+  int limit_low = 0, limit_high = 0;  ///< what lies outside is not looked at
+  int size = 0;
+  int first = 0, count = 0;
+};
+
+/// For each output pixel of an axis the input pixels that it is made of.
+struct Weights {
+  struct Span {
+    int first, count;
+    const std::int32_t* weights;
+  };
+  int taps = 0;  ///< room for each
+  std::vector<int> firsts, counts;
+  std::vector<std::int32_t> values;
+
+  void compute(const Stretch& stretch);
+  [[nodiscard]] Span span(std::size_t i) const { return {firsts[i], counts[i], values.data() + i * static_cast<std::size_t>(taps)}; }
+  [[nodiscard]] int low() const { return firsts.front(); }
+  [[nodiscard]] int high() const { return firsts.back() + counts.back(); }
+};
+
+/// What a byte becomes, for each channel.
+using ChannelTables = std::array<std::array<float, 256>, 3>;
+
+class Resampler {
+ public:
+  /// Computes the weights of an output of across.count by down.count pixels.
+  void prepare(const Stretch& across, const Stretch& down);
+  /// Which pixels of the input are needed.
+  [[nodiscard]] Box needed() const;
+  /// Writes three planes, each down.count rows of across.count numbers; mirrored left to right if asked. `input` holds at least needed().
+  void run(const Pixels& input, bool mirror, const ChannelTables& tables, float* planes);
+
+ private:
+  Weights across_, down_;
+  std::vector<std::uint8_t> narrowed_, row_;
+};
+
+}  // namespace examples

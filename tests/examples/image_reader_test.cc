@@ -1,0 +1,276 @@
+// What the trainer's reader makes of image files: parts of them, resizing, crops, bad files. tests/system/scripts/image_reader.sh compares
+// it with torchvision.
+#include "examples/train/images/reader.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "examples/train/images/decode.h"
+#include "examples/train/images/encode.h"
+#include "examples/train/images/resample_kernels.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace examples;
+using Bytes = std::vector<std::uint8_t>;
+
+/// Pixels that vary smoothly and by channel, with edges.
+Bytes picture(Size size) {
+  Bytes rgb;
+  for (int y = 0; y < size.height; ++y) {
+    for (int x = 0; x < size.width; ++x) {
+      rgb.push_back(static_cast<std::uint8_t>(128 + 100 * std::sin(0.11 * x + 0.03 * y)));
+      rgb.push_back(static_cast<std::uint8_t>(x / 9 % 2 == y / 7 % 2 ? 220 : 30));
+      rgb.push_back(static_cast<std::uint8_t>(3 * x + 5 * y));
+    }
+  }
+  return rgb;
+}
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("hvd_image_test." + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string put(const std::string& name, const Bytes& bytes) const {
+    fs::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    return (path_ / name).string();
+  }
+  fs::path path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void check_part(const Bytes& file, const Pixels& whole, const Box& part, int shrink) {
+  Pixels got;
+  EncodedImage::open(file)->decode(part, got, shrink);
+  REQUIRE(got.part.left <= part.left);
+  REQUIRE(got.part.left + got.part.width >= part.left + part.width);
+  int different = 0;
+  for (int y = part.top; y < part.top + part.height; ++y) {
+    for (int x = part.left; x < part.left + part.width; ++x) different += std::memcmp(got.at(x, y), whole.at(x, y), 3) != 0 ? 1 : 0;
+  }
+  CHECK(different == 0);
+}
+
+TEST_CASE("a part of a JPEG file is decoded as it is in the whole") {
+  const Size size{151, 117};
+  const auto rgb = picture(size);
+  Random random{7};
+  for (const auto& [across, down] : {std::pair{1, 1}, {2, 1}, {2, 2}, {1, 2}, {4, 1}}) {
+    for (const int kind : {0, 1, 2}) {
+      const auto file =
+          encode_jpeg(rgb, size, {.quality = 80, .across = across, .down = down, .progressive = kind == 1, .grey = kind == 2});
+      for (const int shrink : {1, 2, 4, 8}) {
+        CAPTURE(across);
+        CAPTURE(down);
+        CAPTURE(kind);
+        CAPTURE(shrink);
+        const auto image = EncodedImage::open(file);
+        const Size small = image->shrunk(shrink);
+        Pixels whole;
+        image->decode({0, 0, small.width, small.height}, whole, shrink);
+        for (int i = 0; i < 12; ++i) {
+          const int left = random.below(small.width), top = random.below(small.height);
+          check_part(file, whole, {left, top, 1 + random.below(small.width - left), 1 + random.below(small.height - top)}, shrink);
+        }
+      }
+    }
+  }
+}
+
+/// Pillow's resize of one channel, by the book: across, rounded, then down.
+std::vector<int> resized(const std::vector<int>& from, Size size, int out) {
+  const auto weights = [](double pixels, int wanted, int i) {
+    const double scale = pixels / wanted, support = std::max(scale, 1.0), center = (i + 0.5) * scale;
+    const int low = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int high = std::min(static_cast<int>(center + support + 0.5), static_cast<int>(pixels));
+    std::vector<double> values;
+    double sum = 0;
+    for (int x = low; x < high; ++x) sum += values.emplace_back(std::max(0.0, 1 - std::abs((x - center + 0.5) / support)));
+    for (auto& value : values) value = std::floor(0.5 + value / sum * (1 << 22));
+    return std::pair(low, values);
+  };
+  const auto clip = [](double value) { return std::clamp(static_cast<int>(std::floor(value / (1 << 22) + 0.5)), 0, 255); };
+  std::vector<int> narrow, result;
+  for (int y = 0; y < size.height; ++y) {
+    for (int x = 0; x < out; ++x) {
+      const auto [low, values] = weights(size.width, out, x);
+      double sum = 0;
+      for (std::size_t t = 0; t < values.size(); ++t) sum += values[t] * from[static_cast<std::size_t>(y * size.width + low) + t];
+      narrow.push_back(clip(sum));
+    }
+  }
+  for (int y = 0; y < out; ++y) {
+    const auto [low, values] = weights(size.height, out, y);
+    for (int x = 0; x < out; ++x) {
+      double sum = 0;
+      for (std::size_t t = 0; t < values.size(); ++t) {
+        sum += values[t] * narrow[(static_cast<std::size_t>(low) + t) * static_cast<std::size_t>(out) + static_cast<std::size_t>(x)];
+      }
+      result.push_back(clip(sum));
+    }
+  }
+  return result;
+}
+
+Stretch whole(int pixels, int out) {
+  return {.begin = 0, .end = static_cast<double>(pixels), .limit_low = 0, .limit_high = pixels, .size = out, .first = 0, .count = out};
+}
+
+TEST_CASE("resizing is Pillow's, up and down, whatever the instruction set") {
+  ChannelTables bytes;
+  for (auto& table : bytes) {
+    for (std::size_t v = 0; v < 256; ++v) table[v] = static_cast<float>(v);
+  }
+  for (const auto& [width, height, out] : {std::tuple{50, 37, 24}, {24, 24, 24}, {7, 61, 19}, {300, 5, 33}, {1, 1, 5}}) {
+    Pixels pixels;
+    pixels.reset({0, 0, width, height});
+    std::vector<int> green;
+    Random random{static_cast<std::uint64_t>(width)};
+    for (int i = 0; i < width * height; ++i) {
+      for (int c = 0; c < 4; ++c) pixels.bytes[static_cast<std::size_t>(4 * i + c)] = static_cast<std::uint8_t>(random.next());
+      green.push_back(pixels.bytes[static_cast<std::size_t>(4 * i + 1)]);
+    }
+    Resampler resampler;
+    resampler.prepare(whole(width, out), whole(height, out));
+    const auto n = static_cast<std::size_t>(out);
+    std::vector<float> planes(3 * n * n), mirrored(3 * n * n);
+    resampler.run(pixels, false, bytes, planes.data());
+    resampler.run(pixels, true, bytes, mirrored.data());
+    const auto expected = resized(green, {width, height}, out);
+    int wrong = 0;
+    for (std::size_t i = 0; i < n * n; ++i) {
+      wrong += static_cast<int>(planes[n * n + i]) != expected[i] ? 1 : 0;
+      wrong += planes[n * n + i] != mirrored[n * n + i / n * n + (n - 1 - i % n)] ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    Weights weights;
+    weights.compute(whole(width, out));
+    Bytes across(4 * n), down(4 * n), got(4 * n);
+    kBaselineResampleKernels.across(pixels.bytes.data(), 0, weights, across.data());
+    const std::vector<std::int32_t> thirds(3, (1 << 22) / 3);
+    const auto rows = static_cast<std::size_t>(std::min(height, 3)), row = std::min(4 * n, pixels.stride);
+    kBaselineResampleKernels.down(pixels.bytes.data(), pixels.stride, static_cast<int>(rows), thirds.data(), row, down.data());
+    for (const auto* kernels : resample_kernels()) {
+      kernels->across(pixels.bytes.data(), 0, weights, got.data());
+      CHECK(got == across);
+      std::fill(got.begin(), got.end(), std::uint8_t{0});
+      kernels->down(pixels.bytes.data(), pixels.stride, static_cast<int>(rows), thirds.data(), row, got.data());
+      CHECK(got == down);
+    }
+  }
+}
+
+TEST_CASE("random crops are torchvision's: inside, of the right areas and shapes, the middle where none fits") {
+  Random random{1};
+  double area = 0, mirrored = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const auto crop = random_crop({500, 375}, random);
+    CHECK((crop.box.left >= 0 && crop.box.top >= 0 && crop.box.left + crop.box.width <= 500 && crop.box.top + crop.box.height <= 375));
+    const double ratio = static_cast<double>(crop.box.width) / crop.box.height;
+    CHECK((ratio > 0.73 && ratio < 1.36));
+    area += crop.box.width * crop.box.height / (500.0 * 375) / 20'000;
+    mirrored += crop.mirror ? 1.0 / 20'000 : 0;
+  }
+  CHECK(area == doctest::Approx(0.5).epsilon(0.05));  // torchvision: 0.497
+  CHECK(mirrored == doctest::Approx(0.5).epsilon(0.05));
+  CHECK(random_crop({1000, 10}, random).box == Box{493, 0, 13, 10});
+  CHECK(random_crop({10, 1000}, random).box == Box{0, 493, 10, 13});
+  CHECK(random_crop({1, 1}, random).box == Box{0, 0, 1, 1});
+}
+
+TEST_CASE("files that are no images, or end early, are bad whatever the part; damaged ones never crash") {
+  const Folder folder;
+  const ImageReader reader({.size = 16, .resize = 20});
+  std::vector<float> planes(3 * 16 * 16);
+  const auto why = [&](const std::string& file, std::uint64_t seed = 0) -> std::string {
+    try {
+      reader.read_training(file, Random{seed}, planes.data());
+      return "";
+    } catch (const ImageError& error) {
+      return error.what();
+    }
+  };
+  const auto good = encode_jpeg(picture({90, 70}), {90, 70});
+  CHECK(why(folder.put("good.jpg", good)).empty());
+  CHECK(why(folder.put("empty.jpg", {})) == "the file is empty");
+  CHECK(why(folder.put("text.jpg", {'h', 'e', 'l', 'l', 'o'})) == "the file is neither JPEG nor PNG");
+  CHECK(why((folder.path() / "missing.jpg").string()).find("No such file") != std::string::npos);
+  CHECK(why(folder.path().string()) == "it is no file");
+  for (std::size_t length = 1; length < good.size(); length += 97) {
+    const auto file = folder.put("short.jpg", Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)));
+    for (std::uint64_t seed = 0; seed < 3; ++seed) CHECK_FALSE(why(file, seed).empty());
+  }
+  Random random{3};
+  for (int i = 0; i < 300; ++i) {
+    auto damaged = good;
+    for (int n = 0; n < 5; ++n)
+      damaged[static_cast<std::size_t>(random.below(static_cast<int>(damaged.size())))] = static_cast<std::uint8_t>(random.next());
+    (void)why(folder.put("damaged.jpg", damaged), static_cast<std::uint64_t>(i));
+  }
+}
+
+TEST_CASE("the next good image stands in for a bad one, the same in every thread") {
+  const Folder folder;
+  for (int i = 0; i < 6; ++i) {
+    auto file = encode_jpeg(picture({60 + i, 50}), {60 + i, 50});
+    if (i == 2 || i == 3) file.resize(file.size() / 2);
+    folder.put("train/" + std::string(i < 3 ? "a" : "b") + "/" + std::to_string(i) + ".jpg", file);
+  }
+  const ImageReader reader({.size = 16, .resize = 20});
+  const ImageFolder images(folder.path() / "train");
+  REQUIRE(images.size() == 6);
+  const auto read = [&](std::size_t image, std::vector<BadImage>& bad, std::uint64_t epoch = 4) {
+    std::vector<float> planes(3 * 16 * 16);
+    const int label = read_training_image(reader, images, image, 9, epoch, planes.data(), bad);
+    return std::pair(label, planes);
+  };
+  std::vector<BadImage> bad, none;
+  const auto there = read(2, bad);
+  CHECK(there.first == 1);
+  REQUIRE(bad.size() == 2);
+  CHECK(bad[0].file == images.path(2));
+  CHECK(bad[1].file == images.path(3));
+  CHECK(bad[0].why.find("truncated") != std::string::npos);
+  CHECK(read(4, none).first == 1);
+  CHECK(none.empty());
+  CHECK(read(1, none) == read(1, none));
+  CHECK(read(1, none) != read(1, none, 5));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      std::vector<BadImage> mine;
+      for (int i = 0; i < 20; ++i) CHECK(read(2, mine) == there);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::vector<float> planes(3 * 16 * 16);
+  CHECK_FALSE(read_validation_image(reader, images, 3, planes.data(), bad));
+  CHECK(read_validation_image(reader, images, 4, planes.data(), bad));
+}
+
+TEST_CASE("a folder without a good image is an error, not an endless search") {
+  const Folder folder;
+  for (int i = 0; i < 3; ++i) folder.put("train/a/" + std::to_string(i) + ".jpg", {});
+  const ImageReader reader({.size = 8, .resize = 8});
+  const ImageFolder images(folder.path() / "train");
+  std::vector<float> planes(3 * 8 * 8);
+  std::vector<BadImage> bad;
+  CHECK_THROWS_AS(read_training_image(reader, images, 0, 1, 1, planes.data(), bad), FolderError);
+}
+
+}  // namespace
