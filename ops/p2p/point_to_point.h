@@ -36,9 +36,9 @@ struct Claimed {
   std::size_t bytes = 0;
 };
 
-/// When a send is done. An ordinary one is done when its bytes may be used again, be it that the other rank has gone; it may be so while bytes of it still wait in this process for a next call, which may not come for
-/// long; a synchronous one is done only when none do: at the latest when the other side has begun to take it. Who has nothing else to wait
-/// for must use that.
+/// When a send is done. An ordinary one is done when its bytes may be used again, be it that the other rank has gone; it may be so while
+/// bytes of it still wait in this process for a next call, which may not come for long; a synchronous one is done only when none do: at the
+/// latest when the other side has begun to take it. Who has nothing else to wait for must use that.
 enum class SendMode : std::uint8_t { Ordinary, Synchronous };
 
 class PointToPoint {

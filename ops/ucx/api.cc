@@ -48,7 +48,7 @@ OpenedUcx open() {
   }
   UcxApi& api = opened.api;
   const auto get = [&](const char* name, auto& function) { find(library, name, function, opened.problem); };
-  get("ucp_get_version_string", api.get_version_string);
+  get("ucp_get_version", api.get_version);
   get("ucp_config_read", api.config_read);
   get("ucp_config_modify", api.config_modify);
   get("ucp_config_release", api.config_release);

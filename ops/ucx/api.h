@@ -10,7 +10,7 @@
 namespace hvd {
 
 struct UcxApi {
-  decltype(&::ucp_get_version_string) get_version_string;
+  decltype(&::ucp_get_version) get_version;
   decltype(&::ucp_config_read) config_read;
   decltype(&::ucp_config_modify) config_modify;
   decltype(&::ucp_config_release) config_release;

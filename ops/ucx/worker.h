@@ -40,9 +40,9 @@ class UcxWorker {
   /// A message from or to this rank has failed.
   void lose(int rank, ucs_status_t status);
   /// Throws RankFailed if this rank has gone a second ago.
-  void require(int rank) const;
-  /// Throws RankFailed if any has.
-  void require_all() const;
+  void require(int rank);
+  /// Likewise of any rank that nothing has been thrown for: afterwards the messages of the others matter all the more.
+  void require_all();
   /// Throws BackendError unless `status` is good.
   void check(ucs_status_t status, std::string_view call) const;
 
@@ -53,6 +53,7 @@ class UcxWorker {
     Bytes address;
     ucp_ep_h endpoint = nullptr;
     bool is_lost = false;
+    bool is_told = false;  ///< it was thrown
     ucs_status_t status = UCS_OK;
     Clock::time_point since;
   };
