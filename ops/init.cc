@@ -128,6 +128,12 @@ struct Beginning {
   std::promise<bool> may_begin;
 };
 
+/// Collective. A wire may start threads of its own.
+ChosenWire open_wire(const Config& config, const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
+  const SignalsKeptOff to_its_threads;
+  return choose_wire(config, ranks, topology, why_not_shared);
+}
+
 /// Collective. The engine runs once all ranks have one; throws on all if one cannot.
 std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   const auto beginning = std::make_shared<Beginning>();
@@ -218,7 +224,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
-  const ChosenWire wire = choose_wire(config, ranks, topology, why_not_shared);
+  const ChosenWire wire = open_wire(config, ranks, topology, why_not_shared);
   auto made = make_transport(wire, topology);
   P2pTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
