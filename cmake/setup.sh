@@ -80,6 +80,7 @@ missing_packages() {
 # Things that only help: taken along where apt works, never demanded.
 helpful_packages() {
   have ccache || echo ccache
+  have_header ucp/api/ucp.h || echo libucx-dev # the wire between hosts without MPI; its library comes with it
   if [ "$with_tests" = 1 ]; then
     have clang-format-14 || { have clang-format && clang-format --version | grep -q 'version 14\.'; } || echo clang-format-14
     have clang++-14 || have clang++ || printf '%s\n' clang-14 libclang-rt-14-dev # for tests/fuzz

@@ -93,6 +93,7 @@ constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
 constexpr std::array<std::pair<std::string_view, DirectCopies>, 2> kDirectCopies{
     {{"auto", DirectCopies::Auto}, {"off", DirectCopies::Off}}};
+constexpr std::array<std::pair<std::string_view, Wire>, 3> kWires{{{"auto", Wire::Auto}, {"mpi", Wire::Mpi}, {"ucx", Wire::Ucx}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
     {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
 constexpr std::array<std::pair<std::string_view, NcclRegistration>, 3> kNcclRegistrations{
@@ -132,6 +133,7 @@ Config Config::from_environment() {
   if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
   if (auto v = variable("ELASTIC")) config.elastic = choice(*v, kSwitch);
   if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
+  if (auto v = variable("WIRE")) config.wire = choice(*v, kWires);
   if (auto v = variable("DIRECT_COPIES")) config.direct_copies = choice(*v, kDirectCopies);
   if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
   if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
@@ -148,6 +150,7 @@ std::vector<std::pair<std::string, std::string>> shared_part(const Config& confi
           {"HVD_DISABLE_GROUP_FUSION", on(config.disable_group_fusion)},
           {"HVD_CACHE_CAPACITY", number(config.cache_capacity)},
           {"HVD_SHARED_MEMORY", std::string(kSharedMemory[static_cast<std::size_t>(config.shared_memory)].first)},
+          {"HVD_WIRE", std::string(kWires[static_cast<std::size_t>(config.wire)].first)},
           {"Config::process_sets", formatted("[{}]", joined(process_sets, ", "))},
           {"HVD_TIMELINE", formatted("'{}'", config.timeline)},
           {"HVD_NUM_NCCL_STREAMS", number(config.num_nccl_streams)},

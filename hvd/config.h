@@ -18,6 +18,8 @@ namespace hvd {
 enum class SharedMemory : std::uint8_t { Auto, Off };
 /// DirectCopies says whether ranks of one host read each other's ordinary memory; see Config::direct_copies.
 enum class DirectCopies : std::uint8_t { Auto, Off };
+/// Wire says over what ranks that share no memory send each other messages; see Config::wire.
+enum class Wire : std::uint8_t { Auto, Mpi, Ucx };
 /// GpuBackend says how GPU tensors travel; see Config::gpu_backend.
 enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
 /// NcclRegistration says what NCCL is told of its memory; see Config::nccl_registration.
@@ -94,6 +96,10 @@ struct Config {
   /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
   /// several times slower; for measuring, and for hosts that forbid one process to see another's memory.
   SharedMemory shared_memory = SharedMemory::Auto;
+
+  /// Over what ranks that share no memory send each other messages (HVD_WIRE: auto, mpi or ucx, default auto). Auto: MPI where a launcher
+  /// of MPI has started the ranks, UCX where they met without. Ranks of one host that share memory need neither.
+  Wire wire = Wire::Auto;
 
   /// Whether ranks of one host read large tensors of each other where they are, by one copy that the kernel makes (process_vm_readv),
   /// instead of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto or off, default auto). Auto: where `init()` finds that

@@ -11,7 +11,6 @@
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "ops/gpu/nccl/nccl_backend.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "ops/mpi/point_to_point.h"
 #include "ops/p2p/backend.h"
 #include "ops/shm/shm_backend.h"
 
@@ -97,15 +96,13 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
 
 }  // namespace
 
-Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
-                       const std::shared_ptr<Arena>& arena) {
+Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const MakePointToPoint& make_wire,
+                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
   Backends made{.devices = nccl::gpu_libraries()};
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1) {
-    bootstrap->agree();
-    auto wire = std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap->comm(topology).get()));
-    made.all.push_back(std::make_unique<P2pBackend>(std::move(wire), topology, memory, arena, *parts.board, parts.stats));
+    made.all.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena, *parts.board, parts.stats));
   }
   if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;

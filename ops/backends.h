@@ -8,6 +8,7 @@
 
 #include "hvd/engine/engine.h"
 #include "ops/bootstrap.h"
+#include "ops/p2p/point_to_point.h"
 #include "ops/shm/arena.h"
 
 namespace hvd {
@@ -20,7 +21,8 @@ struct Backends {
 };
 
 /// Collective: communicators are made, and the ranks say which GPUs they have. `parts` has its topology, board and stats already.
-Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
-                       const std::shared_ptr<Arena>& arena);
+/// `make_wire` where there are several domains.
+Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const MakePointToPoint& make_wire,
+                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena);
 
 }  // namespace hvd

@@ -58,20 +58,6 @@ void Bootstrap::begin() {
   if (meeting_) meeting_->begin();
 }
 
-const MpiComm& Bootstrap::comm(const Topology& topology, const std::string& why_not_shared) const {
-  if (mpi_ != nullptr) {
-    mpi_->require_threads();
-    return mpi_->comm();
-  }
-  const std::string what = topology.cross_size > 1
-                               ? formatted("they are on {} hosts", topology.cross_size)
-                               : formatted("they cannot share memory{}{}", why_not_shared.empty() ? "" : ": ", why_not_shared);
-  throw BackendError(formatted(
-      "hvd::init(): the {} ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: between ranks that share no memory hvd "
-      "needs MPI; start them by mpirun",
-      topology.size, what));
-}
-
 std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
   if (!meeting_) return {mine};
   auto all = meeting_->allgather(marked(Mark::Well, mine));

@@ -39,10 +39,11 @@ class Bootstrap {
   [[nodiscard]] bool is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
-  /// Not collective. Returns the communicator, for ranks that share no memory. Throws BackendError, which says what to do, where the ranks
-  /// met without MPI, or where it may not be called by other threads than the one that started it. `why_not_shared`: what `share_memory`
-  /// has returned.
-  [[nodiscard]] const MpiComm& comm(const Topology& topology, const std::string& why_not_shared = {}) const;
+  /// Not collective. Returns MPI's communicator. Requires `has_mpi`.
+  [[nodiscard]] const MpiComm& comm() const { return mpi_->comm(); }
+  /// Not collective. Throws BackendError, which says what to do, where MPI may not be called by other threads than the one that started it.
+  /// Requires `has_mpi`.
+  void require_threads() const { mpi_->require_threads(); }
 
   /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();

@@ -25,9 +25,9 @@
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
-#include "ops/mpi/point_to_point.h"
 #include "ops/p2p/transport.h"
 #include "ops/shm/result_memory.h"
+#include "ops/wires.h"
 
 namespace hvd {
 
@@ -66,13 +66,13 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
       throw InvalidArgument(formatted("{} (rank {})", said, rank));
 }
 
-std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& why_not_shared,
+std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& wire, const std::string& why_not_shared,
                      const std::string& why_not_direct, const std::string& devices) {
   const auto plural = [](int n, const char* noun) { return formatted("{} {}{}", n, noun, n == 1 ? "" : "s"); };
   std::string path = topology.size == 1                        ? "alone"
                      : topology.domains == 1                   ? "shared memory"
-                     : topology.domains == topology.cross_size ? "shared memory within hosts, MPI between them"
-                                                               : "MPI";
+                     : topology.domains == topology.cross_size ? formatted("shared memory within hosts, {} between them", wire)
+                                                               : wire;
   if (!why_not_direct.empty()) path += formatted(" (no direct copies: {})", why_not_direct);
   if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
   return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
@@ -128,6 +128,12 @@ struct Beginning {
   std::promise<bool> may_begin;
 };
 
+/// Collective. A wire may start threads of its own.
+ChosenWire open_wire(const Config& config, const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
+  const SignalsKeptOff to_its_threads;
+  return choose_wire(config, ranks, topology, why_not_shared);
+}
+
 /// Collective. The engine runs once all ranks have one; throws on all if one cannot.
 std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   const auto beginning = std::make_shared<Beginning>();
@@ -177,12 +183,9 @@ void offer_shared_memory(World& world, const DomainMemory& memory, const std::sh
 }
 
 /// From this rank to the leaders of domains; null in a world of one domain. Collective.
-std::unique_ptr<P2pTransport> make_transport(const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
+std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
-  const MpiComm& of = ranks.comm(topology, why_not_shared);
-  ranks.agree();
-  auto wire = std::make_unique<MpiPointToPoint>(MpiComm::duplicate(of.get()));
-  return std::make_unique<P2pTransport>(std::move(wire), leaders_of(topology), topology.domain_of_rank, topology.domain);
+  return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
 /// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
@@ -221,14 +224,15 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
-  auto made = make_transport(ranks, topology, why_not_shared);
+  const ChosenWire wire = open_wire(config, ranks, topology, why_not_shared);
+  auto made = make_transport(wire, topology);
   P2pTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
-  Backends backends = make_backends(parts, bootstrap, memory, arena);
+  Backends backends = make_backends(parts, bootstrap, wire.make, memory, arena);
   parts.backends = std::move(backends.all);
 
   World world;
-  world.description = describe(topology, ranks, why_not_shared, why_not_direct, backends.devices);
+  world.description = describe(topology, ranks, wire.name, why_not_shared, why_not_direct, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);
@@ -289,7 +293,7 @@ void init(const Config& config) {
   if (ranks.rank() != 0) return;
   log_plain(formatted("hvd: {}\n", description));
   for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
-  if (topology.domains > 1 && ranks.is_serialized())
+  if (topology.domains > 1 && config.wire != Wire::Ucx && ranks.is_serialized())
     log(LogLevel::Warning,
         "MPI was started with MPI_THREAD_SERIALIZED: the program must not call MPI itself between hvd::init() and hvd::shutdown(), because "
         "hvd does so in threads of its own; MPI_THREAD_MULTIPLE lets both");

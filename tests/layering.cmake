@@ -5,13 +5,13 @@ cmake_minimum_required(VERSION 3.25)
 
 # ---- The rules; all exceptions are here.
 # What no file of a floor may include.
-set(forbidden_hvd "^(mpi\\.h|mpi-ext\\.h|nccl\\.h|cuda|torch/|ATen/|c10/|ops/|torch_bindings/)")
+set(forbidden_hvd "^(mpi\\.h|mpi-ext\\.h|nccl\\.h|uc[pst]/|cuda|torch/|ATen/|c10/|ops/|torch_bindings/)")
 set(forbidden_ops "^(torch/|ATen/|c10/|torch_bindings/|hvd/torch\\.h)")
 # The front door of LibTorch users lies in hvd/ for its spelling, and only forwards.
 set(front_doors "^hvd/torch\\.h$")
 # In ops/, algorithms know the words of the core and nothing else of it; adapters, what they share and the files that assemble a world include what they need.
-set(words_of_the_core "^hvd/(types|errors|base/(text|process))\\.h$")
-set(adapters "[_/](backend|transport|execution|rendezvous)\\.(h|cc|cu)$|^ops/(host_ops|supports|init|backends|bootstrap[a-z_]*|rendezvous/[a-z_]+|p2p/context|shm/context|shm/result_memory)\\.(h|cc)$")
+set(words_of_the_core "^hvd/(types|errors|base/(text|process|wire))\\.h$")
+set(adapters "[_/](backend|transport|execution|rendezvous)\\.(h|cc|cu)$|^ops/(host_ops|supports|init|backends|wires|bootstrap[a-z_]*|rendezvous/[a-z_]+|p2p/context|shm/context|shm/result_memory)\\.(h|cc)$")
 # The one file that reads the environment.
 set(environment_reader "^hvd/config\\.cc$")
 

@@ -102,14 +102,16 @@ bool can_start_mpi(const Environment& environment, const Announcement& found) {
   return std::any_of(kManagers.begin(), kManagers.end(), [&](const char* name) { return environment(name).has_value(); });
 }
 
+/// An IPv6 address may stand in brackets, as before a port.
+bool is_bracketed(const std::string& host) { return host.size() > 2 && host.front() == '[' && host.back() == ']'; }
+
 /// `text` is what follows "tcp://": HOST:PORT, an IPv6 address in brackets.
 StoreAddress read_tcp(const std::string& text) {
   const auto colon = text.rfind(':');
   StoreAddress address;
   const auto port = colon == std::string::npos ? std::nullopt : number(text.substr(colon + 1));
   if (port) address.host = text.substr(0, colon);
-  const bool bracketed = address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']';
-  if (bracketed) address.host = address.host.substr(1, address.host.size() - 2);
+  if (is_bracketed(address.host)) address.host = address.host.substr(1, address.host.size() - 2);
   if (!port || *port < 1 || *port > kMostPort || address.host.empty() || address.host.find('/') != std::string::npos)
     throw InvalidArgument(formatted(
         "HVD_INIT: 'tcp://{}' is not allowed; after tcp:// come the host of rank 0 and a free port of it, 1 to {}", text, kMostPort));
@@ -129,7 +131,7 @@ std::optional<StoreAddress> read_master(const Environment& environment) {
   if (!port || *port < 1 || *port > kMostPort)
     throw InvalidArgument(formatted("MASTER_PORT: '{}' is not allowed; it must be a port, 1 to {}", *text, kMostPort));
   StoreAddress address;
-  address.host = *host;
+  address.host = is_bracketed(*host) ? host->substr(1, host->size() - 2) : *host;
   address.ports = kPortsTried;
   const int behind = kPortsBehind + kPortsTried;
   address.first_port = *port + behind <= kMostPort ? *port + kPortsBehind : *port - behind;

@@ -3,10 +3,12 @@
 /// tag. Messages from one rank to another that have the same tag are received in the order in which they were sent; a message that comes
 /// before it is asked for waits. Nothing blocks; what is under way goes on while any of these functions is called. One thread at a time.
 /// It fails with BackendError that has the wire's own words, or with RankFailed where the wire knows that a rank has gone.
-/// ops/mpi/point_to_point.h implements it.
+/// MPI (ops/mpi/point_to_point.h) and UCX (ops/ucx/point_to_point.h) implement it.
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -34,8 +36,9 @@ struct Claimed {
   std::size_t bytes = 0;
 };
 
-/// When a send is done. An ordinary one may be done while bytes of it still wait in this process for a next call, which may not come for
-/// long; a synchronous one is done only when the other side has begun to take it. Who has nothing else to wait for must use that.
+/// When a send is done. An ordinary one is done when its bytes may be used again, be it that the other rank has gone; it may be so while
+/// bytes of it still wait in this process for a next call, which may not come for long; a synchronous one is done only when none do: at the
+/// latest when the other side has begun to take it. Who has nothing else to wait for must use that.
 enum class SendMode : std::uint8_t { Ordinary, Synchronous };
 
 class PointToPoint {
@@ -67,5 +70,8 @@ class PointToPoint {
   /// Returns whether the bytes of all sends that are done have left this process. Makes them leave when it is called again and again.
   virtual bool flush() = 0;
 };
+
+/// Makes one more wire between all ranks, whose messages no other gets. Collective, where the wire says so.
+using MakePointToPoint = std::function<std::unique_ptr<PointToPoint>()>;
 
 }  // namespace hvd

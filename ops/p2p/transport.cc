@@ -4,6 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/errors.h"
+
 namespace hvd {
 
 namespace {
@@ -84,7 +86,11 @@ bool P2pTransport::drain(std::chrono::milliseconds patience) {
     reap();
     if (outgoing_.empty() && wire_->flush()) return true;
     if (std::chrono::steady_clock::now() > deadline) return false;
-    look_for_arrivals();  // two leaders that drain at once take each other's
+    try {
+      look_for_arrivals();  // two leaders that drain at once take each other's
+    } catch (const RankFailed&) {
+      return false;
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

@@ -27,7 +27,8 @@ class P2pTransport final : public Transport {
   void send(int to, std::span<const std::byte> bytes) override;
   std::optional<Message> receive() override;
 
-  /// For an orderly end: makes the wire send what is queued. False if `patience` ran out first; then it is forgotten with this object.
+  /// For an orderly end: makes the wire send what is queued. False if `patience` ran out first, or a rank has gone; then it is forgotten
+  /// with this object.
   bool drain(std::chrono::milliseconds patience);
 
  private:

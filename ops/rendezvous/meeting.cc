@@ -165,7 +165,7 @@ class Meeting {
       if (note->host != name_of_host() && Clock::now() < began_ + kSure) return {};  // of an earlier job, perhaps
       if (note->host != name_of_host())
         throw BackendError(
-            formatted("hvd::init(): {} was written on another host ({}): ranks of several hosts need MPI, start them by mpirun; "
+            formatted("hvd::init(): {} was written on another host ({}): ranks of several hosts meet by HVD_INIT=tcp://HOST:PORT; "
                       "or the file is of a job that has ended: remove it",
                       address_.path, note->host.substr(0, note->host.find(' '))));
       return place_of(*note);

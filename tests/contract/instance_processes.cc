@@ -69,9 +69,14 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
     own_rank = rank();
     ranks = size();
     const bool one_domain = engine()->topology().domains == 1;
+    const bool over_ucx = backend_description().find("UCX") != std::string::npos;
     const bool in_rank_order =
         backend_description().find("CUDA IPC") != std::string::npos || backend_description().find("staged through") != std::string::npos;
-    const std::string way = !gpu ? (one_domain ? "shm, " : "mpi, ") : in_rank_order ? "shared GPU or staged, " : "nccl, ";
+    const std::string way = !gpu            ? (one_domain ? "shm, "
+                                               : over_ucx ? "ucx, "
+                                                          : "mpi, ")
+                            : in_rank_order ? "shared GPU or staged, "
+                                            : "nccl, ";
     const Setting setting{.name = way + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
                           .size = ranks,
                           .device = gpu ? Device{DeviceKind::Cuda, 0} : Device{},

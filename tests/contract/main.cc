@@ -1,7 +1,7 @@
 // The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|nccl_window|shared|staged] [--filter text]
 //   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
-//   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI)
+//   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI or UCX)
 // The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
 
 #include <cstdio>

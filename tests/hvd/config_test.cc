@@ -89,6 +89,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
       {"ELASTIC", "1", "maybe", "one of 0, 1", [](const Config& c) { return c.elastic; }},
       {"SHARED_MEMORY", "off", "on", "one of auto, off", [](const Config& c) { return c.shared_memory == SharedMemory::Off; }},
       {"RESULT_POOL_BYTES", "0", "1 GiB", "bytes, 0 to", [](const Config& c) { return c.result_pool_bytes == 0; }},
+      {"WIRE", "ucx", "tcp", "one of auto, mpi, ucx", [](const Config& c) { return c.wire == Wire::Ucx; }},
       {"DIRECT_COPIES", "off", "on", "one of auto, off", [](const Config& c) { return c.direct_copies == DirectCopies::Off; }},
       {"GPU_BACKEND", "staged", "nvlink", "one of auto, nccl, shared, staged",
        [](const Config& c) { return c.gpu_backend == GpuBackend::Staged; }},

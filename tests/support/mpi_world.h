@@ -20,6 +20,7 @@
 #include "ops/p2p/transport.h"
 #include "ops/shm/shared_memory.h"
 #include "ops/shm/shm_backend.h"
+#include "ops/ucx/wire.h"
 
 namespace hvd::test {
 
@@ -35,8 +36,23 @@ inline int mpi_size() {
   return size;
 }
 
-/// Between all ranks.
-inline std::unique_ptr<PointToPoint> mpi_wire() { return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(MPI_COMM_WORLD)); }
+/// Collective. Returns what makes wires between all ranks: over MPI, or, with HVD_WIRE=ucx, over a UCX worker of its own.
+inline MakePointToPoint open_wire() {
+  if (Config::from_environment().wire != Wire::Ucx)
+    return [] { return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(MPI_COMM_WORLD)); };
+  return open_ucx(mpi_rank(), mpi_size(), [](const Bytes& mine) {
+    const int length = static_cast<int>(mine.size());
+    std::vector<int> lengths(static_cast<std::size_t>(mpi_size()));
+    MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, MPI_COMM_WORLD);
+    std::vector<int> starts;
+    std::exclusive_scan(lengths.begin(), lengths.end(), std::back_inserter(starts), 0);
+    Bytes all(static_cast<std::size_t>(starts.back() + lengths.back()));
+    MPI_Allgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), starts.data(), MPI_BYTE, MPI_COMM_WORLD);
+    std::vector<Bytes> by_rank;
+    for (std::size_t i = 0; i < starts.size(); ++i) by_rank.emplace_back(all.begin() + starts[i], all.begin() + starts[i] + lengths[i]);
+    return by_rank;
+  });
+}
 
 /// Which domain a rank is in.
 using Dealing = std::function<int(int rank)>;
@@ -86,8 +102,9 @@ class MpiWorld {
     parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
     board_ = parts.board.get();
     if (options.shm) parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena_, *parts.board, topology, parts.stats));
-    parts.backends.push_back(std::make_unique<P2pBackend>(mpi_wire(), topology, memory, arena_, *parts.board, parts.stats));
-    auto transport = std::make_unique<P2pTransport>(mpi_wire(), leaders, topology.domain_of_rank, topology.domain);
+    const MakePointToPoint make_wire = open_wire();
+    parts.backends.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena_, *parts.board, parts.stats));
+    auto transport = std::make_unique<P2pTransport>(make_wire(), leaders, topology.domain_of_rank, topology.domain);
     transport_ = transport.get();
     if (topology.domains > 1 && topology.domain_index == 0) {
       parts.transport = std::move(transport);

@@ -166,6 +166,8 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
   CHECK(says(job({{"HVD_INIT_TOKEN", "secret"}}), "secret") == false);
   CHECK(read(torch(1, 3)).way == Way::Store);
 
+  for (const char* address : {"::1", "[::1]"})
+    CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", address}, {"MASTER_PORT", "29500"}}).store->host == "::1");
   for (const char* missing : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     Variables variables = torch(1, 3);
     variables.erase(missing);

@@ -23,7 +23,7 @@ std::size_t length_of(int number) { return number % 5 == 0 ? std::size_t{3000000
 }  // namespace
 
 TEST_CASE("messages arrive whole and in the order of each sender, small ones behind large ones") {
-  P2pTransport transport(mpi_wire(), all_ranks(), all_ranks(), mpi_rank());
+  P2pTransport transport(open_wire()(), all_ranks(), all_ranks(), mpi_rank());
   CHECK(transport.domain() == mpi_rank());
   CHECK(transport.domains() == mpi_size());
   constexpr int kMessages = 40;
@@ -50,7 +50,7 @@ TEST_CASE("messages arrive whole and in the order of each sender, small ones beh
 
 TEST_CASE("a transport that ends with messages under way leaves nothing behind that harms the next") {
   for (int round = 0; round < 3; ++round) {
-    P2pTransport transport(mpi_wire(), all_ranks(), all_ranks(), mpi_rank());
+    P2pTransport transport(open_wire()(), all_ranks(), all_ranks(), mpi_rank());
     for (int to = 0; to < mpi_size(); ++to)
       if (to != mpi_rank()) transport.send(to, Bytes(1000000));
     MPI_Barrier(MPI_COMM_WORLD);

@@ -78,6 +78,8 @@ start refused "different knobs" 3 "Mismatch: hvd::init\(\): the configuration mu
   mpirun -np 1 env HVD_FUSION_THRESHOLD=1 "$victim" : -np 2 env HVD_FUSION_THRESHOLD=2 "$victim"
 start refused "different shared memory" 2 "Mismatch: hvd::init\(\): the configuration .*: HVD_SHARED_MEMORY \(rank 0: off; rank 1: auto\)$" \
   mpirun -np 1 env HVD_SHARED_MEMORY=off "$victim" : -np 1 "$victim"
+start refused "different wires" 2 "Mismatch: hvd::init\(\): the configuration .*: HVD_WIRE \(rank 0: ucx; rank 1: auto\)$" \
+  mpirun -np 1 env HVD_WIRE=ucx "$victim" : -np 1 "$victim"
 start refused "a timeline on one rank only" 2 "Mismatch: hvd::init\(\): the configuration .*: HVD_TIMELINE \(rank 0: '.*'; rank 1: ''\)$" \
   mpirun -np 1 env HVD_TIMELINE="$cases_folder/timeline" "$victim" : -np 1 "$victim"
 start refused "different group fusion" 2 "Mismatch: hvd::init\(\): the configuration .*: HVD_DISABLE_GROUP_FUSION \(rank 0: 1; rank 1: 0\)$" \

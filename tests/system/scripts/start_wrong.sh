@@ -132,7 +132,8 @@ start wrong_ranks "mpirun within torchrun's worker" 2 2 "HVD_INIT=mpi if the lat
   env TORCHELASTIC_RUN_ID=none RANK=0 "OMPI_COMM_WORLD_RANK={rank}" OMPI_COMM_WORLD_SIZE=2 "$program"
 start wrong_ranks "port 0" 2 2 "tcp://127.0.0.1:0' is not allowed" env HVD_INIT=tcp://127.0.0.1:0 "$program"
 start wrong_ranks "a file in a folder that is not there" 2 2 "HVD_INIT=file:///no/such/folder/file.*: No such file" env HVD_INIT=file:///no/such/folder/file "$program"
-start wrong_ranks "no shared memory, and no MPI" 2 2 "HVD_SHARED_MEMORY=off: .*start them by mpirun" env HVD_SHARED_MEMORY=off "$program"
+start wrong_ranks "no shared memory, and no MPI" 2 2 "HVD_WIRE=mpi: .*HVD_SHARED_MEMORY=off: start them by mpirun" \
+  env HVD_SHARED_MEMORY=off HVD_WIRE=mpi "$program"
 start wrong_ranks "different knobs" 2 2 "the configuration must be equal on all ranks: HVD_FUSION_THRESHOLD" env HVD_FUSION_THRESHOLD=1{rank} "$program"
 start wrong_ranks "a wrong HVD_START_TIMEOUT" 2 2 "HVD_START_TIMEOUT: 'soon' is not allowed" env HVD_START_TIMEOUT=soon "$program"
 

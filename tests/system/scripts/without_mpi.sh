@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ranks of one host that nothing of MPI has started: by RANK and WORLD_SIZE, torchrun, HVD_INIT over TCP and by a file. They compute the same
-# bits as under mpirun, and MPI_Init is not called; a rank that dies is noticed; jobs side by side do not meet; ranks that would need MPI say
-# so, all of them.
+# bits as under mpirun, and MPI_Init is not called; a rank that dies is noticed; jobs side by side do not meet. Ranks that share no
+# memory talk UCX; where that is not to be had, they say so, all of them.
 # Usage: without_mpi.sh BUILD_FOLDER
 # timeout: 400
 set -uo pipefail
@@ -119,12 +119,56 @@ for way in exit0 _exit kill exec system lives; do
   start says "a child that is forked: $way" 0 3 "^rank [0-2]: all is well" "$ranks" 3 "$tests/process_forks" $way
 done
 
-start says "ranks that may not share memory" 3 3 "^rank [0-2]: BackendError: .*HVD_SHARED_MEMORY=off: between ranks that share no memory hvd needs MPI" \
-  env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/meets"
+# ---- Between ranks that share no memory: UCX
+start says "HVD_WIRE=mpi without MPI" 3 3 "^rank [0-2]: BackendError: .*HVD_WIRE=mpi: .*HVD_SHARED_MEMORY=off: start them by mpirun" \
+  env HVD_SHARED_MEMORY=off HVD_WIRE=mpi "$ranks" 3 "$tests/meets"
+if HVD_SHARED_MEMORY=off "$ranks" 2 "$tests/meets" 2>&1 | grep -qE 'UCX cannot be opened|built without UCX'; then
+  echo "UCX is not there: nothing of it is tried"
+  finish_cases
+  exit
+fi
+broken_library() {
+  mkdir "$work/lib"
+  echo none >"$work/lib/libucp.so.0"
+  says "a UCX that cannot be opened" 3 2 "^rank [01]: BackendError: .*HVD_SHARED_MEMORY=off: .*UCX cannot be opened: .*start the ranks by mpirun" \
+    env HVD_SHARED_MEMORY=off LD_LIBRARY_PATH="$work/lib" "$ranks" 2 "$tests/meets"
+}
+start broken_library
+over_ucx() {
+  export HVD_SHARED_MEMORY=off # for mpirun too
+  same "$1" "over UCX" "$ranks" "$1" "$tests/meets"
+}
+start over_ucx 2
+start over_ucx 4
+start says "over UCX under mpirun" 0 6 "^rank [0-2] of 3, .*MPI is used" mpirun -np 3 -x HVD_WIRE=ucx -x HVD_SHARED_MEMORY=off "$tests/meets"
+# Each rank is a domain: nobody but UCX sees one die.
+start says "over UCX, a rank that dies is noticed" 3 2 "^rank [02]: RankFailed: .*rank 1" env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/meets" dies
+for end in "kill 60" "kill 0" throw _exit; do
+  # shellcheck disable=SC2086  # two words
+  start says "over UCX, in the middle of allreduces: $end" - 3 "^rank [013]: RankFailed: .*rank 2" \
+    env HVD_SHARED_MEMORY=off "$ranks" 4 "$tests/victim" $end
+done
+start says "over UCX, a child that is forked" 0 3 "^rank [0-2]: all is well" env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/process_forks" exit0
+start says "over UCX, a stuck rank" 3 3 "^rank [013]: StallTimeout: allreduce 'small' .*ranks 2-3, on other hosts, have not submitted it" env HVD_SHARED_MEMORY=off \
+  HVD_STALL_CHECK_TIME_SECONDS=1 HVD_STALL_SHUTDOWN_TIME_SECONDS=3 "$ranks" 4 "$tests/victim" late 8000
 if unshare --uts true 2>/dev/null; then
-  # shellcheck disable=SC2016  # expanded by the inner shell
-  start says "ranks of two hosts" 3 3 "^rank [0-2]: BackendError: .*they are on 2 hosts: .*start them by mpirun" \
-    "$ranks" 3 bash -c '[ "$RANK" = 1 ] && exec unshare --uts bash -c "hostname other; exec \"$0\"" "$0"; exec "$0"' "$tests/meets"
+  # on_hosts FIRST COMMAND...: ranks from FIRST on are on another host
+  cat >"$cases_folder/on_hosts" <<'END'
+first=$1
+shift
+[ "$RANK" -lt "$first" ] && exec "$@"
+exec unshare --uts bash -c 'hostname other; exec "$@"' bash "$@"
+END
+  hosts() { echo bash "$cases_folder/on_hosts" "$1"; }
+  # shellcheck disable=SC2046  # several words
+  {
+    start says "two hosts of two ranks" 0 8 "^rank [0-3] of 4, [01] of 2 here: [0-9a-f]+, MPI is not used" "$ranks" 4 $(hosts 2) "$tests/meets"
+    start says "hosts of three ranks and of one" 0 8 "^rank [0-3] of 4, [0-2] of [13] here: " "$ranks" 4 $(hosts 3) "$tests/meets"
+    start says "two hosts, a rank is killed" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 $(hosts 2) "$tests/victim" kill 60
+    start says "two hosts, one of which is lost" - 2 "^rank [01]: RankFailed: .*rank 2" "$ranks" 3 $(hosts 2) "$tests/victim" kill 60
+    start says "HVD_INIT=file on two hosts" 3 1 "^rank 1: BackendError: .*meet by HVD_INIT=tcp" \
+      env HVD_INIT=file://"$cases_folder/meet" HVD_START_TIMEOUT=8 "$ranks" 2 $(hosts 1) "$tests/meets"
+  }
 else
   echo "two hosts are left out: no unshare --uts"
 fi

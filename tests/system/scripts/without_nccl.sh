@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# With CUDA and without NCCL: the library compiles without a warning and links, says so, and works on host memory. (With both is the build
+# With CUDA, without NCCL and UCX: the library compiles without a warning and links, says so, and works on host memory. (With both is the build
 # that the other tests run on; without either, that of the sanitizers.)
 # Usage: without_nccl.sh BUILD_FOLDER
 # timeout: 600
@@ -32,7 +32,7 @@ failed() {
   exit 1
 }
 cmake=$(of CMAKE_COMMAND)
-options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_TORCH_BINDINGS=OFF)
+options=(-G "$(of CMAKE_GENERATOR)" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHVD_CUDA=ON -DHVD_NCCL=OFF -DHVD_UCX=OFF -DHVD_TORCH_BINDINGS=OFF)
 options+=(-DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
 architectures=$(of HVD_CUDA_ARCHITECTURES)
 options+=(-DHVD_CUDA_ARCHITECTURES="${architectures%%;*}") # one is enough here
@@ -61,4 +61,6 @@ if ! timeout --kill-after=5 60 mpirun -np 2 "$bench" -b 4 -e 4K --check --iterat
   failed "hvd_bench fails"
 fi
 grep -q 'built without NCCL, CUDA' "$log.run" || { cat "$log.run"; failed "init() does not say what the build lacks"; }
-echo "PASS  with CUDA, without NCCL"
+HVD_SHARED_MEMORY=off timeout --kill-after=5 60 "$root/tests/support/ranks.sh" 2 "$bench" -e 4 >"$log.run" 2>&1 </dev/null
+[ "$(grep -c 'hvd then needs UCX, but hvd was built without UCX' "$log.run")" -ge 2 ] || { cat "$log.run"; failed "it does not say that UCX is missing"; }
+echo "PASS  with CUDA, without NCCL and UCX"

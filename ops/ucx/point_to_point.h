@@ -1,0 +1,51 @@
+#pragma once
+/// UcxPointToPoint is UCX's PointToPoint: one of the channels of a worker, by which the messages of the backend and those of the leaders
+/// are told apart. UCX's tag has the channel, the sender and the tag of the message. With the worker's error handling UCX 1.13 has no
+/// synchronous sends: a synchronous one is done here when its connection has been flushed, so that none of its bytes wait in this process.
+/// It throws RankFailed when a message is awaited that a rank that has gone should send or take.
+
+#include <memory>
+#include <vector>
+
+#include "ops/p2p/point_to_point.h"
+#include "ops/ucx/worker.h"
+
+namespace hvd {
+
+class UcxPointToPoint final : public PointToPoint {
+ public:
+  UcxPointToPoint(std::shared_ptr<UcxWorker> worker, unsigned channel) : worker_(std::move(worker)), channel_(channel) {}
+
+  std::string_view name() const override { return "ucx"; }
+  int rank() const override { return worker_->rank(); }
+  int largest_tag() const override;
+  Posted send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) override;
+  Posted receive(std::span<std::byte> bytes, int from, int tag) override;
+  void test(std::span<Posted> posted, std::vector<Finished>& finished) override;
+  std::optional<Claimed> claim(int tag) override;
+  Posted receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) override;
+  bool drop(Posted& posted) noexcept override;
+  bool flush() override { return worker_->flush(); }
+
+ private:
+  /// What is awaited of a message: its request, and for a synchronous send a flush besides.
+  struct Operation {
+    void* request = nullptr;  ///< none: done
+    void* flush = nullptr;    ///< likewise
+    std::size_t bytes = 0;    ///< received
+    bool is_lost = false;     ///< the other rank has gone
+    bool is_needed = true;    ///< an error if it is lost; otherwise it is done then
+  };
+  Posted post(const Operation& operation, int peer, bool is_send);
+  [[nodiscard]] bool is_done(Operation& operation, const Posted& posted);
+  /// Takes the end of a request. Returns whether that is as good as a good one.
+  [[nodiscard]] bool take_end(void*& request, ucs_status_t status, Operation& operation, const Posted& posted);
+  void give_back(Posted& posted);
+
+  std::shared_ptr<UcxWorker> worker_;
+  const std::uint64_t channel_;
+  std::vector<Operation> operations_;  // a handle is a place here, counted from 1
+  std::vector<std::size_t> unused_;    // places
+};
+
+}  // namespace hvd

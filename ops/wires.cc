@@ -1,0 +1,47 @@
+#include "ops/wires.h"
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/ucx/wire.h"
+
+namespace hvd {
+
+namespace {
+
+/// Why there must be a wire, as the end of a sentence.
+std::string need(const Topology& topology, const std::string& why_not_shared) {
+  if (topology.cross_size > 1) return formatted("the {} ranks are on {} hosts", topology.size, topology.cross_size);
+  return formatted("the {} ranks cannot share memory{}{}", topology.size, why_not_shared.empty() ? "" : ": ", why_not_shared);
+}
+
+ChosenWire choose_mpi(const Bootstrap& bootstrap) {
+  bootstrap.require_threads();
+  return {"MPI", [&bootstrap] {
+            bootstrap.agree();
+            return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap.comm().get()));
+          }};
+}
+
+}  // namespace
+
+ChosenWire choose_wire(const Config& config, const Bootstrap& bootstrap, const Topology& topology, const std::string& why_not_shared) {
+  if (topology.domains == 1) return {};
+  const bool wants_mpi = config.wire == Wire::Auto ? bootstrap.has_mpi() : config.wire == Wire::Mpi;
+  if (wants_mpi && bootstrap.has_mpi()) return choose_mpi(bootstrap);
+  if (wants_mpi)
+    throw BackendError(
+        formatted("hvd::init(): HVD_WIRE=mpi: the ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: start them by mpirun, "
+                  "or leave HVD_WIRE unset",
+                  need(topology, why_not_shared)));
+  if (const std::string problem = why_no_ucx(); !problem.empty()) {
+    if (bootstrap.has_mpi()) throw BackendError(formatted("hvd::init(): HVD_WIRE=ucx: {}; install it, or leave HVD_WIRE unset", problem));
+    throw BackendError(
+        formatted("hvd::init(): the ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: between ranks that share no memory "
+                  "hvd then needs UCX, but {}; install it, or start the ranks by mpirun",
+                  need(topology, why_not_shared), problem));
+  }
+  return {"UCX", open_ucx(bootstrap.rank(), bootstrap.size(), [&bootstrap](const Bytes& mine) { return bootstrap.allgather(mine); })};
+}
+
+}  // namespace hvd
