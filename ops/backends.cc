@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "hvd/base/log.h"
 #include "hvd/base/wire.h"
 #include "hvd/hvd.h"
 #include "ops/gpu/api/placement.h"
@@ -54,7 +55,9 @@ nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& 
 void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
-  const int device = nccl::device_of(table, topology.local_rank);
+  const int device = made.device = nccl::device_of(table, topology.local_rank);
+  if (topology.size > 1)
+    if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
   std::vector<std::string> gpus;
   for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).take()))
     gpus.push_back(Reader(said).get_string());

@@ -74,6 +74,20 @@ int device_of(const GpuApi& table, int local_rank) {
   return local_rank % count;
 }
 
+std::string make_current(const GpuApi& table, int device, int rank) {
+  int before = 0;
+  if (device < 0 || table.get_device(&before) != CudaCode::Success || before == device) return {};
+  bool used = false;
+  if (table.has_context(device, &used) == CudaCode::Success && used) static_cast<void>(table.set_device(device));
+  used = false;
+  if (table.has_context(before, &used) != CudaCode::Success || !used) return {};
+  return formatted(
+      "rank {} has worked on cuda:{} before hvd::init(), and its GPU is cuda:{}: its tensors must be there, and what it has left on "
+      "cuda:{} "
+      "takes memory of the rank whose GPU that is; call hvd::init() first, and use hvd::local_device()",
+      rank, before, device, before);
+}
+
 std::string gpu_id(const GpuApi& table, int device) {
   std::string id;
   if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};

@@ -327,6 +327,36 @@ TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on t
   }
 }
 
+TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on the others, and nothing waits for its events") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);
+  Kept kept;
+  const std::atomic<bool> never{false};  // the kernel before rank 2's tensors, which ends with its process
+  void* const unhappened = devices.device(2).user_event(never);
+  std::barrier all_have_waited(kRanks);
+  {
+    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+    world.run(
+        [&](int rank, Engine& engine) {
+          std::vector<std::vector<float>> tensors{values_of(rank, 100)};
+          Submission submission = sum_of(rank, tensors, "layer");
+          submission.on_stream = true;
+          if (rank == 2) submission.tensors.front().ready_event = unhappened;
+          const auto pending = engine.submit(std::move(submission), After::Return);
+          engine.wait(*pending);  // enqueued: the streams wait for rank 2's event
+          all_have_waited.arrive_and_wait();
+          kept.take(std::move(tensors));
+          if (rank == 2) return engine.die_for_test();
+          while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+          CHECK_THROWS_AS(engine.wait(*pending), RankFailed);
+          std::vector<std::vector<float>> more{values_of(rank, 10)};
+          CHECK(failure_of(engine, sum_of(rank, more, "next")).starts_with("RankFailed: "));
+        },
+        false);
+  }
+  for (int rank = 0; rank < 2; ++rank) CHECK(devices.device(rank).calls("cudaIpcCloseMemHandle") == 0);  // it would wait for ever
+}
+
 TEST_CASE("nccl: batches go to the streams in turn, each with communicators of its own, in one order on all ranks") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);  // with two streams
@@ -526,7 +556,37 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(gpu_id(device.table(), 1) == "host GPU 1");
   device.devices = 0;
   CHECK(device_of(device.table(), 3) == -1);
+  CHECK(make_current(device.table(), -1, 0).empty());
+  CHECK(device.contexts.empty());
   CHECK(gpu_id(device.table(), -1).empty());
+}
+
+TEST_CASE("placement: the rank's GPU becomes the current one where that makes no context; who has used another is told") {
+  HostCluster cluster;
+  HostDevice device(cluster, 1);
+  const auto& table = device.table();
+  CHECK(make_current(table, 0, 0).empty());  // it is already
+  CHECK(make_current(table, 1, 1).empty());
+  CHECK(device.current() == 0);
+  CHECK(device.contexts.empty());
+  device.contexts = {1};
+  CHECK(make_current(table, 1, 1).empty());
+  CHECK(device.current() == 1);
+  device.contexts = {0, 1};
+  device.current() = 0;
+  const std::string remark = make_current(table, 1, 1);
+  CAPTURE(remark);
+  CHECK(remark.starts_with("rank 1 has worked on cuda:0 before hvd::init(), and its GPU is cuda:1"));
+  CHECK(device.current() == 1);
+  device.current() = 0;
+  device.fail_call("cudaGetDevice", 1);
+  CHECK(make_current(table, 1, 1).empty());
+  for (const int nth : {1, 2}) {
+    device.current() = 0;
+    device.fail_call("cuDevicePrimaryCtxGetState", 1, nth);
+    CHECK(make_current(table, 1, 1).empty() == (nth == 2));
+    CHECK(device.current() == nth - 1);
+  }
 }
 
 }  // namespace hvd::nccl::test

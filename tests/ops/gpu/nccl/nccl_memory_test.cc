@@ -183,7 +183,7 @@ TEST_CASE("nccl: idle blocks make room for a larger one") {
   const auto larger = backend->allocate(traits, 8 * kMiB);
   CHECK(larger != nullptr);
   CHECK(here.device.live_memory() == 1);
-  here.device.current_device = 1;
+  here.device.current() = 1;
   here.device.fail_call("cudaSetDevice", 101);
   CHECK(backend->allocate(traits, kMiB) == nullptr);  // no such device
   CHECK_FALSE(here.device.fail_pending("cudaSetDevice"));
