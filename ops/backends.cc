@@ -1,6 +1,7 @@
 #include "ops/backends.h"
 
 #include <chrono>
+#include <cstdint>
 #include <new>
 #include <optional>
 #include <utility>
@@ -59,12 +60,17 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   if (topology.size > 1)
     if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
   std::vector<std::string> gpus;
-  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).take()))
-    gpus.push_back(Reader(said).get_string());
+  bool can_share = true;
+  const std::uint8_t can_be_shared = nccl::can_share(table, device) ? 1 : 0;
+  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).put(can_be_shared).take())) {
+    Reader reader(said);
+    gpus.push_back(reader.get_string());
+    can_share = reader.get<std::uint8_t>() != 0 && can_share;
+  }
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
-  const auto placement =
-      std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(), wanted_way(parts.config.gpu_backend));
+  const auto placement = std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(),
+                                                           wanted_way(parts.config.gpu_backend), can_share);
   made.devices += ", " + placement->describe();
   const auto takes = [placement](nccl::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };

@@ -104,8 +104,8 @@ int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_i
 
 /// A call that works on a device makes a context on the one that is current; some calls break the capture of a graph.
 void HostDevice::note_side_effects(const std::string& name) {
-  static const std::set<std::string> harmless{"cudaGetDevice", "cudaSetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties",
-                                              "cuDevicePrimaryCtxGetState"};
+  static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
+                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState"};
   static const std::set<std::string> unsafe{"cudaEventQuery", "cudaMalloc", "cudaFree", "ncclMemAlloc", "ncclMemFree"};
   if (!harmless.contains(name)) contexts.insert(current());
   if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
@@ -440,6 +440,10 @@ void HostDevice::fill_memory() {
   table_.device_id = [this](int device, std::string* id) {
     *id = "host GPU " + std::to_string(device);
     return enter<CudaCode>("cudaGetDeviceProperties");
+  };
+  table_.ipc_supported = [this](int, bool* supported) {
+    *supported = ipc;
+    return enter<CudaCode>("cudaDeviceGetAttribute");
   };
   table_.device_malloc = [this](void** memory, std::size_t bytes) {
     allocations.push_back(bytes);

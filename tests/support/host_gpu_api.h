@@ -30,6 +30,7 @@ class HostDevice {
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
+  bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;

@@ -56,6 +56,8 @@ struct GpuApi {
   std::function<CudaCode(int* count)> device_count;                                     ///< cudaGetDeviceCount
   /// cudaGetDeviceProperties: the device's UUID as text, the same in all processes of a host. Makes no context.
   std::function<CudaCode(int device, std::string* id)> device_id;
+  /// cudaDeviceGetAttribute(cudaDevAttrIpcEventSupport): whether events of the device can be other processes' too. Makes no context.
+  std::function<CudaCode(int device, bool* supported)> ipc_supported;
   std::function<CudaCode(void** memory, std::size_t bytes)> device_malloc;  ///< cudaMalloc
   std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
   /// cudaMemcpyAsync, either way between host and device

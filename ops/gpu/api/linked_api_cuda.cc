@@ -114,6 +114,12 @@ void fill_sharing(GpuApi& table) {
     return code_of(error);
   };
   table.device_id = identify;
+  table.ipc_supported = [](int device, bool* supported) {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, cudaDevAttrIpcEventSupport, device);
+    *supported = value != 0;
+    return code_of(error);
+  };
   table.device_malloc = [](void** memory, std::size_t bytes) {
     const cudaError_t error = cudaMalloc(memory, bytes);
     if (error == cudaErrorMemoryAllocation) (void)cudaGetLastError();  // may be answered by asking for less

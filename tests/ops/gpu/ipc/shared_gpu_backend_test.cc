@@ -271,6 +271,47 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
   }
 }
 
+TEST_CASE("nccl: a batch is enqueued behind the one that the device is at work on, and no more of a set than two") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    std::atomic<bool> gate{false};
+    std::vector<void*> events;
+    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    std::barrier all_have_looked(kRanks, [&]() noexcept { gate = true; });
+    WorldOptions options = options_of(GpuRoute::Nccl, kRanks, devices);
+    options.domains = domains;
+    ThreadWorld world(options);
+    world.run([&](int rank, Engine& engine) {
+      std::vector<std::vector<std::vector<float>>> tensors;
+      for (int i = 0; i < 4; ++i) tensors.push_back({std::vector<float>(50, static_cast<float>(rank + i))});
+      const auto submit = [&](std::size_t i) {
+        Submission submission = sum_of(rank, tensors[i], "layer " + std::to_string(i));
+        submission.on_stream = true;
+        submission.tensors.front().ready_event = events[static_cast<std::size_t>(rank)];
+        return engine.submit(std::move(submission), After::Return);
+      };
+      const auto first = submit(0);
+      engine.wait(*first);
+      const auto second = submit(1);
+      engine.wait(*second);  // enqueued, although the device has not begun with the first
+      CHECK_FALSE(first->done.load());
+      const auto third = submit(2), fourth = submit(3);
+      for (int i = 0; i < 20; ++i) {
+        CHECK_FALSE(engine.poll(*third));
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      all_have_looked.arrive_and_wait();
+      for (const auto& pending : {first, second, third, fourth}) {
+        engine.wait(*pending);
+        while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      for (std::size_t i = 0; i < 4; ++i) CHECK(tensors[i][0] == std::vector<float>(50, 3.0F + 3.0F * static_cast<float>(i)));
+    });
+  }
+}
+
 TEST_CASE("gpu backends: an error that the device meets after wait() is the next operation's") {
   for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
@@ -549,8 +590,19 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
   CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) == GpuRoute::Staged);
 
+  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, GpuRoute::SharedGpu, false);
+  CHECK(without_ipc.route_of({0, 1}) == GpuRoute::Staged);
+  CHECK(without_ipc.route_of({1, 2}) == GpuRoute::Nccl);
+  CHECK(without_ipc.describe() == "2 ranks share a GPU, staged through host memory");
+
   HostCluster cluster;
   HostDevice device(cluster, 0);
+  CHECK(can_share(device.table(), 0));
+  device.fail_call("cudaDeviceGetAttribute", 1);
+  CHECK_FALSE(can_share(device.table(), 0));
+  device.ipc = false;
+  CHECK_FALSE(can_share(device.table(), 0));
+  CHECK(can_share(device.table(), -1));
   device.devices = 2;
   CHECK(device_of(device.table(), 3) == 1);
   CHECK(gpu_id(device.table(), 1) == "host GPU 1");
