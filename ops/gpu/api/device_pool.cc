@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "ops/gpu/api/memory_pressure.h"
+
 namespace hvd::nccl {
 
 namespace {
@@ -37,6 +39,7 @@ bool DevicePool::grow(std::size_t bytes) {
     got = needed;
     code = site_.table->device_malloc(&base, got);
   }
+  if (code == CudaCode::OutOfMemory && relieve_memory()) code = site_.table->device_malloc(&base, got);
   if (code == CudaCode::OutOfMemory) return false;
   check(site_, code, "cudaMalloc");
   const CudaCode exported = site_.table->ipc_get_memory(&control_.slabs[slabs_.size()], base);

@@ -14,6 +14,9 @@ namespace hvd::nccl {
 
 using Clock = std::chrono::steady_clock;
 
+/// In the steady state NCCL's thread has done its part by then; a sleep takes longer.
+constexpr std::chrono::microseconds kYielding{100};
+
 namespace {
 
 /// NCCL hangs in it when a kernel or the network does.
@@ -41,7 +44,7 @@ Communicator::Communicator(const CallContext& site, const Patience& patience, in
 
 void Communicator::settle(const CallContext& site, NcclCode code, std::string_view call) const {
   if (code != NcclCode::InProgress) return check(site, code, call, comm_);
-  const auto deadline = Clock::now() + patience_->limit;
+  const auto start = Clock::now(), deadline = start + patience_->limit;
   auto pause = std::chrono::microseconds(0);
   for (;;) {
     NcclCode state = NcclCode::Success;
@@ -50,6 +53,10 @@ void Communicator::settle(const CallContext& site, NcclCode code, std::string_vi
     if (patience_->interrupted && patience_->interrupted()) fail(site, call, "given up, because the world has failed meanwhile");
     if (Clock::now() > deadline) {
       fail(site, call, formatted("no answer for {} ms; is a rank missing that should take part?", patience_->limit.count()));
+    }
+    if (Clock::now() - start < kYielding) {
+      std::this_thread::yield();
+      continue;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(10), std::chrono::microseconds(1000));
