@@ -829,6 +829,9 @@ TEST_CASE("nccl: executions may outlive the backend") {
     auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
     self.finish(*execution);
     self.backend.reset();
+    self.device.fail_call("cudaGetDevice", 700);  // a destructor does without the device, and lets go of its event
+    execution.reset();
+    expect(!self.device.fail_pending("cudaGetDevice"), "the failure to have been used");
   });
 }
 
