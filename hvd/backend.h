@@ -135,6 +135,9 @@ class Backend {
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }
+  /// Returns whether the device does what is enqueued in the order of the launches, so that the next batch of a set may be enqueued behind
+  /// one that it is still at work on.
+  virtual bool keeps_order() const { return false; }
   /// Returns whether no rank of the domain needs the others' help to finish such a batch of so many bytes, once it is agreed; otherwise
   /// each rank has to take part soon.
   virtual bool any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const { return false; }

@@ -1,10 +1,12 @@
 #include "ops/backends.h"
 
 #include <chrono>
+#include <cstdint>
 #include <new>
 #include <optional>
 #include <utility>
 
+#include "hvd/base/log.h"
 #include "hvd/base/wire.h"
 #include "hvd/hvd.h"
 #include "ops/gpu/api/placement.h"
@@ -54,14 +56,21 @@ nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& 
 void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
-  const int device = nccl::device_of(table, topology.local_rank);
+  const int device = made.device = nccl::device_of(table, topology.local_rank);
+  if (topology.size > 1)
+    if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
   std::vector<std::string> gpus;
-  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).take()))
-    gpus.push_back(Reader(said).get_string());
+  bool can_share = true;
+  const std::uint8_t can_be_shared = nccl::can_share(table, device) ? 1 : 0;
+  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).put(can_be_shared).take())) {
+    Reader reader(said);
+    gpus.push_back(reader.get_string());
+    can_share = reader.get<std::uint8_t>() != 0 && can_share;
+  }
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
-  const auto placement =
-      std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(), wanted_way(parts.config.gpu_backend));
+  const auto placement = std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(),
+                                                           wanted_way(parts.config.gpu_backend), can_share);
   made.devices += ", " + placement->describe();
   const auto takes = [placement](nccl::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };

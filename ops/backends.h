@@ -16,6 +16,8 @@ namespace hvd {
 /// Backends are those of this process.
 struct Backends {
   std::vector<std::unique_ptr<Backend>> all;
+  /// CUDA's index of this rank's GPU; -1 without one.
+  int device = -1;
   /// "NCCL 2.28.9, CUDA 13.0, one rank per GPU", "..., 4 ranks share a GPU, through CUDA IPC", or why there is none.
   std::string devices;
 };

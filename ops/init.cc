@@ -230,6 +230,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
   Backends backends = make_backends(parts, bootstrap, wire.make, memory, arena);
   parts.backends = std::move(backends.all);
+  parts.device = backends.device;
 
   World world;
   world.description = describe(topology, ranks, wire.name, why_not_shared, why_not_direct, backends.devices);

@@ -123,9 +123,9 @@ std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slots_[i].wire));
   }
-  if (auto event = detail::ready_event(first.wire)) {
-    for (auto& argument : submission.tensors) argument.ready_event = event.get();
-    kept.push_back(std::move(event));
+  if (auto point = detail::stream_point(first.wire, options.name)) {
+    for (auto& argument : submission.tensors) argument.ready_event = point->event();
+    kept.push_back(std::move(point));
   }
   submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
   return engine()->submit(std::move(submission), After::Wait);
@@ -153,7 +153,7 @@ void AdasumDeltas::combine() {
   for (const auto& [slot, pending] : under_way) {
     try {
       engine()->wait(*pending);
-      detail::wait_on_current_stream(slots_[slot].wire, pending->completions);
+      detail::wait_on_current_stream(slots_[slot].wire, pending->completions, terms_.name);
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }

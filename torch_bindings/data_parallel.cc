@@ -1,20 +1,15 @@
 #include "torch_bindings/data_parallel.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ThreadLocalState.h>
-#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <exception>
-#include <latch>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "hvd/base/text.h"
-#include "torch_bindings/autocast.h"
+#include "torch_bindings/replica_gradients.h"
+#include "torch_bindings/replica_threads.h"
 
 namespace hvd::detail {
 
@@ -156,79 +151,6 @@ struct BorrowedReplicas {
 
 // ------------------------------------------------------------------------------------------------------------------ the pass
 
-/// The number of threads that LibTorch uses is each thread's own, but at::set_num_threads also sets the one that new threads begin with.
-/// While workers take their share, one pass after the other, a new thread keeps that number and puts it back; workers wait for that.
-class ThreadShares {
- public:
-  /// For a thread that works with LibTorch for the first time: its number is then not that of the workers of another one's pass.
-  static void look() {
-    const std::lock_guard lock(starting());
-    at::get_num_threads();
-  }
-  explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
-    share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
-    keeper_ = std::thread([this] {
-      const int of_new_threads = at::get_num_threads();
-      known_.count_down();
-      taken_.wait();
-      at::set_num_threads(of_new_threads);
-      put_back_.count_down();
-    });
-    known_.wait();
-  }
-  /// By each worker, once.
-  void take() {
-    at::get_num_threads();  // a thread's first look sets it to what new threads begin with, also after set_num_threads
-    at::set_num_threads(share_);
-    taken_.count_down();
-    put_back_.wait();
-  }
-  /// When all workers have been started.
-  void finish() {
-    keeper_.join();
-    only_one_.unlock();
-  }
-
- private:
-  static std::mutex& starting() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  std::unique_lock<std::mutex> only_one_;
-  int share_ = 1;
-  std::latch known_{1}, taken_, put_back_{1};
-  std::thread keeper_;
-};
-
-/// `work(i)` for each device in a thread of its own, with the caller's settings and a share of LibTorch's threads.
-void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
-  const at::ThreadLocalState settings;
-  const auto kind = devices.front().type();
-  const bool autocast = at::autocast::is_autocast_enabled(kind);
-  const auto autocast_type = at::autocast::get_autocast_dtype(kind);
-  std::vector<std::exception_ptr> errors(devices.size());
-  std::vector<std::thread> running;
-  ThreadShares shares(devices.size());
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    running.emplace_back([&, i] {
-      shares.take();
-      try {
-        const at::ThreadLocalStateGuard same_settings(settings);
-        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
-        std::optional<AutocastGuard> same_autocast;
-        if (autocast) same_autocast.emplace(kind, autocast_type);
-        work(i);
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    });
-  }
-  shares.finish();
-  for (auto& thread : running) thread.join();
-  for (const auto& error : errors)
-    if (error) std::rethrow_exception(error);
-}
-
 /// One forward pass on all replicas, kept for its backward pass.
 struct Pass : torch::CustomClassHolder {
   BorrowedReplicas borrowed;  ///< the first member: the graphs through them end before they are given back
@@ -243,18 +165,14 @@ struct Pass : torch::CustomClassHolder {
     std::vector<std::int64_t> sizes;
     for (const auto& output : outputs) sizes.push_back(output.size(dim));
     const Tensors pieces = gradient.split_with_sizes(sizes, dim);
-    std::vector<Tensors> of_replicas(devices.size());
+    std::vector<ReplicaPass> passes;
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      passes.push_back({outputs[i].device(), outputs[i], pieces[i], parameters[i]});
+      if (input_trained) passes.back().wanted.push_back(inputs[i]);
+    }
     borrowed.sound = false;
-    in_parallel(devices, [&](std::size_t i) {
-      Tensors wanted = parameters[i];
-      if (input_trained) wanted.push_back(inputs[i]);
-      if (!outputs[i].requires_grad()) {
-        of_replicas[i].resize(wanted.size());
-        return;
-      }
-      of_replicas[i] = torch::autograd::grad({outputs[i]}, wanted, {pieces[i].to(outputs[i].device())}, /*retain_graph=*/false,
-                                             /*create_graph=*/false, /*allow_unused=*/true);
-    });
+    const auto of_replicas = devices.front().is_cpu() ? gradients_in_parallel(passes) : gradients_in_one_pass(passes);
+    passes.clear();
     Tensors result(1);
     if (input_trained) {
       Tensors of_inputs;
@@ -318,7 +236,7 @@ std::vector<at::Device> places(const Module& module, const at::Tensor& input, co
 
 at::Tensor data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const at::Tensor& input,
                          const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool) {
-  ThreadShares::look();
+  look_at_number_of_threads();
   auto pass = c10::make_intrusive<Pass>();
   pass->dim = options.dim;
   pass->devices = places(*module, input, options);

@@ -10,7 +10,6 @@
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/unit_names.h"
-#include "torch_bindings/device.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd::detail {
@@ -20,12 +19,7 @@ using Tensors = std::vector<at::Tensor>;
 }
 
 void Operation::add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what) {
-  TensorArgument made = argument(to_send, to_receive, what);
-  if (auto event = ready_event(to_send)) {
-    made.ready_event = event.get();
-    events.push_back(std::move(event));
-  }
-  submission.tensors.push_back(std::move(made));
+  submission.tensors.push_back(argument(to_send, to_receive, what));
   sent.push_back(to_send);
   received.push_back(to_receive);
 }
@@ -67,9 +61,13 @@ namespace {
 /// What `wait()` returns.
 Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& pending) {
   *operation->rows = pending.rows;
+  if (operation->point) {
+    Tensors used = operation->received;
+    used.insert(used.end(), operation->results.begin(), operation->results.end());
+    operation->point->hand_over(used, pending.completions);
+  }
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;
-    wait_on_current_stream(operation->received[i], pending.completions);
     if (!operation->results[i].is_same(operation->received[i])) {
       const c10::InferenceMode as_it_was_made(operation->results[i].is_inference());
       const at::NoGradGuard no_gradient;
@@ -89,6 +87,10 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& p
 Handle<Tensors> start(const std::shared_ptr<Operation>& operation, After after) {
   auto running = engine();
   operation->submission.keep_alive = operation;
+  const std::string& name = operation->submission.name;
+  operation->point = stream_point(operation->sent.front(), title(name_of(operation->submission.kind), name, operation->given, 0));
+  if (operation->point)
+    for (auto& tensor : operation->submission.tensors) tensor.ready_event = operation->point->event();
   Submission submission = std::move(operation->submission);
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   auto pending = running->submit(std::move(submission), after);
@@ -117,7 +119,8 @@ void allocate_rows(const std::shared_ptr<Operation>& operation) {
     const auto made = held.lock();
     auto sizes = made->sent[index].sizes().vec();
     sizes.front() = rows;
-    made->results[index] = made->received[index] = empty_result(sizes, made->sent[index].options(), pool.get());
+    const auto make = [&] { return empty_result(sizes, made->sent[index].options(), pool.get()); };
+    made->results[index] = made->received[index] = made->point ? made->point->allocate(make) : make();
     return made->results[index].mutable_data_ptr();
   };
 }

@@ -13,6 +13,7 @@
 #include "hvd/api/request.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
+#include "torch_bindings/device.h"
 #include "torch_bindings/history.h"
 
 namespace hvd::detail {
@@ -23,13 +24,13 @@ enum class Form { Fresh, InPlace };
 struct Operation {
   using Tensors = std::vector<at::Tensor>;
   Submission submission;
-  Tensors given;          ///< as the user gave them
-  Tensors sent;           ///< dense, in the wire's type
-  Tensors received;       ///< dense, in the wire's type; the same as `sent` where the operation works in place
-  Tensors results;        ///< what the user gets
-  GradientRule backward;  ///< gradients of the given tensors from those of the results
-  bool in_place = false;  ///< `given` are changed
-  std::vector<std::shared_ptr<void>> events;
+  Tensors given;                       ///< as the user gave them
+  Tensors sent;                        ///< dense, in the wire's type
+  Tensors received;                    ///< dense, in the wire's type; the same as `sent` where the operation works in place
+  Tensors results;                     ///< what the user gets
+  GradientRule backward;               ///< gradients of the given tensors from those of the results
+  bool in_place = false;               ///< `given` are changed
+  std::shared_ptr<StreamPoint> point;  ///< of tensors on a GPU, once it is submitted
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
 

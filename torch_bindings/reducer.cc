@@ -15,6 +15,19 @@
 
 namespace hvd {
 
+namespace {
+
+/// Here, where nothing is under way yet, and not in the middle of a backward pass.
+void refuse_other_gpu(const GradientReducer::Named& named) {
+  const int device = engine()->device();
+  if (!named.parameter.is_cuda() || device < 0 || size() == 1 || named.parameter.get_device() == device) return;
+  throw InvalidArgument(formatted(
+      "parameter '{}' is on {}, and the GPU of rank {} is cuda:{} (hvd::local_device()); move the model there before it is wrapped",
+      named.name, named.parameter.device().str(), rank(), device));
+}
+
+}  // namespace
+
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
                                  Taking taking, const std::string& part)
     : options_(std::move(options)),
@@ -23,6 +36,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step) {
   for (auto& named : parameters) {
+    refuse_other_gpu(named);
     Slot& slot = slots_.emplace_back(std::move(named));
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
     owner_.add(slot.named.parameter);
@@ -74,7 +88,8 @@ Submission GradientReducer::like(const Bucket& bucket) const {
 
 void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
-  if (bucket.together) take_in_together(bucket, round);
+  const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
+  if (bucket.together) take_in_together(bucket, round, other_streams);
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
@@ -103,9 +118,9 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   }
   Shape& tells_the_round = submission.tensors.front().shape;
   tells_the_round.insert(tells_the_round.begin(), kind_of_round(), 1);
-  if (auto event = detail::ready_event(slots_[bucket.slots.front()].wire)) {
-    for (auto& argument : submission.tensors) argument.ready_event = event.get();
-    kept.push_back(std::move(event));
+  if (auto point = detail::stream_point(slots_[bucket.slots.front()].wire, bucket.name)) {
+    for (auto& argument : submission.tensors) argument.ready_event = point->event();
+    kept.push_back(std::move(point));
   }
   submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
   bucket.pending = running->submit(std::move(submission), wait_follows ? After::Wait : After::Return);
@@ -242,7 +257,7 @@ void GradientReducer::reduce_compressed() {
 
 void GradientReducer::complete(Bucket& bucket, Round round) {
   if (!bucket.is_put_away) wait_for(bucket, round);
-  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions);
+  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions, bucket.name);
   if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) give_back(bucket);
 }
@@ -271,6 +286,7 @@ void GradientReducer::forget() {
   for (auto& bucket : buckets_) {
     bucket.counted = bucket.submitted = bucket.is_put_away = false;
     bucket.pending.reset();
+    bucket.streams.clear();
   }
   round_begun_ = interrupted_ = false;
 }

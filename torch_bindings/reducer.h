@@ -32,6 +32,7 @@
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/stream_set.h"
 
 namespace hvd {
 
@@ -154,6 +155,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool is_put_away = false;  ///< what it gave has gone to who keeps it
     std::shared_ptr<HandleState> pending;
     std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
+    detail::StreamSet streams;     ///< on which backward has given its gradients since it was submitted last
   };
 
   void make_compressor();
@@ -191,7 +193,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   static void go_home(Slot& slot);
   void take_in(Slot& slot, bool just_given);
   void pack(Slot& slot);
-  void take_in_together(Bucket& bucket, Round round);
+  void take_in_together(Bucket& bucket, Round round, bool other_streams);
   void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
   void open(Bucket& bucket);

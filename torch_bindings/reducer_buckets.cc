@@ -249,7 +249,8 @@ void GradientReducer::pack(Slot& slot) {
 }
 
 /// What `take_in` and `pack` do, for all of a bucket at once. What is thrown away has gone, and `.grad` may be what has come after it.
-void GradientReducer::take_in_together(Bucket& bucket, Round round) {
+/// `other_streams`: some were written on streams that this one waits for, and their memory is those streams'.
+void GradientReducer::take_in_together(Bucket& bucket, Round round, bool other_streams) {
   std::vector<at::Tensor> from, to;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
@@ -261,6 +262,7 @@ void GradientReducer::take_in_together(Bucket& bucket, Round round) {
       continue;
     }
     if (slot.home.defined() && gradient.is_alias_of(slot.home)) continue;
+    if (other_streams) detail::keep_for_current_stream(gradient);
     from.push_back(gradient);
     to.push_back(slot.wire);
     if (slot.home.defined()) gradient = slot.home;

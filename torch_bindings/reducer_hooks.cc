@@ -109,6 +109,7 @@ void GradientReducer::count(Slot& slot) {
     return;
   }
   open(bucket);
+  bucket.streams.note(slot.named.parameter);
   take_in(slot, true);
   if (slot.passes < passes_per_step_) return;
   pack(slot);

@@ -13,6 +13,7 @@
 #include "torch_bindings/grad_scaler.h"
 #include "torch_bindings/join.h"
 #include "torch_bindings/learning_rate.h"
+#include "torch_bindings/local_device.h"
 #include "torch_bindings/master_weights.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/moving_average.h"

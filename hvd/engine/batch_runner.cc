@@ -7,6 +7,13 @@
 
 namespace hvd {
 
+namespace {
+
+/// One that the device is at work on, and one behind it. More: what is agreed meanwhile travels in smaller batches.
+constexpr std::ptrdiff_t kEnqueuedOfASet = 2;
+
+}  // namespace
+
 void BatchRunner::enqueue(CutBatch cut, Ledger& ledger) {
   if (parts_.timeline->on()) parts_.timeline->cut(cut.plan.tensors.size(), cut.plan.bytes);
   const Board& board = *parts_.board;
@@ -35,7 +42,7 @@ bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
     if (progress == Progress::Done) finish(running);
   }
   std::erase_if(running_, [](const Running& running) { return running.over; });
-  return progressed;
+  return retire_enqueued() || progressed;
 }
 
 void BatchRunner::abort(const Turn& /*turn*/) noexcept {
@@ -140,10 +147,26 @@ void BatchRunner::hand_over(Running& running) {
   }
 }
 
+/// Lets the next batch of a set be cut while a device is at work on this one. Returns whether it has.
+bool BatchRunner::retire_enqueued() {
+  bool retired = false;
+  for (auto& running : running_) {
+    if (running.retired || !running.handed_over || !running.backend->keeps_order()) continue;
+    const int set = running.batch.cut.plan.process_set;
+    const auto waits_there = [set](const Running& other) { return other.handed_over && other.batch.cut.plan.process_set == set; };
+    if (std::count_if(running_.begin(), running_.end(), waits_there) >= kEnqueuedOfASet) continue;
+    retired = running.retired = true;
+    const EngineLock lock(mutex_);
+    cutter_.retire(running.batch.cut);
+  }
+  return retired;
+}
+
 void BatchRunner::finish(Running& running) {
   running.over = true;
   const EngineLock lock(mutex_);
   cutter_.retire(running.batch.cut);
+  cutter_.depart(running.batch.cut);
   for (Entry* entry : running.batch.entries) {
     if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
       parts_.timeline->copying_out(entry->trace, since->time_since_epoch().count());

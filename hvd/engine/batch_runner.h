@@ -52,6 +52,7 @@ class BatchRunner {
     Backend* backend;
     std::shared_ptr<Execution> execution;
     bool handed_over = false;
+    bool retired = false;
     bool over = false;
   };
 
@@ -59,6 +60,7 @@ class BatchRunner {
   [[nodiscard]] Batch make_batch(const Prepared& prepared) const;
   [[nodiscard]] BatchMember make_member(const Prepared& prepared, std::size_t index) const;
   void hand_over(Running& running) HVD_EXCLUDES(engine_mutex);
+  [[nodiscard]] bool retire_enqueued() HVD_EXCLUDES(engine_mutex);
   void finish(Running& running) HVD_EXCLUDES(engine_mutex);
 
   const EngineParts& parts_;

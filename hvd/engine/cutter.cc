@@ -40,6 +40,9 @@ void Cutter::retire(const CutBatch& cut) {
     if (board_.retire_batch(cut.sequence, group_of(set)) && cut.scope == Scope::Domain) cut_if_idle(log, set);
     mutex_.wake_waiters();
   }
+}
+
+void Cutter::depart(const CutBatch& cut) {
   board_.depart(cut.sequence, table().local_participants(cut.plan));
   if (cut.scope == Scope::World) mutex_.wake_leader();  // there may be places now for what the root has decided
   if (!board_.is_over(cut.sequence) || !table().has_agreed(Scope::Domain)) return;

@@ -38,8 +38,10 @@ class Cutter {
   // ---- within a domain
   /// Cuts what this domain has agreed on the set, if no batch of it is open. `log` has `kCutBytes` to spare.
   void cut_if_idle(Transaction& log, int process_set) HVD_REQUIRES(engine_mutex, board_lock);
-  /// This rank is done with the batch. The first rank to say so lets the next one be cut.
+  /// The next batches of the set may be cut: the first rank to say so of the last of them does it. Again: nothing happens.
   void retire(const CutBatch& cut) HVD_REQUIRES(engine_mutex);
+  /// This rank is done with the batch, which was retired. When all have said so, its place is free.
+  void depart(const CutBatch& cut) HVD_REQUIRES(engine_mutex);
 
   // ---- by leaders
   /// Cuts the next batches of a set that spans domains, as the root says. `announce`: the root's, called once it is certain. False, and

@@ -95,6 +95,8 @@ class Engine : private EngineEvents {
   bool desert(const Status& why) noexcept;
 
   [[nodiscard]] const Topology& topology() const { return parts_.topology; }
+  /// Returns CUDA's index of this rank's GPU; -1 without one.
+  [[nodiscard]] int device() const { return parts_.device; }
   [[nodiscard]] const Config& config() const { return parts_.config; }
   /// Returns what all ranks have said; process sets may be asked for by any thread, all else is the engine's.
   [[nodiscard]] const Negotiator& negotiator() const { return log_.table(); }

@@ -49,6 +49,12 @@ void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set
   if (submission.tensors.size() > parts_.board->slots())
     throw InvalidArgument(formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(),
                                     parts_.board->slots()));
+  if (submission.device.kind == DeviceKind::Cuda && parts_.device >= 0 && submission.device.index != parts_.device &&
+      parts_.topology.size > 1)
+    throw InvalidArgument(
+        formatted("{}: the tensor is on cuda:{}, and the GPU of rank {} is cuda:{} (hvd::local_device()); make it there, or move it. "
+                  "hvd::init() makes that GPU current in its thread; other threads begin with cuda:0",
+                  what(), submission.device.index, parts_.topology.rank, parts_.device));
   const bool by_rows =
       submission.kind == OpKind::Allgather || submission.kind == OpKind::Alltoall || submission.kind == OpKind::Reducescatter;
   if (!by_rows) return;

@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "hvd/hvd.h"
@@ -79,7 +80,7 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
                                             : "nccl, ";
     const Setting setting{.name = way + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
                           .size = ranks,
-                          .device = gpu ? Device{DeviceKind::Cuda, 0} : Device{},
+                          .device = gpu ? Device{DeviceKind::Cuda, std::max(0, engine()->device())} : Device{},
                           .any_order = gpu && !in_rank_order,
                           .front_door = true,
                           .arena = !gpu && allocate_shared(64) != nullptr,

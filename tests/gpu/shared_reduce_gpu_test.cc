@@ -45,7 +45,7 @@ int compare_all() {
   return failures;
 }
 
-void measure() {
+int measure() {
   constexpr int kRanks = 4;
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   const DeviceMemory memory(kRanks * kBytes);
@@ -78,6 +78,7 @@ void measure() {
     std::printf("  %-10s 4 ranks x 64 MiB in place %8.1f us %6.0f GB/s %5.1f %% of copy\n", std::string(name_of(dtype)).c_str(),
                 seconds * 1e6, rate * 1e-9, 100 * rate / limit);
   }
+  return 0;  // what counts is what ranks get: tests/gpu_limits.py
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <deque>
 #include <new>
 #include <stdexcept>
+#include <type_traits>
 
 #include "tests/support/host_copy.h"
 #include "tests/support/host_reduce.h"
@@ -80,6 +81,7 @@ std::string HostDevice::leaks() const {
   count("pieces of memory", memory_.size());
   count("opened pieces of memory", opened_);
   count("registrations", registrations_.size());
+  count("capture modes", modes_.size());
   count("open groups", static_cast<std::size_t>(group_depth_));
   return text;
 }
@@ -98,8 +100,21 @@ void* HostDevice::user_event(const std::atomic<bool>& gate) {
   return event;
 }
 
+int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_id(), current_device).first->second; }
+
+/// A call that works on a device makes a context on the one that is current; some calls break the capture of a graph.
+void HostDevice::note_side_effects(const std::string& name) {
+  static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
+                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState"};
+  static const std::set<std::string> unsafe{"cudaEventQuery", "cudaMalloc", "cudaFree", "ncclMemAlloc", "ncclMemFree"};
+  if (!harmless.contains(name)) contexts.insert(current());
+  if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
+    cluster_.note(name + " breaks the capture of a graph");
+}
+
 template <class Code>
 Code HostDevice::enter(const std::string& name) {
+  if (std::is_same_v<Code, CudaCode> || name.starts_with("ncclMem")) note_side_effects(name);
   const int number = ++calls_[name];
   const auto failure = failures_.find(name);
   if (failure == failures_.end() || failure->second.second != number) return Code::Success;
@@ -297,18 +312,32 @@ NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
 
 void HostDevice::fill_cuda() {
   table_.get_device = [this](int* device) {
-    *device = current_device;
+    *device = current();
     return enter<CudaCode>("cudaGetDevice");
   };
   table_.set_device = [this](int device) {
     const CudaCode code = enter<CudaCode>("cudaSetDevice");
-    if (code == CudaCode::Success) current_device = device;
+    if (code != CudaCode::Success) return code;
+    current() = device;
+    contexts.insert(device);  // since CUDA 12
+    return code;
+  };
+  table_.has_context = [this](int device, bool* exists) {
+    *exists = contexts.contains(device);
+    return enter<CudaCode>("cuDevicePrimaryCtxGetState");
+  };
+  table_.exchange_capture_mode = [this](CaptureMode* mode) {
+    const CudaCode code = enter<CudaCode>("cudaThreadExchangeStreamCaptureMode");
+    if (code != CudaCode::Success) return code;
+    const auto own = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::Global).first;
+    std::swap(own->second, *mode);
+    if (own->second == CaptureMode::Global) modes_.erase(own);
     return code;
   };
   table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
     *free_bytes = memory_bytes;
     *total_bytes = std::size_t{8} << 30;
-    if (current_device != index_) cluster_.note("cudaMemGetInfo of the wrong device");
+    if (current() != index_) cluster_.note("cudaMemGetInfo of the wrong device");
     return enter<CudaCode>("cudaMemGetInfo");
   };
   table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
@@ -334,7 +363,7 @@ void HostDevice::fill_cuda() {
 void HostDevice::fill_streams() {
   table_.stream_create = [this](CudaStream** stream) {
     const CudaCode code = enter<CudaCode>("cudaStreamCreateWithPriority");
-    if (current_device != index_) cluster_.note("a stream on the wrong device");
+    if (current() != index_) cluster_.note("a stream on the wrong device");
     if (code == CudaCode::Success) *stream = reinterpret_cast<CudaStream*>(streams_.emplace_back(std::make_unique<Stream>()).get());
     return code;
   };
@@ -411,6 +440,10 @@ void HostDevice::fill_memory() {
   table_.device_id = [this](int device, std::string* id) {
     *id = "host GPU " + std::to_string(device);
     return enter<CudaCode>("cudaGetDeviceProperties");
+  };
+  table_.ipc_supported = [this](int, bool* supported) {
+    *supported = ipc;
+    return enter<CudaCode>("cudaDeviceGetAttribute");
   };
   table_.device_malloc = [this](void** memory, std::size_t bytes) {
     allocations.push_back(bytes);
@@ -519,7 +552,7 @@ void HostDevice::fill_nccl() {
   table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
     const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
     if (code != NcclCode::Success) return code;
-    if (current_device != index_) cluster_.note("a communicator on the wrong device");
+    if (current() != index_) cluster_.note("a communicator on the wrong device");
     auto& made = *comms_.emplace_back(std::make_unique<Comm>());
     ++live_comms_;
     made.comm_group = cluster_.join(id, ranks, rank);

@@ -12,6 +12,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ class HostDevice {
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
+  bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
@@ -66,7 +68,10 @@ class HostDevice {
   /// One that happens once the gate is open. The gate outlives it.
   void* user_event(const std::atomic<bool>& gate);
 
-  int current_device = 0;  ///< cudaSetDevice's
+  int current_device = 0;  ///< what threads begin with
+  int& current();          ///< the calling thread's, as cudaSetDevice has left it
+  std::set<int> contexts;  ///< the devices on which some call has made a context
+  bool capturing = false;  ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
 
  private:
   struct Event;
@@ -79,6 +84,7 @@ class HostDevice {
   template <class Code>
   Code enter(const std::string& name);
 
+  void note_side_effects(const std::string& name);
   Stream* known(CudaStream* stream);
   Event* known(CudaEvent* event);
   Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
@@ -114,6 +120,8 @@ class HostDevice {
   const int index_;
   std::minstd_rand random_;
   GpuApi table_;
+  std::map<std::thread::id, int> current_;
+  std::map<std::thread::id, CaptureMode> modes_;  ///< those that are not what threads begin with
   std::map<std::string, int> calls_;
   std::map<std::string, std::pair<int, int>> failures_;  ///< code, number of the call
   std::vector<std::unique_ptr<Stream>> streams_;

@@ -139,7 +139,12 @@ void World::run(const std::function<void(Rank&)>& body) {
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  for (const auto& device : devices) expect(device->leaks().empty(), "no leaks, found " + device->leaks());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    expect(devices[rank]->leaks().empty(), "no leaks, found " + devices[rank]->leaks());
+    for (const int device : devices[rank]->contexts)
+      expect(device == static_cast<int>(rank) || users_devices.contains(device),
+             "no context of rank " + std::to_string(rank) + " on GPU " + std::to_string(device));
+  }
   for (const auto& misuse : cluster.misuses()) expect(false, "no misuse, found " + misuse);
 }
 

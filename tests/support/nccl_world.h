@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,7 @@ class World {
   HostCluster cluster;
   std::vector<std::unique_ptr<HostDevice>> devices;
   NcclOptions options;
+  std::set<int> users_devices;      ///< on which the test itself has put contexts
   std::atomic<bool> failed{false};  ///< as the engine would tell all ranks
 
   /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing

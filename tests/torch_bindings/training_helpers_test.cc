@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/replica_gradients.h"
 
 namespace {
 
@@ -203,6 +204,46 @@ TEST_CASE("data_parallel: running statistics of the first replica, modules that 
   const at::Tensor once = hvd::data_parallel(plain, x, 2).sum();
   once.backward({}, /*retain_graph=*/true);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { once.backward(); }), "second backward"));
+}
+
+TEST_CASE("data_parallel: gradients of one pass for all replicas, as GPUs need it, are those of a pass for each") {
+  const Sequential one = model(), other = model();
+  const at::Tensor x = data({6, 6}, kDouble, hvd::rank()), unused = torch::ones({2}, kDouble).set_requires_grad(true);
+  const auto passes = [&](const Sequential& second) {
+    std::vector<hvd::detail::ReplicaPass> made;
+    for (Sequential net : {one, second}) {
+      const at::Tensor output = net->forward(x.slice(0, made.empty() ? 0 : 3, made.empty() ? 3 : 6));
+      made.push_back({at::kCPU, output, data({3, 3}, kDouble, hvd::rank(), static_cast<int>(made.size())), net->parameters()});
+    }
+    made.front().wanted.push_back(unused);
+    made.push_back({at::kCPU, torch::ones({3}, kDouble), torch::ones({3}, kDouble), {unused}});  // nothing of it is trained
+    return made;
+  };
+  for (const auto& second : {other, one}) {
+    const auto apart = hvd::detail::gradients_in_parallel(passes(second)), together = hvd::detail::gradients_in_one_pass(passes(second));
+    REQUIRE(together.size() == 3);
+    for (std::size_t i = 0; i < one->parameters().size(); ++i) {
+      const bool shared = second.get() == one.get();
+      CHECK(difference(together[0][i], shared ? apart[0][i] + apart[1][i] : apart[0][i]) < 1e-12);
+      CHECK(together[1][i].defined() != shared);  // the first has what both have together
+      if (!shared) CHECK(difference(together[1][i], apart[1][i]) < 1e-12);
+    }
+    CHECK_FALSE(together[0].back().defined());
+    CHECK_FALSE(together[2].front().defined());
+  }
+}
+
+TEST_CASE("local_device: the rank's GPU, or the CPU where there is none") {
+  const at::Device device = hvd::local_device();
+  if (torch::cuda::is_available() && hvd::cuda_built()) {
+    CHECK(device ==
+          at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(hvd::local_rank() % static_cast<int>(torch::cuda::device_count()))));
+  } else {
+    CHECK(device.is_cpu());
+  }
+  hvd::shutdown();
+  CHECK_THROWS_AS(hvd::local_device(), hvd::NotInitialized);
+  hvd::init();
 }
 
 /// Counts how often one is made, which a clone() is too.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "ops/gpu/api/memory_pressure.h"
+
 namespace hvd::nccl {
 
 namespace {
@@ -11,7 +13,7 @@ constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
 }  // namespace
 
 DevicePool::~DevicePool() {
-  if (leaked_) return;
+  if (leaked_ || slabs_.empty()) return;  // a process without GPU tensors never touches its GPU
   const DeviceGuard guard(*site_.table, site_.device);
   for (const Slab& slab : slabs_) site_.table->device_free(slab.base);
 }
@@ -37,6 +39,7 @@ bool DevicePool::grow(std::size_t bytes) {
     got = needed;
     code = site_.table->device_malloc(&base, got);
   }
+  if (code == CudaCode::OutOfMemory && relieve_memory()) code = site_.table->device_malloc(&base, got);
   if (code == CudaCode::OutOfMemory) return false;
   check(site_, code, "cudaMalloc");
   const CudaCode exported = site_.table->ipc_get_memory(&control_.slabs[slabs_.size()], base);
@@ -76,7 +79,7 @@ std::size_t DevicePool::slabs() const {
 std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& place) {
   void*& base = slabs_[{index, place.slab}];
   if (base == nullptr) {
-    table_ = site.table;
+    know(site);
     check(site, table_->ipc_open_memory(&base, controls_.at(static_cast<std::size_t>(index))->slabs.at(place.slab)),
           "cudaIpcOpenMemHandle");
   }
@@ -86,7 +89,7 @@ std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& pl
 CudaEvent* Peers::event(const CallContext& site, const IpcHandle& handle) {
   CudaEvent*& opened = events_[&handle];
   if (opened == nullptr) {
-    table_ = site.table;
+    know(site);
     check(site, table_->ipc_open_event(&opened, handle), "cudaIpcOpenEventHandle");
   }
   return opened;
@@ -100,10 +103,16 @@ CudaEvent* Peers::reduced(const CallContext& site, int index, std::size_t turn) 
 }
 
 void Peers::close() noexcept {
+  if (events_.empty() && slabs_.empty()) return leave_open();
+  const DeviceGuard guard(*table_, device_);
   for (const auto& [handle, opened] : events_)
     if (opened != nullptr) table_->event_destroy(opened);
   for (const auto& [place, base] : slabs_)
     if (base != nullptr) table_->ipc_close_memory(base);
+  leave_open();
+}
+
+void Peers::leave_open() noexcept {
   events_.clear();
   slabs_.clear();
   controls_[static_cast<std::size_t>(self_)]->closed.store(true, std::memory_order_release);

@@ -94,16 +94,23 @@ class Peers {
   std::byte* memory(const CallContext& site, int index, const PoolPlace& place);
   CudaEvent* packed(const CallContext& site, int index, std::size_t turn);
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
-  /// Closes everything and says so in this rank's control. Idempotent.
+  /// Closes everything and says so in this rank's control. Idempotent. Waits for what the device still does with it.
   void close() noexcept;
+  /// Says so, and leaves everything to the process's end: for a device that does not come to rest.
+  void leave_open() noexcept;
   /// Returns whether all ranks have closed everything.
   [[nodiscard]] bool all_closed() const;
 
  private:
+  void know(const CallContext& site) {
+    table_ = site.table;
+    device_ = site.device;
+  }
   CudaEvent* event(const CallContext& site, const IpcHandle& handle);
   const std::vector<SharedControl*> controls_;
   const int self_;
   const GpuApi* table_ = nullptr;
+  int device_ = 0;
   std::map<std::pair<int, std::uint64_t>, void*> slabs_;  // by rank's index and number
   std::map<const IpcHandle*, CudaEvent*> events_;
 };

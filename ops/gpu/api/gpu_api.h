@@ -37,8 +37,12 @@ struct NcclUniqueId {
 /// Every entry must be callable, but those for windows. The comment names the call it stands for, as error messages spell it.
 struct GpuApi {
   // CUDA
-  std::function<CudaCode(int* device)> get_device;                                  ///< cudaGetDevice
-  std::function<CudaCode(int device)> set_device;                                   ///< cudaSetDevice
+  std::function<CudaCode(int* device)> get_device;  ///< cudaGetDevice
+  std::function<CudaCode(int device)> set_device;   ///< cudaSetDevice
+  /// cuDevicePrimaryCtxGetState: whether this process works on the device already. Makes no context.
+  std::function<CudaCode(int device, bool* exists)> has_context;
+  /// cudaThreadExchangeStreamCaptureMode: `mode` becomes the calling thread's, and what that was is written to it.
+  std::function<CudaCode(CaptureMode* mode)> exchange_capture_mode;
   std::function<CudaCode(CudaStream** stream)> stream_create;                       ///< cudaStreamCreateWithPriority: highest, non-blocking
   std::function<CudaCode(CudaStream* stream)> stream_destroy;                       ///< cudaStreamDestroy
   std::function<CudaCode(CudaStream* stream, CudaEvent* event)> stream_wait_event;  ///< cudaStreamWaitEvent
@@ -52,6 +56,8 @@ struct GpuApi {
   std::function<CudaCode(int* count)> device_count;                                     ///< cudaGetDeviceCount
   /// cudaGetDeviceProperties: the device's UUID as text, the same in all processes of a host. Makes no context.
   std::function<CudaCode(int device, std::string* id)> device_id;
+  /// cudaDeviceGetAttribute(cudaDevAttrIpcEventSupport): whether events of the device can be other processes' too. Makes no context.
+  std::function<CudaCode(int device, bool* supported)> ipc_supported;
   std::function<CudaCode(void** memory, std::size_t bytes)> device_malloc;  ///< cudaMalloc
   std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
   /// cudaMemcpyAsync, either way between host and device

@@ -9,29 +9,43 @@
 namespace hvd::nccl {
 
 /// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
+/// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
+/// that needs a context is made under a guard: it would make one on the device that is current, which is half a gigabyte on the first GPU
+/// for each rank of a host.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {
     check(site, table_->get_device(&before_), "cudaGetDevice");
-    if (before_ == site.device) return;
-    check(site, table_->set_device(site.device), "cudaSetDevice");
-    changed_ = true;
+    if (before_ != site.device) check(site, table_->set_device(site.device), "cudaSetDevice");
+    changed_ = before_ != site.device;
+    allow_calls();
   }
   /// For destructors: tries, and does without.
   DeviceGuard(const GpuApi& table, int device) noexcept : table_(&table) {
-    if (table_->get_device(&before_) != CudaCode::Success || before_ == device) return;
-    changed_ = table_->set_device(device) == CudaCode::Success;
+    if (table_->get_device(&before_) != CudaCode::Success) return;
+    changed_ = before_ != device && table_->set_device(device) == CudaCode::Success;
+    allow_calls();
   }
   ~DeviceGuard() {
-    if (changed_) table_->set_device(before_);
+    if (relaxed_) table_->exchange_capture_mode(&mode_);
+    if (changed_ && is_used(before_)) table_->set_device(before_);
   }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  void allow_calls() noexcept { relaxed_ = table_->exchange_capture_mode(&mode_) == CudaCode::Success; }
+  /// To make a device current is to make a context on it. Where the process has none, the thread has nothing to find again.
+  [[nodiscard]] bool is_used(int device) const noexcept {
+    bool exists = false;
+    return table_->has_context(device, &exists) != CudaCode::Success || exists;
+  }
+
   const GpuApi* table_;
   int before_ = 0;
+  CaptureMode mode_ = CaptureMode::Relaxed;
   bool changed_ = false;
+  bool relaxed_ = false;
 };
 
 /// A stream of the highest priority that does not wait for the default stream. Empty until `create`.
@@ -39,7 +53,9 @@ class Stream {
  public:
   Stream() = default;
   ~Stream() {
-    if (stream_ != nullptr) table_->stream_destroy(stream_);
+    if (stream_ == nullptr) return;
+    const DeviceGuard guard(*table_, device_);
+    table_->stream_destroy(stream_);
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -48,29 +64,37 @@ class Stream {
     if (stream_ != nullptr) return;
     check(site, site.table->stream_create(&stream_), "cudaStreamCreateWithPriority");
     table_ = site.table;
+    device_ = site.device;
   }
   CudaStream* get() const { return stream_; }
 
  private:
   const GpuApi* table_ = nullptr;
+  int device_ = 0;
   CudaStream* stream_ = nullptr;
 };
 
+/// An event. Any thread may let go of it: the one that drops the last handle.
 class Event {
  public:
-  explicit Event(const CallContext& site) : table_(site.table) { check(site, table_->event_create(&event_), "cudaEventCreateWithFlags"); }
+  explicit Event(const CallContext& site) : Event(*site.table, site.device) {
+    check(site, table_->event_create(&event_), "cudaEventCreateWithFlags");
+  }
   /// One that other processes may wait for.
   static Event interprocess(const CallContext& site) {
-    Event made(*site.table);
+    Event made(*site.table, site.device);
     check(site, site.table->ipc_event_create(&made.event_), "cudaEventCreateWithFlags");
     return made;
   }
   ~Event() {
-    if (event_ != nullptr) table_->event_destroy(event_);
+    if (event_ == nullptr) return;
+    const DeviceGuard guard(*table_, device_);
+    table_->event_destroy(event_);
   }
-  Event(Event&& other) noexcept : table_(other.table_), event_(std::exchange(other.event_, nullptr)) {}
+  Event(Event&& other) noexcept : table_(other.table_), device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&& other) noexcept {
     std::swap(table_, other.table_);
+    std::swap(device_, other.device_);
     std::swap(event_, other.event_);
     return *this;
   }
@@ -80,8 +104,9 @@ class Event {
   CudaEvent* get() const { return event_; }
 
  private:
-  explicit Event(const GpuApi& table) : table_(&table) {}
+  Event(const GpuApi& table, int device) : table_(&table), device_(device) {}
   const GpuApi* table_;
+  int device_;
   CudaEvent* event_ = nullptr;
 };
 

@@ -1,5 +1,6 @@
 // The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is linked_api_none.cc.
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -25,6 +26,37 @@ CudaCode create_stream(CudaStream** stream) {
   const cudaError_t error = cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, highest);
   *stream = reinterpret_cast<CudaStream*>(made);
   return code_of(error);
+}
+
+static_assert(static_cast<int>(CaptureMode::Global) == cudaStreamCaptureModeGlobal);
+static_assert(static_cast<int>(CaptureMode::ThreadLocal) == cudaStreamCaptureModeThreadLocal);
+static_assert(static_cast<int>(CaptureMode::Relaxed) == cudaStreamCaptureModeRelaxed);
+
+CudaCode exchange_capture_mode(CaptureMode* mode) {
+  auto native = static_cast<cudaStreamCaptureMode>(*mode);
+  const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&native);
+  *mode = static_cast<CaptureMode>(native);
+  return code_of(error);
+}
+
+/// The driver's, which a machine without a GPU lacks: it is looked up.
+CudaCode has_context(int device, bool* exists) {
+  using Ask = CUresult(CUdevice device, unsigned* flags, int* active);
+  static const auto ask = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000, cudaEnableDefault, &status);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &status);
+#endif
+    return error == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Ask*>(found) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  if (ask == nullptr || ask(device, &flags, &active) != CUDA_SUCCESS) return CudaCode::InvalidValue;
+  *exists = active != 0;
+  return CudaCode::Success;
 }
 
 CudaCode create_event(CudaEvent** event) {
@@ -82,6 +114,12 @@ void fill_sharing(GpuApi& table) {
     return code_of(error);
   };
   table.device_id = identify;
+  table.ipc_supported = [](int device, bool* supported) {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, cudaDevAttrIpcEventSupport, device);
+    *supported = value != 0;
+    return code_of(error);
+  };
   table.device_malloc = [](void** memory, std::size_t bytes) {
     const cudaError_t error = cudaMalloc(memory, bytes);
     if (error == cudaErrorMemoryAllocation) (void)cudaGetLastError();  // may be answered by asking for less
@@ -120,6 +158,8 @@ GpuApi make_table() {
   GpuApi table;
   table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
   table.set_device = [](int device) { return code_of(cudaSetDevice(device)); };
+  table.has_context = has_context;
+  table.exchange_capture_mode = exchange_capture_mode;
   table.stream_create = create_stream;
   table.stream_destroy = [](CudaStream* stream) { return code_of(cudaStreamDestroy(native(stream))); };
   table.stream_wait_event = [](CudaStream* stream, CudaEvent* event) {

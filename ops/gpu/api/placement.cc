@@ -8,8 +8,8 @@
 namespace hvd::nccl {
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-                     bool has_nccl, std::optional<GpuRoute> wanted)
-    : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), wanted_(wanted) {
+                     bool has_nccl, std::optional<GpuRoute> wanted, bool has_ipc)
+    : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), has_ipc_(has_ipc), wanted_(wanted) {
   std::map<std::pair<int, std::string>, int> numbers;
   for (std::size_t rank = 0; rank < gpu_of_rank.size(); ++rank) {
     if (gpu_of_rank[rank].empty()) {
@@ -31,7 +31,8 @@ GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
     domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
   }
   const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
-  const bool shared = all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
+  const bool shared =
+      has_ipc_ && all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
   if (wanted_ == GpuRoute::Staged) return GpuRoute::Staged;
   if (wanted_ == GpuRoute::SharedGpu && shared) return GpuRoute::SharedGpu;
   if (own) return GpuRoute::Nccl;
@@ -72,6 +73,25 @@ int device_of(const GpuApi& table, int local_rank) {
   int count = 0;
   if (table.device_count(&count) != CudaCode::Success || count < 1) return -1;
   return local_rank % count;
+}
+
+std::string make_current(const GpuApi& table, int device, int rank) {
+  int before = 0;
+  if (device < 0 || table.get_device(&before) != CudaCode::Success || before == device) return {};
+  bool used = false;
+  if (table.has_context(device, &used) == CudaCode::Success && used) static_cast<void>(table.set_device(device));
+  used = false;
+  if (table.has_context(before, &used) != CudaCode::Success || !used) return {};
+  return formatted(
+      "rank {} has worked on cuda:{} before hvd::init(), and its GPU is cuda:{}: its tensors must be there, and what it has left on "
+      "cuda:{} "
+      "takes memory of the rank whose GPU that is; call hvd::init() first, and use hvd::local_device()",
+      rank, before, device, before);
+}
+
+bool can_share(const GpuApi& table, int device) {
+  bool supported = false;
+  return device < 0 || (table.ipc_supported(device, &supported) == CudaCode::Success && supported);
 }
 
 std::string gpu_id(const GpuApi& table, int device) {

@@ -25,9 +25,9 @@ class Placement {
  public:
   /// All by global rank: the host it is on; the ranks that it shares host memory with; the GPU's UUID, empty for a rank without one.
   /// `has_nccl`: without it, ranks with a GPU each are staged, and one alone shares its GPU with itself. `wanted` is followed where it is
-  /// possible.
+  /// possible. `has_ipc`: all these GPUs have what ranks that share one need; without it they are staged.
   Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-            bool has_nccl, std::optional<GpuRoute> wanted = std::nullopt);
+            bool has_nccl, std::optional<GpuRoute> wanted = std::nullopt, bool has_ipc = true);
 
   /// `ranks`: global, ascending.
   [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
@@ -40,6 +40,7 @@ class Placement {
   std::vector<int> gpu_;  // a host and a GPU of it, as a number
   std::vector<int> domain_of_rank_;
   bool has_nccl_;
+  bool has_ipc_;
   std::optional<GpuRoute> wanted_;
   mutable std::mutex mutex_;
   mutable std::map<int, std::pair<std::vector<int>, GpuRoute>> known_;  // by the set's id
@@ -47,6 +48,12 @@ class Placement {
 
 /// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank` modulo their number. -1 without one.
 int device_of(const GpuApi& table, int local_rank);
+/// Makes the rank's GPU the calling thread's current one, so that memory without a device of its own is made there. It makes no context: in
+/// a process that has not used that GPU yet nothing happens, and front ends do what they can (torch_bindings/device_cuda.cc). Returns a
+/// remark where the process has used another one, or an empty text.
+std::string make_current(const GpuApi& table, int device, int rank);
+/// Returns whether ranks can share the device; true where there is none.
+bool can_share(const GpuApi& table, int device);
 /// Returns the UUID of a device; empty where there is none.
 std::string gpu_id(const GpuApi& table, int device);
 

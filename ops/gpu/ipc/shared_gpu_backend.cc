@@ -298,9 +298,10 @@ SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board
 
 SharedGpuBackend::~SharedGpuBackend() {
   const bool rests = comes_to_rest(table_, device_, stream_, options_.rest_limit);
-  {
-    const DeviceGuard guard(table_, device_);
+  if (rests) {
     peers_.close();
+  } else {
+    peers_.leave_open();  // a stream may wait for an event of a rank that has died, which never comes; closing would wait with it
   }
   // Memory must not be freed while another process has it open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;

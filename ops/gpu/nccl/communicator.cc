@@ -8,13 +8,31 @@
 
 #include "hvd/base/text.h"
 #include "ops/gpu/api/handles.h"
+#include "ops/gpu/api/within.h"
 
 namespace hvd::nccl {
 
 using Clock = std::chrono::steady_clock;
 
+/// In the steady state NCCL's thread has done its part by then; a sleep takes longer.
+constexpr std::chrono::microseconds kYielding{100};
+
+namespace {
+
+/// NCCL hangs in it when a kernel or the network does.
+void abort_within(const GpuApi& table, int device, const Patience& patience, std::vector<NcclComm*> comms) noexcept {
+  static_cast<void>(within(patience.abort_limit, [&table, device, comms = std::move(comms)] {
+    const DeviceGuard guard(table, device);
+    const bool grouped = comms.size() > 1 && table.group_start() == NcclCode::Success;
+    for (NcclComm* comm : comms) table.comm_abort(comm);
+    if (grouped) table.group_end();
+  }));
+}
+
+}  // namespace
+
 Communicator::Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
-    : table_(site.table), patience_(&patience), ranks_(ranks) {
+    : table_(site.table), device_(site.device), patience_(&patience), ranks_(ranks) {
   const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking);
   try {
     settle(site, code, "ncclCommInitRankConfig");
@@ -26,7 +44,7 @@ Communicator::Communicator(const CallContext& site, const Patience& patience, in
 
 void Communicator::settle(const CallContext& site, NcclCode code, std::string_view call) const {
   if (code != NcclCode::InProgress) return check(site, code, call, comm_);
-  const auto deadline = Clock::now() + patience_->limit;
+  const auto start = Clock::now(), deadline = start + patience_->limit;
   auto pause = std::chrono::microseconds(0);
   for (;;) {
     NcclCode state = NcclCode::Success;
@@ -35,6 +53,10 @@ void Communicator::settle(const CallContext& site, NcclCode code, std::string_vi
     if (patience_->interrupted && patience_->interrupted()) fail(site, call, "given up, because the world has failed meanwhile");
     if (Clock::now() > deadline) {
       fail(site, call, formatted("no answer for {} ms; is a rank missing that should take part?", patience_->limit.count()));
+    }
+    if (Clock::now() - start < kYielding) {
+      std::this_thread::yield();
+      continue;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(10), std::chrono::microseconds(1000));
@@ -49,7 +71,7 @@ void Communicator::check_async(const CallContext& site) const {
 }
 
 void Communicator::abort() noexcept {
-  if (NcclComm* comm = std::exchange(comm_, nullptr); comm != nullptr) table_->comm_abort(comm);
+  if (NcclComm* const comm = release(); comm != nullptr) abort_within(*table_, device_, *patience_, {comm});
 }
 
 Communicators::Communicators(const GpuApi& table, int device, Patience patience)
@@ -95,15 +117,10 @@ NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool
 
 void Communicators::abort_all() noexcept {
   if (std::exchange(aborted_, true)) return;
-  const auto live = std::count_if(by_ranks_.begin(), by_ranks_.end(),
-                                  [](const auto& entry) { return entry.second != nullptr && !entry.second->aborted(); });
-  if (live == 0) return;
-  const DeviceGuard guard(table_, device_);
-  const bool grouped = live > 1 && table_.group_start() == NcclCode::Success;
-  for (auto& [ranks, communicator] : by_ranks_) {
-    if (communicator != nullptr) communicator->abort();
-  }
-  if (grouped) table_.group_end();
+  std::vector<NcclComm*> live;
+  for (auto& [ranks, communicator] : by_ranks_)
+    if (communicator != nullptr && !communicator->aborted()) live.push_back(communicator->release());
+  if (!live.empty()) abort_within(table_, device_, patience_, std::move(live));
 }
 
 }  // namespace hvd::nccl

@@ -28,6 +28,8 @@ struct Patience {
   std::chrono::milliseconds limit = std::chrono::minutes(5);
   /// True ends the wait at once: the world has failed. Called often; may be empty.
   std::function<bool()> interrupted;
+  /// Aborting communicators is waited for so long, milliseconds. More: a failure is told later where NCCL hangs in it.
+  std::chrono::milliseconds abort_limit = std::chrono::seconds(10);
   /// Calls do not block inside NCCL, where nothing could interrupt them. NCCL starts a thread per call for it.
   bool nonblocking = true;
 };
@@ -50,11 +52,14 @@ class Communicator {
   /// Fails if NCCL has met an error since; also if the communicator was aborted.
   void check_async(const CallContext& site) const;
 
-  /// Ends what is under way, local to this rank. Idempotent.
+  /// Ends what is under way, local to this rank; gives up after the patience's `abort_limit`. Idempotent.
   void abort() noexcept;
+  /// For who aborts it, and others at once.
+  [[nodiscard]] NcclComm* release() noexcept { return std::exchange(comm_, nullptr); }
 
  private:
   const GpuApi* table_;
+  int device_;
   const Patience* patience_;
   int ranks_;
   NcclComm* comm_ = nullptr;
@@ -71,7 +76,8 @@ class Communicators {
   /// together with the other ranks.
   std::shared_ptr<Communicator> of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                    const IdBroadcast& exchange);
-  /// All at once, because aborting one may wait for the device, which may wait for another. Idempotent; `of` fails ever after.
+  /// All at once, because aborting one may wait for the device, which may wait for another. Gives up after the patience's `abort_limit`.
+  /// Idempotent; `of` fails ever after.
   void abort_all() noexcept;
   void require_alive(const CallContext& site) const;
   bool aborted() const { return aborted_; }

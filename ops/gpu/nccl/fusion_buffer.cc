@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "hvd/base/text.h"
+#include "ops/gpu/api/memory_pressure.h"
 
 namespace hvd::nccl {
 
@@ -61,6 +62,7 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, st
     bytes = needed_bytes;
     code = site.table->mem_alloc(&data, bytes);
   }
+  if (code != NcclCode::Success && relieve_memory()) code = site.table->mem_alloc(&data, bytes);
   if (code != NcclCode::Success) {
     std::size_t free_bytes = 0, total_bytes = 0;
     const bool known = site.table->mem_info(&free_bytes, &total_bytes) == CudaCode::Success;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
+#include "ops/gpu/api/memory_pressure.h"
 
 namespace hvd::nccl {
 
@@ -38,17 +39,22 @@ std::optional<LentMemory::Block> LentMemory::make(std::size_t bytes) {
     const DeviceGuard guard(CallContext{.table = &table_, .rank = -1, .device = device_, .tensors = {}});
     const std::size_t rounded = in_whole_granules(bytes);
     void* data = nullptr;
-    if (table_.device_malloc(&data, rounded) == CudaCode::Success) return Block{static_cast<std::byte*>(data), rounded};
-    std::vector<Block> idle;
-    {
-      const std::lock_guard lock(mutex_);
-      idle.swap(idle_);
-    }
-    free(idle);
-    if (!idle.empty() && table_.device_malloc(&data, rounded) == CudaCode::Success) return Block{static_cast<std::byte*>(data), rounded};
+    const auto attempt = [&] { return table_.device_malloc(&data, rounded) == CudaCode::Success; };
+    if (attempt() || (free_idle() && attempt()) || (relieve_memory() && attempt())) return Block{static_cast<std::byte*>(data), rounded};
   } catch (const BackendError&) {  // no such device
   }
   return std::nullopt;
+}
+
+/// Returns whether there was anything.
+bool LentMemory::free_idle() {
+  std::vector<Block> idle;
+  {
+    const std::lock_guard lock(mutex_);
+    idle.swap(idle_);
+  }
+  free(idle);
+  return !idle.empty();
 }
 
 void LentMemory::take_back(const void* data) noexcept {

@@ -35,6 +35,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   };
   std::optional<Block> take_idle(std::size_t bytes);
   std::optional<Block> make(std::size_t bytes);
+  bool free_idle();
   void take_back(const void* data) noexcept;
   void free(const std::vector<Block>& blocks) const noexcept;
 

@@ -37,6 +37,7 @@ class NcclExecution : public Execution {
   Progress advance() override {
     if (done_) return Progress::Done;
     try {
+      const DeviceGuard guard(site_);
       for (const auto& communicator : communicators_) communicator->check_async(site_);
       const CudaCode code = completion_.query();
       if (code == CudaCode::NotReady) return Progress::Idle;
@@ -129,9 +130,13 @@ NcclBackend::~NcclBackend() {
   communicators_->abort_all();
   const bool rests = comes_to_rest();
   lent_->close(rests);
-  if (rests) return;
+  const auto is_used = [](const auto& track) { return track->stream.get() != nullptr; };
+  if (std::none_of(tracks_.begin(), tracks_.end(), is_used)) return;  // a process without GPU tensors never touches its GPU
+  const DeviceGuard guard(table_, device_);
   for (const auto& track : tracks_)
-    for (auto& [ranks, fusion] : track->fusion) fusion.leak();
+    for (auto& [ranks, fusion] : track->fusion)
+      if (!rests) fusion.leak();
+  tracks_.clear();
 }
 
 void NcclBackend::abort() noexcept {

@@ -66,6 +66,7 @@ class NcclBackend : public Backend {
   /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
+  bool keeps_order() const override { return true; }
   /// Null also for a rank alone, which reduces nothing, for another device than this rank's, and where the fusion buffer is registered.
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.

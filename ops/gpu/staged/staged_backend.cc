@@ -51,6 +51,7 @@ class StagedExecution : public Execution {
       if (progress != Progress::Done) return progress;
       copy_back();
     }
+    const DeviceGuard guard(site_);
     const CudaCode code = completion_.query();
     if (code == CudaCode::NotReady) return Progress::Idle;
     check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");

@@ -293,6 +293,50 @@ TEST_CASE("gpu backends: who works on a stream gets staged results when they are
   });
 }
 
+TEST_CASE("gpu backends: a tensor on another GPU than the rank's is refused there, and the others go on with it") {
+  struct Case {
+    GpuRoute way;
+    int domains;
+  };
+  for (const auto& [way, domains] : {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
+                                     Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 3}}) {
+    CAPTURE(static_cast<int>(way));
+    CAPTURE(domains);
+    LockedDevices devices(kSize);
+    WorldOptions options = options_of(way, devices, domains);
+    options.customize = [](int rank, EngineParts& parts) { parts.device = rank; };
+    ThreadWorld world(options);
+    world.run([](int rank, Engine& engine) {
+      for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather}) {
+        Floats values = values_of(rank, 0, 12);
+        std::vector<Floats> outputs(1);
+        const auto submission = [&](int device) {
+          Submission made = of_kind(kind, "weights", {DeviceKind::Cuda, device});
+          made.tensors.push_back(
+              {values.data(), kind == OpKind::Allgather ? nullptr : values.data(), DataType::Float32, {12}, nullptr, true});
+          made.allocate = into(outputs, 1);
+          return made;
+        };
+        CHECK(engine.device() == rank);
+        if (rank == 1) {
+          std::string said;
+          try {
+            engine.submit(submission(0));
+          } catch (const InvalidArgument& error) {
+            said = error.what();
+          }
+          CAPTURE(said);
+          CHECK(said.find("'weights': the tensor is on cuda:0, and the GPU of rank 1 is cuda:1") != std::string::npos);
+        }
+        run(engine, submission(rank));  // the name is free, and nobody has heard of the other
+        if (kind == OpKind::Allreduce) CHECK(values[0] == 600);
+        if (kind == OpKind::Broadcast) CHECK(values == values_of(0, 0, 12));
+        if (kind == OpKind::Allgather) CHECK(outputs[0].size() == 36);
+      }
+    });
+  }
+}
+
 TEST_CASE("gpu backends: their names, and what they leave to others") {
   for (const auto& [way, names] : std::vector<std::pair<GpuRoute, std::vector<std::string>>>{
            {GpuRoute::Nccl, {"nccl", "staged"}}, {GpuRoute::SharedGpu, {"cuda_ipc", "staged"}}, {GpuRoute::Staged, {"staged"}}}) {

@@ -271,6 +271,47 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
   }
 }
 
+TEST_CASE("nccl: a batch is enqueued behind the one that the device is at work on, and no more of a set than two") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    std::atomic<bool> gate{false};
+    std::vector<void*> events;
+    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    std::barrier all_have_looked(kRanks, [&]() noexcept { gate = true; });
+    WorldOptions options = options_of(GpuRoute::Nccl, kRanks, devices);
+    options.domains = domains;
+    ThreadWorld world(options);
+    world.run([&](int rank, Engine& engine) {
+      std::vector<std::vector<std::vector<float>>> tensors;
+      for (int i = 0; i < 4; ++i) tensors.push_back({std::vector<float>(50, static_cast<float>(rank + i))});
+      const auto submit = [&](std::size_t i) {
+        Submission submission = sum_of(rank, tensors[i], "layer " + std::to_string(i));
+        submission.on_stream = true;
+        submission.tensors.front().ready_event = events[static_cast<std::size_t>(rank)];
+        return engine.submit(std::move(submission), After::Return);
+      };
+      const auto first = submit(0);
+      engine.wait(*first);
+      const auto second = submit(1);
+      engine.wait(*second);  // enqueued, although the device has not begun with the first
+      CHECK_FALSE(first->done.load());
+      const auto third = submit(2), fourth = submit(3);
+      for (int i = 0; i < 20; ++i) {
+        CHECK_FALSE(engine.poll(*third));
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      all_have_looked.arrive_and_wait();
+      for (const auto& pending : {first, second, third, fourth}) {
+        engine.wait(*pending);
+        while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      for (std::size_t i = 0; i < 4; ++i) CHECK(tensors[i][0] == std::vector<float>(50, 3.0F + 3.0F * static_cast<float>(i)));
+    });
+  }
+}
+
 TEST_CASE("gpu backends: an error that the device meets after wait() is the next operation's") {
   for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
@@ -325,6 +366,36 @@ TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on t
         },
         false);
   }
+}
+
+TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on the others, and nothing waits for its events") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);
+  Kept kept;
+  const std::atomic<bool> never{false};  // the kernel before rank 2's tensors, which ends with its process
+  void* const unhappened = devices.device(2).user_event(never);
+  std::barrier all_have_waited(kRanks);
+  {
+    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+    world.run(
+        [&](int rank, Engine& engine) {
+          std::vector<std::vector<float>> tensors{values_of(rank, 100)};
+          Submission submission = sum_of(rank, tensors, "layer");
+          submission.on_stream = true;
+          if (rank == 2) submission.tensors.front().ready_event = unhappened;
+          const auto pending = engine.submit(std::move(submission), After::Return);
+          engine.wait(*pending);  // enqueued: the streams wait for rank 2's event
+          all_have_waited.arrive_and_wait();
+          kept.take(std::move(tensors));
+          if (rank == 2) return engine.die_for_test();
+          while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+          CHECK_THROWS_AS(engine.wait(*pending), RankFailed);
+          std::vector<std::vector<float>> more{values_of(rank, 10)};
+          CHECK(failure_of(engine, sum_of(rank, more, "next")).starts_with("RankFailed: "));
+        },
+        false);
+  }
+  for (int rank = 0; rank < 2; ++rank) CHECK(devices.device(rank).calls("cudaIpcCloseMemHandle") == 0);  // it would wait for ever
 }
 
 TEST_CASE("nccl: batches go to the streams in turn, each with communicators of its own, in one order on all ranks") {
@@ -519,14 +590,55 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
   CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) == GpuRoute::Staged);
 
+  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, GpuRoute::SharedGpu, false);
+  CHECK(without_ipc.route_of({0, 1}) == GpuRoute::Staged);
+  CHECK(without_ipc.route_of({1, 2}) == GpuRoute::Nccl);
+  CHECK(without_ipc.describe() == "2 ranks share a GPU, staged through host memory");
+
   HostCluster cluster;
   HostDevice device(cluster, 0);
+  CHECK(can_share(device.table(), 0));
+  device.fail_call("cudaDeviceGetAttribute", 1);
+  CHECK_FALSE(can_share(device.table(), 0));
+  device.ipc = false;
+  CHECK_FALSE(can_share(device.table(), 0));
+  CHECK(can_share(device.table(), -1));
   device.devices = 2;
   CHECK(device_of(device.table(), 3) == 1);
   CHECK(gpu_id(device.table(), 1) == "host GPU 1");
   device.devices = 0;
   CHECK(device_of(device.table(), 3) == -1);
+  CHECK(make_current(device.table(), -1, 0).empty());
+  CHECK(device.contexts.empty());
   CHECK(gpu_id(device.table(), -1).empty());
+}
+
+TEST_CASE("placement: the rank's GPU becomes the current one where that makes no context; who has used another is told") {
+  HostCluster cluster;
+  HostDevice device(cluster, 1);
+  const auto& table = device.table();
+  CHECK(make_current(table, 0, 0).empty());  // it is already
+  CHECK(make_current(table, 1, 1).empty());
+  CHECK(device.current() == 0);
+  CHECK(device.contexts.empty());
+  device.contexts = {1};
+  CHECK(make_current(table, 1, 1).empty());
+  CHECK(device.current() == 1);
+  device.contexts = {0, 1};
+  device.current() = 0;
+  const std::string remark = make_current(table, 1, 1);
+  CAPTURE(remark);
+  CHECK(remark.starts_with("rank 1 has worked on cuda:0 before hvd::init(), and its GPU is cuda:1"));
+  CHECK(device.current() == 1);
+  device.current() = 0;
+  device.fail_call("cudaGetDevice", 1);
+  CHECK(make_current(table, 1, 1).empty());
+  for (const int nth : {1, 2}) {
+    device.current() = 0;
+    device.fail_call("cuDevicePrimaryCtxGetState", 1, nth);
+    CHECK(make_current(table, 1, 1).empty() == (nth == 2));
+    CHECK(device.current() == nth - 1);
+  }
 }
 
 }  // namespace hvd::nccl::test

@@ -770,13 +770,55 @@ TEST_CASE("nccl: eager streams and blocking communicators") {
 
 TEST_CASE("nccl: the caller's device is put back, and nothing is touched before the first launch") {
   World world(2);
+  world.users_devices = {7};
   world.run([](Rank& self) {
     expect(self.device.calls("cudaGetDevice") == 0, "a constructor that calls nothing");
-    self.device.current_device = 7;
+    self.device.contexts = {7};
+    self.device.current() = 7;
     auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
     self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
     self.backend.reset();
-    expect(self.device.current_device == 7, "device 7 current again");
+    expect(self.device.current() == 7, "device 7 current again");
+  });
+}
+
+TEST_CASE("nccl: a rank leaves no context on a GPU that is not its own, and what has to be guessed is put back") {
+  World world(3);
+  world.users_devices = {5};
+  world.run([](Rank& self) {  // World::run looks at the contexts; threads begin with device 0
+    const bool asks_in_vain = self.rank == 2;
+    if (asks_in_vain) {
+      self.device.current() = 5;
+      self.device.fail_call("cuDevicePrimaryCtxGetState", 1);
+    }
+    auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
+    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
+    expect(self.device.current() == (asks_in_vain ? 5 : self.rank), "the rank's device to stay where there was none");
+    std::thread([&] { self.finish(*execution); }).join();  // in the engine's thread, which begins with device 0, too
+    std::thread([&] { execution.reset(); }).join();        // and the events go with whoever drops the last handle
+    const auto lent = self.backend->allocate(self.traits(OpKind::Allreduce, DataType::Float32), 100);
+    expect(lent != nullptr, "memory");
+    std::thread([&] { self.backend.reset(); }).join();
+  });
+}
+
+TEST_CASE("nccl: no call breaks the capture of a CUDA graph, and every thread's mode is what it was") {
+  World world(2);
+  world.run([](Rank& self) {
+    self.device.capturing = true;  // World::run looks for misuse, and for modes that were left behind
+    self.device.settle_polls = self.device.delay = 2;
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
+    auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
+    self.run(traits, tensors);
+    expect(self.device.calls("cudaThreadExchangeStreamCaptureMode") > 0, "the mode to be exchanged");
+    auto lent = self.backend->allocate(traits, 100);
+    lent.reset();
+    self.device.fail_call("cudaThreadExchangeStreamCaptureMode", 1);  // then as it is: there is no capture to be broken
+    self.device.capturing = false;
+    self.run(traits, tensors);
+    expect(!self.device.fail_pending("cudaThreadExchangeStreamCaptureMode"), "the failure to have been used");
+    self.device.capturing = true;
+    self.backend.reset();
   });
 }
 
@@ -787,6 +829,9 @@ TEST_CASE("nccl: executions may outlive the backend") {
     auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
     self.finish(*execution);
     self.backend.reset();
+    self.device.fail_call("cudaGetDevice", 700);  // a destructor does without the device, and lets go of its event
+    execution.reset();
+    expect(!self.device.fail_pending("cudaGetDevice"), "the failure to have been used");
   });
 }
 

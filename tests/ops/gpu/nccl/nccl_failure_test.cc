@@ -3,7 +3,12 @@
 // handle let go (World::run looks); no hang (its watchdog looks).
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
@@ -326,6 +331,39 @@ TEST_CASE("nccl: memory is not freed under a device that does not come to rest")
   }
   CHECK(device.live_memory() == 1);
   CHECK(cluster.misuses() == std::vector<std::string>{"a stream destroyed with work pending"});
+}
+
+TEST_CASE("nccl: an abort that hangs holds nobody up") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  GpuApi table = device.table();
+  std::promise<void> gate;
+  std::atomic<bool> ended{false};
+  table.comm_abort = [&, open = gate.get_future().share(), inner = table.comm_abort](NcclComm* comm) {
+    open.wait();
+    const NcclCode code = inner(comm);
+    ended = true;
+    return code;
+  };
+  NcclOptions options;
+  options.patience.abort_limit = std::chrono::milliseconds(20);
+  ProcessSetInfo alone{0, {0}, 0};
+  BatchTraits traits;
+  traits.kind = OpKind::Allgather;
+  traits.device = {DeviceKind::Cuda, 0};
+  traits.set = &alone;
+  auto tensors = tensors_of(1, 3);
+  tensors.front().counts = {3};
+  NcclBackend backend(
+      table, 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; }, options);
+  const auto execution = backend.launch(Rank::batch(traits, tensors));
+  while (execution->advance() != Progress::Done) continue;
+  backend.abort();
+  CHECK_FALSE(ended);
+  CHECK(device.aborts.empty());
+  CHECK_THROWS_AS(static_cast<void>(backend.launch(Rank::batch(traits, tensors))), BackendError);
+  gate.set_value();
+  while (!ended) std::this_thread::yield();
 }
 
 }  // namespace hvd::nccl::test

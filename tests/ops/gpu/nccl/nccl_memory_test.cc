@@ -6,11 +6,16 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
+#include "ops/gpu/api/device_pool.h"
+#include "ops/gpu/api/memory_pressure.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 
@@ -172,6 +177,43 @@ TEST_CASE("nccl: of idle blocks the smallest that is large enough is lent, and n
   CHECK(here.device.live_memory() == 0);
 }
 
+TEST_CASE("gpu memory: where there is none, what a front end keeps is given back, and it is tried once more") {
+  struct Relief {
+    explicit Relief(std::function<void()> call) { set_memory_relief(std::move(call)); }
+    ~Relief() { set_memory_relief({}); }
+    Relief(const Relief&) = delete;
+    Relief& operator=(const Relief&) = delete;
+  };
+  CHECK_FALSE(relieve_memory());
+  Solitary here;
+  const auto traits = Solitary::traits(OpKind::Allreduce, here.two);
+  {
+    const auto backend = here.backend();
+    here.device.memory_bytes = kMiB;
+    int asked = 0;
+    const Relief relief([&] {
+      ++asked;
+      here.device.memory_bytes = 8 * kMiB;
+    });
+    const auto lent = backend->allocate(traits, 6 * kMiB);  // of NCCL's
+    CHECK(lent != nullptr);
+    CHECK(asked == 1);
+    here.device.memory_bytes = kMiB;
+    SharedControl control{};
+    DevicePool pool(CallContext{.table = &here.device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
+    CHECK(pool.allocate(3 * kMiB) != nullptr);  // of a shared GPU's
+    CHECK(asked == 2);
+    here.device.memory_bytes = kMiB;
+    auto tensors = filled({10, 3}, 5);  // a fusion buffer
+    const auto execution = backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), tensors));
+    while (execution->advance() != Progress::Done) continue;
+    CHECK(asked == 3);
+    const Relief failing([] { throw std::runtime_error("LibTorch has a reason of its own"); });
+    here.device.memory_bytes = kMiB;
+    CHECK(backend->allocate(traits, 6 * kMiB) == nullptr);
+  }
+}
+
 TEST_CASE("nccl: idle blocks make room for a larger one") {
   Solitary here;
   here.device.memory_bytes = 10 * kMiB;
@@ -183,7 +225,7 @@ TEST_CASE("nccl: idle blocks make room for a larger one") {
   const auto larger = backend->allocate(traits, 8 * kMiB);
   CHECK(larger != nullptr);
   CHECK(here.device.live_memory() == 1);
-  here.device.current_device = 1;
+  here.device.current() = 1;
   here.device.fail_call("cudaSetDevice", 101);
   CHECK(backend->allocate(traits, kMiB) == nullptr);  // no such device
   CHECK_FALSE(here.device.fail_pending("cudaSetDevice"));

@@ -1,0 +1,16 @@
+#pragma once
+/// What a front end keeps of a device's memory for later is given back where this library finds none left for itself. Any thread.
+
+#include <functional>
+
+#pragma GCC visibility push(default)
+namespace hvd::nccl {
+
+/// Sets what gives such memory back: it is called by any thread, under locks of the caller's, and must not use this library. An empty one:
+/// nothing does.
+void set_memory_relief(std::function<void()> relief);
+/// Calls it. Returns whether it has been called and has not thrown: an allocation that has failed is then worth another attempt.
+bool relieve_memory() noexcept;
+
+}  // namespace hvd::nccl
+#pragma GCC visibility pop

@@ -1,0 +1,134 @@
+// Ranks with tensors on GPUs, raw buffers: many small batches, and the death of one rank in the middle of its work. A plain program that
+// each rank runs; returns 1 if anything is wrong, 77 (a skip) where there is no GPU. One process alone is a world of one.
+//   ranks_gpu_test [many]    10,000 small allreduces in groups, every result compared
+//   ranks_gpu_test kill      the last rank kills itself while its stream is held up; each of the others gets RankFailed within 30 s
+// Start the latter without mpirun, which would kill the others too: bash tests/support/ranks.sh 4 ranks_gpu_test kill
+#include <cuda_runtime_api.h>
+#include <hvd/hvd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/gpu.h"
+
+namespace {
+
+using hvd::test::DeviceMemory;
+using hvd::test::require;
+
+constexpr std::size_t kTensors = 8;
+constexpr std::size_t kLength = 67;
+
+/// Tensors of one group, each in memory of its own.
+struct Group {
+  std::vector<std::unique_ptr<DeviceMemory>> memory;
+  std::vector<hvd::Buffer> buffers;
+  explicit Group(int device) {
+    for (std::size_t i = 0; i < kTensors; ++i) {
+      memory.push_back(std::make_unique<DeviceMemory>(kLength * sizeof(float)));
+      buffers.push_back(
+          {memory.back()->data(), hvd::DataType::Float32, {static_cast<std::int64_t>(kLength)}, {hvd::DeviceKind::Cuda, device}});
+    }
+  }
+};
+
+float value(int rank, int round, std::size_t tensor) { return static_cast<float>(rank + 1 + round % 7 + static_cast<int>(tensor)); }
+
+void write(const Group& group, int rank, int round) {
+  for (std::size_t t = 0; t < kTensors; ++t) {
+    const std::vector<float> values(kLength, value(rank, round, t));
+    require(cudaMemcpy(group.buffers[t].data, values.data(), kLength * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+}
+
+int wrong(const Group& group, int round) {
+  int found = 0;
+  for (std::size_t t = 0; t < kTensors; ++t) {
+    float sum = 0;
+    for (int rank = 0; rank < hvd::size(); ++rank) sum += value(rank, round, t);
+    std::vector<float> values(kLength);
+    require(cudaMemcpy(values.data(), group.buffers[t].data, kLength * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    for (const float got : values) found += got == sum ? 0 : 1;
+  }
+  return found;
+}
+
+/// Holds the default stream up, until the process is killed.
+void CUDART_CB sleep_on(void* /*unused*/) { std::this_thread::sleep_for(std::chrono::seconds(60)); }
+
+int many(int device) {
+  const Group group(device);
+  constexpr int kRounds = 10000 / static_cast<int>(kTensors);
+  const auto start = std::chrono::steady_clock::now();
+  int failures = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    write(group, hvd::rank(), round);
+    std::vector<hvd::Handle<void>> handles;
+    for (std::size_t t = 0; t < kTensors; ++t)
+      handles.push_back(hvd::allreduce_async(group.buffers[t], group.buffers[t], {.name = std::to_string(t), .op = hvd::ReduceOp::Sum}));
+    for (const auto& handle : handles) handle.wait();
+    failures += wrong(group, round);
+  }
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+  if (hvd::rank() == 0)
+    std::printf("%d allreduces of %zu floats, %d ranks, %s: %d wrong values; %.1f us each\n", kRounds * static_cast<int>(kTensors), kLength,
+                hvd::size(), hvd::backend_description().c_str(), failures, took.count() / (kRounds * static_cast<double>(kTensors)));
+  return failures == 0 ? 0 : 1;
+}
+
+int kill(int device) {
+  const Group group(device);
+  const bool last = hvd::rank() == hvd::size() - 1;
+  const auto start = std::chrono::steady_clock::now();
+  std::string said;
+  try {
+    for (int round = 0; round < 100000; ++round) {
+      write(group, hvd::rank(), round);
+      if (round == 200 && last) {
+        const auto handle = hvd::grouped_allreduce_async(group.buffers, group.buffers, {.name = "layer", .op = hvd::ReduceOp::Sum});
+        require(cudaLaunchHostFunc(nullptr, sleep_on, nullptr), "cudaLaunchHostFunc");
+        ::raise(SIGKILL);
+      }
+      hvd::grouped_allreduce(group.buffers, group.buffers, {.name = "layer", .op = hvd::ReduceOp::Sum});
+    }
+  } catch (const hvd::RankFailed& error) {
+    said = error.what();
+  } catch (const std::exception& error) {
+    std::printf("rank %d: FAILED: another error: %s\n", hvd::rank(), error.what());
+    return 1;
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const bool named = said.find("rank " + std::to_string(hvd::size() - 1)) != std::string::npos;
+  std::printf("rank %d: %s after %.1f s: %s\n", hvd::rank(), named && took.count() < 30 ? "passed" : "FAILED", took.count(), said.c_str());
+  std::fflush(stdout);
+  ::_exit(named && took.count() < 30 ? 0 : 1);  // what is stuck on the device ends with the process
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("SKIP: no GPU\n");
+    return 77;
+  }
+  ::alarm(240);  // a hang is a failure
+  const std::string mode = argc > 1 ? argv[1] : "many";
+  try {
+    hvd::init();
+    const int device = hvd::local_rank() % devices;
+    require(cudaSetDevice(device), "cudaSetDevice");
+    return mode == "kill" ? kill(device) : many(device);
+  } catch (const std::exception& error) {
+    std::printf("FAILED: %s\n", error.what());
+    return 1;
+  }
+}

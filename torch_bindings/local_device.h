@@ -1,0 +1,22 @@
+#pragma once
+/// This file says which device a rank works on.
+
+#include <ATen/Device.h>
+
+#pragma GCC visibility push(default)
+namespace hvd {
+
+/// Returns the device on which this rank's model and data belong: of the GPUs that it sees, the one at `local_rank()` modulo their number;
+/// the CPU where there is none, or LibTorch or this library were built without. GPU tensors of a world of several ranks must be on it.
+/// `init()` makes it current in its thread, so that `to(torch::kCUDA)` there means it; in other threads that means the first GPU. Any
+/// thread. Throws NotInitialized.
+at::Device local_device();
+
+namespace detail {
+/// Registers itself with `init()`; called once, at static initialisation of any program that includes <hvd/torch.h>.
+bool make_device_current_at_init();
+inline const bool kDeviceIsMadeCurrent = make_device_current_at_init();
+}  // namespace detail
+
+}  // namespace hvd
+#pragma GCC visibility pop
