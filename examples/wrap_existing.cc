@@ -27,9 +27,8 @@ class Quadrants : public torch::data::datasets::Dataset<Quadrants> {
 }  // namespace
 
 int main() {
-  hvd::init();  // hvd 1: one process becomes rank() of size()
-  const auto gpus = static_cast<int>(torch::cuda::device_count());
-  const torch::Device device = gpus == 0 ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, hvd::local_rank() % gpus);  // hvd 2
+  hvd::init();                              // hvd 1: one process becomes rank() of size()
+  const auto device = hvd::local_device();  // hvd 2: its GPU, or the CPU
 
   torch::manual_seed(1);  // so all ranks make the same points
   auto dataset = Quadrants(4096).map(torch::data::transforms::Stack<>());

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   const std::string folder = argc > 1 ? argv[1] : ".";
   const int epochs = argc > 2 ? std::atoi(argv[2]) : kEpochs;
   hvd::init();
-  const auto device = local_device(hvd::local_rank());
+  const auto device = hvd::local_device();
   torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
 
   auto network = make_network();

@@ -10,7 +10,7 @@
 
 int main() {
   hvd::init();
-  const auto device = local_device(hvd::local_rank());
+  const auto device = hvd::local_device();
   torch::manual_seed(hvd::rank());
 
   std::vector<hvd::ProcessSet> sets;

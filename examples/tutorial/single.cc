@@ -6,7 +6,7 @@
 #include "tutorial.h"
 
 int main() {
-  const auto device = local_device(0);
+  const auto device = first_device();
   torch::manual_seed(0);
 
   auto network = make_network();

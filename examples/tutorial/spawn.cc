@@ -9,7 +9,7 @@
 
 void train() {
   hvd::init();
-  const auto device = local_device(hvd::local_rank());
+  const auto device = hvd::local_device();
   torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
 
   auto network = make_network();

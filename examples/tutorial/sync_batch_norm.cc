@@ -7,7 +7,7 @@
 
 int main() {
   hvd::init();
-  const auto device = local_device(hvd::local_rank());
+  const auto device = hvd::local_device();
   torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
 
   auto network = hvd::convert_sync_batchnorm(make_network(/*batch_norm=*/true));  // before the optimizer and the wrapper

@@ -39,8 +39,5 @@ inline torch::nn::Sequential make_network(bool batch_norm = false) {
   return network;
 }
 
-/// Returns where a process computes: on the GPU of its number on this host, or else on the CPU.
-inline torch::Device local_device(int local_rank) {
-  if (!torch::cuda::is_available()) return torch::kCPU;
-  return {torch::kCUDA, static_cast<torch::DeviceIndex>(local_rank % static_cast<int>(torch::cuda::device_count()))};
-}
+/// Returns where a program without ranks computes: on the first GPU, or else on the CPU.
+inline torch::Device first_device() { return torch::cuda::is_available() ? torch::kCUDA : torch::kCPU; }
