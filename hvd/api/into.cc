@@ -4,6 +4,7 @@
 
 #include "hvd/api/buffers.h"
 #include "hvd/api/outputs.h"
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 
 namespace hvd {

@@ -76,8 +76,21 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
-  std::optional<EngineMutex::Driver> driver;
-  if (after == After::Wait) driver.emplace(mutex_);
+  if (after != After::Wait) return submit_anew(std::move(submission), after);
+  // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to the coordination thread after all.
+  struct Ending {
+    explicit Ending(Engine& of) : engine(of), driver(of.mutex_) {}
+    ~Ending() {
+      if (driver.has_left_out() && (!pending || pending->done.load())) engine.board_.ring_worker(engine.board_.self());
+    }
+    Engine& engine;
+    EngineMutex::Driver driver;
+    std::shared_ptr<HandleState> pending;
+  } ending(*this);
+  return ending.pending = submit_anew(std::move(submission), after);
+}
+
+std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After after) {
   auto fresh = factory_.make(std::move(submission));
   fresh->repeats = after != After::Return;
   const std::shared_ptr<HandleState> pending = fresh->pending;

@@ -17,7 +17,11 @@ void EngineMutex::perform(AfterUnlock after) {
 void EngineMutex::ring_workers(const AfterUnlock& after) {
   const int self = board_.self();
   const auto ring = [&](int rank) {
-    if (rank != self || driven_ != this) board_.ring_worker(rank);
+    if (rank == self && here_ != nullptr && &here_->mutex_ == this) {
+      here_->has_left_out_ = true;
+    } else {
+      board_.ring_worker(rank);
+    }
   };
   if (after.all_workers) {
     for (int rank = 0; rank < board_.ranks(); ++rank) ring(rank);

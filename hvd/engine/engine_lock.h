@@ -49,13 +49,18 @@ class EngineMutex {
   /// of this rank need not be woken for what it notes. Those of one thread end in the reverse order.
   class Driver {
    public:
-    explicit Driver(const EngineMutex& mutex) : before_(std::exchange(driven_, &mutex)) {}
-    ~Driver() { driven_ = before_; }
+    explicit Driver(const EngineMutex& mutex) : mutex_(mutex), before_(std::exchange(here_, this)) {}
+    ~Driver() { here_ = before_; }
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
+    /// Returns whether the coordination thread would have been woken otherwise.
+    [[nodiscard]] bool has_left_out() const { return has_left_out_; }
 
    private:
-    const EngineMutex* before_;
+    friend class EngineMutex;
+    const EngineMutex& mutex_;
+    Driver* before_;
+    bool has_left_out_ = false;
   };
 
   /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is this mutex's.
@@ -73,7 +78,7 @@ class EngineMutex {
   void perform(AfterUnlock after);
   void ring_workers(const AfterUnlock& after);
 
-  static inline thread_local constinit const EngineMutex* driven_ = nullptr;
+  static inline thread_local constinit Driver* here_ = nullptr;
 
   std::mutex mutex_;
   std::condition_variable changed_;

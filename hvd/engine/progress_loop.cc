@@ -44,7 +44,8 @@ Turn ProgressLoop::take() {
 }
 
 void ProgressLoop::hand_over(const Turn& turn) noexcept {
-  const bool more = engine_.has_more(turn);
+  const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
+  const bool more = engine_.has_more(turn) || (missed && engine_.expects_messages(turn));
   release();
   if (more) board_.ring_worker(board_.self());
 }
@@ -93,7 +94,11 @@ void ProgressLoop::coordinate() {
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
-    if (Turn turn = try_take()) pause = coordinate_once(std::move(turn));
+    if (Turn turn = try_take()) {
+      pause = coordinate_once(std::move(turn));
+    } else {
+      has_missed_turn_.store(true);
+    }
     board_.sleep_working(doorbell, pause);
   }
   // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.

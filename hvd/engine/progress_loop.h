@@ -103,6 +103,7 @@ class ProgressLoop {
   EngineEvents& engine_;
   ShortWait short_wait_;
   std::atomic<bool> taken_{false};
+  std::atomic<bool> has_missed_turn_{false};  ///< the coordination thread was woken while another had the turn
   std::atomic<bool> stop_{false};
   std::atomic<bool> in_order_{false};
   std::atomic<bool> die_{false};

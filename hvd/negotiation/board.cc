@@ -326,7 +326,10 @@ void Board::depart(std::uint64_t sequence, std::uint32_t members) {
 
 FutexWord& Board::wait_doorbell() const { return header().wait_doorbell; }
 void Board::ring_waiters() { ring(header().wait_doorbell, header().wait_sleepers); }
-Board::Watcher::Watcher(const Board& board) : watchers_(board.header().watchers) { watchers_.fetch_add(1, std::memory_order_seq_cst); }
+Board::Watcher::Watcher(const Board& board) : watchers_(board.header().watchers) {
+  watchers_.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // between that and the look for results, as in `ring_watchers`
+}
 Board::Watcher::~Watcher() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
 void Board::ring_watchers() {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // between the results and the look: a watcher counts itself, then looks for them

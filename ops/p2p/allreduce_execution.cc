@@ -102,7 +102,8 @@ void AllreduceExecution::start(std::size_t number) {
     const std::size_t bytes = own_inputs_ * theirs.size() * element_;
     if (small_) {
       if (i == 0) contribute(all_, theirs, slot.outgoing.data());
-      // Nothing will come back that says it has arrived. A leader looks for messages all the time, and need not wait for the other side.
+      // Nothing will come back that says it has arrived. A leader looks for messages every 10 ms at least, so what waits in this process
+      // leaves it; it need not wait for the other side.
       const auto outgoing = slot.outgoing.first(bytes);
       const int tag = context_.tag(batch_, kContribution);
       if (context_.leads()) {

@@ -24,7 +24,8 @@ class P2pContext {
              std::shared_ptr<StatsCounters> stats);
 
   [[nodiscard]] int rank() const { return topology_.rank; }
-  /// Returns whether this rank speaks for its domain, and so drives the wire also while nothing of its own is under way.
+  /// Returns whether this rank speaks for its domain, and so drives the wire, every 10 ms at least, also while nothing of its own is
+  /// under way.
   [[nodiscard]] bool leads() const { return topology_.domain_index == 0; }
   [[nodiscard]] std::string_view wire_name() const { return exchange_.wire().name(); }
   [[nodiscard]] Exchange& exchange() { return exchange_; }

@@ -60,7 +60,7 @@ bool PullExecution::pull() {
 bool PullExecution::take_from_root(const BatchMember& member) {
   const std::size_t bytes = bytes_of(batch_.traits, member.count);
   if (batch_.traits.root == context_.rank()) {
-    context_.staging().help_reader(my_location(member), bytes);
+    reader_is_there_ = reader_is_there_ && context_.staging().help_reader(my_location(member), bytes);
     if (bytes > 0 && member.output != member.input) std::memcpy(member.output, member.input, bytes);
     return true;
   }

@@ -32,6 +32,7 @@ class PullExecution final : public Execution {
   BatchState& state_;
   bool tried_ = false;
   bool pulled_ = false;
+  bool reader_is_there_ = true;  ///< of a broadcast's root: it helps who reads, and does not wait for it at each member
 };
 
 }  // namespace hvd

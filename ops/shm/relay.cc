@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cstring>
 
-#include "hvd/base/futex.h"
-
 namespace hvd {
 
 namespace {
@@ -14,7 +12,7 @@ constexpr auto kPatience = std::chrono::microseconds(100);
 
 }  // namespace
 
-void Relay::give(std::span<const std::byte> memory) {
+bool Relay::give(std::span<const std::byte> memory) {
   using Clock = std::chrono::steady_clock;
   const std::uint64_t pieces = pieces_of(memory.size());
   auto until = Clock::now() + kPatience;
@@ -22,7 +20,7 @@ void Relay::give(std::span<const std::byte> memory) {
   while (true) {
     const std::uint64_t taken = taken_.load(std::memory_order_acquire);
     if (taken > 0) next = std::max(next, taken + 1);  // the reader is at piece `taken`
-    if (next >= pieces) return;
+    if (next >= pieces) return taken > 0;
     if (next < taken + kPlaces) {
       Place& place = places_[next % kPlaces];
       const auto part = part_of(memory, next);
@@ -32,10 +30,8 @@ void Relay::give(std::span<const std::byte> memory) {
     } else if (taken != seen) {
       seen = taken;
       until = Clock::now() + kPatience;
-    } else if (Clock::now() < until) {
-      cpu_relax();
-    } else {
-      return;
+    } else if (Clock::now() >= until) {
+      return taken > 0;
     }
   }
 }

@@ -15,8 +15,8 @@ namespace hvd {
 class Relay {
  public:
   /// Copies pieces of `memory` into the ring while there is space, and for some microseconds waits for space; returns then, or where the
-  /// reader needs no more. Owner.
-  void give(std::span<const std::byte> memory);
+  /// reader needs no more. Returns false if the reader has not begun. Owner.
+  bool give(std::span<const std::byte> memory);
 
   /// Copies what the owner shows to `to`. `read(skipped, to, bytes)` copies bytes of it from where they are, and returns false if that
   /// cannot be done any more; so does this. Reader.

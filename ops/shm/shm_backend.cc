@@ -210,8 +210,10 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   const bool for_many = traits.kind == OpKind::Broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany &&
                         staging_.staged_bytes() + bytes <= kMostStagedAtOnce;
   if (pulls(traits.kind) && !small && !for_many)
-    if (const auto place = staging_.show(
-            member.input, bytes, traits.kind == OpKind::Broadcast && bytes >= kLeastHelped && context_.can_help(traits.set->ranks.size())))
+    if (const auto place =
+            staging_.show(member.input, bytes,
+                          traits.kind == OpKind::Broadcast && bytes >= kLeastHelped && context_.can_help(traits.set->ranks.size()) &&
+                              staging_.staged_bytes() + sizeof(Relay) <= kMostStagedAtOnce))
       return *place;
   member.copied = bytes > 0;
   return staging_.stage(member.input, bytes);
@@ -221,7 +223,10 @@ bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /
   return true;  // where a rank needs the others after all, its execution rings for them
 }
 
-void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }
+void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
+  if (!board_.failed())
+    staging_.release(location);  // after a failure another rank may be at work there still; the world's memory goes as a whole
+}
 
 std::optional<std::uint64_t> ShmBackend::keep(const BatchTraits& traits, std::size_t bytes) {
   if (traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Adasum) return std::nullopt;

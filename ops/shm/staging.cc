@@ -76,9 +76,9 @@ std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes
   return arena_->offset(block) | kStaged | kShown;
 }
 
-void Staging::help_reader(std::uint64_t location, std::size_t bytes) {
-  if (is_nowhere(location) || !is_shown_to_one(self_, location)) return;
-  relay(self_, location).give({reinterpret_cast<const Shown*>(address(self_, location))->memory, bytes});
+bool Staging::help_reader(std::uint64_t location, std::size_t bytes) {
+  if (is_nowhere(location) || !is_shown_to_one(self_, location)) return true;
+  return relay(self_, location).give({reinterpret_cast<const Shown*>(address(self_, location))->memory, bytes});
 }
 
 Relay& Staging::relay(int index, std::uint64_t location) { return reinterpret_cast<ShownToOne*>(address(index, location))->relay; }

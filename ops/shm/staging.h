@@ -29,8 +29,9 @@ class Staging {
   /// Returns a location through which the other ranks read `bytes` of memory of the user's where it is, once it is agreed that they may.
   /// None where they may not. `to_one`: one rank reads all of it, once, and this one may help it to (`help_reader`).
   std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, bool to_one = false);
-  /// Helps the rank that reads what was shown to one, for as long as it reads. Does nothing for other locations.
-  void help_reader(std::uint64_t location, std::size_t bytes);
+  /// Helps the rank that reads what was shown to one, for as long as it reads. Does nothing for other locations. Returns false if that rank
+  /// has not begun to read.
+  bool help_reader(std::uint64_t location, std::size_t bytes);
   /// Returns the location of a tensor that nobody takes anything from: another one each time.
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.

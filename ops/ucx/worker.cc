@@ -54,17 +54,18 @@ UcxWorker::UcxWorker(const UcxApi& api, int rank, int size) : api_(api), rank_(r
   be_quiet();
 }
 
-void UcxWorker::be_quiet() const {
+void UcxWorker::be_quiet() {
   std::array<char, 32> level{};
   if (api_.get_global_option(kLogLevel, level.data(), level.size()) != UCS_OK) return;
   const std::string_view said = level.data();
-  if (said == "WARN" || said == "warn") api_.set_global_option(kLogLevel, "fatal");
+  is_quiet_ = (said == "WARN" || said == "warn") && api_.set_global_option(kLogLevel, "fatal") == UCS_OK;
 }
 
 UcxWorker::~UcxWorker() {
   close_endpoints();
   api_.worker_destroy(worker_);
   api_.cleanup(context_);
+  if (is_quiet_) api_.set_global_option(kLogLevel, "warn");  // others of this process may use UCX too
 }
 
 void UcxWorker::close_endpoints() noexcept {

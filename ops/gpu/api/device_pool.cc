@@ -103,19 +103,22 @@ CudaEvent* Peers::reduced(const CallContext& site, int index, std::size_t turn) 
 }
 
 void Peers::close() noexcept {
-  if (events_.empty() && slabs_.empty()) return leave_open();
+  if (!events_.empty() || !slabs_.empty()) close_opened();
+  leave_open();
+  controls_[static_cast<std::size_t>(self_)]->closed.store(true, std::memory_order_release);
+}
+
+void Peers::close_opened() noexcept {
   const DeviceGuard guard(*table_, device_);
   for (const auto& [handle, opened] : events_)
     if (opened != nullptr) table_->event_destroy(opened);
   for (const auto& [place, base] : slabs_)
     if (base != nullptr) table_->ipc_close_memory(base);
-  leave_open();
 }
 
 void Peers::leave_open() noexcept {
   events_.clear();
   slabs_.clear();
-  controls_[static_cast<std::size_t>(self_)]->closed.store(true, std::memory_order_release);
 }
 
 bool Peers::all_closed() const {

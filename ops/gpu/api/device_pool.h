@@ -96,12 +96,13 @@ class Peers {
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
   /// Closes everything and says so in this rank's control. Idempotent. Waits for what the device still does with it.
   void close() noexcept;
-  /// Says so, and leaves everything to the process's end: for a device that does not come to rest.
+  /// Leaves everything to the process's end, and does not say that it is closed: for a device that does not come to rest.
   void leave_open() noexcept;
   /// Returns whether all ranks have closed everything.
   [[nodiscard]] bool all_closed() const;
 
  private:
+  void close_opened() noexcept;
   void know(const CallContext& site) {
     table_ = site.table;
     device_ = site.device;

@@ -37,6 +37,7 @@ class StagedExecution : public Execution {
     std::shared_ptr<std::byte> input;  ///< kept as long
     void* to;
     std::size_t bytes;
+    CudaEvent* ready;  ///< what the output's stream had to do before the operation; null: nothing
   };
 
   StagedExecution(StagedBackend& backend, std::vector<std::string_view> names, std::vector<Output> outputs)
@@ -68,6 +69,8 @@ class StagedExecution : public Execution {
     since_ = std::chrono::steady_clock::now();
     for (const Output& output : outputs_) {
       if (output.bytes == 0) continue;
+      if (output.ready != nullptr)
+        check(site_, site_.table->stream_wait_event(backend_.stream().get(), output.ready), "cudaStreamWaitEvent");
       check(site_, site_.table->memcpy_async(output.to, output.from.get(), output.bytes, backend_.stream().get()), "cudaMemcpyAsync");
     }
     completion_.record(site_, backend_.stream());
@@ -194,7 +197,7 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
     const std::size_t bytes = bytes_of(traits, output_count(traits, member));
     auto output = is_pulled(traits.kind) ? host_block(bytes) : held.block;
     const bool has_it = traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
-    outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes});
+    outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes, static_cast<CudaEvent*>(member.ready_event)});
     member.input = held.block.get();
     member.output = output.get();
     member.ready_event = nullptr;

@@ -278,7 +278,7 @@ TEST_CASE("lanes: who has fallen asleep is woken by the rank that does the work 
         if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(90)) ++overslept;  // it wakes by itself after 100
         if (!work.is_right()) FAIL_CHECK("wrong values in round " << round);
       }
-      CHECK(overslept < kRounds / 10);
+      CHECK(overslept <= 1 + kRounds / 100);  // where the machine did not stand still
     });
   }
 }

@@ -508,6 +508,28 @@ TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the 
   }
 }
 
+TEST_CASE("staged: results are put where the stream has done what came before the operation") {
+  constexpr int kRanks = 3;
+  LockedDevices devices(kRanks);
+  ThreadWorld world(options_of(GpuRoute::Staged, kRanks, devices));
+  world.run([&](int rank, Engine& engine) {
+    std::vector<std::vector<float>> tensors{values_of(rank, 500)};
+    const auto roots = values_of(1, 500);
+    Submission submission = sum_of(rank, tensors, "parameters");
+    submission.kind = OpKind::Broadcast;
+    submission.root = 1;
+    bool filled = false;  // a kernel that is still queued, and that would overwrite what came too early
+    if (rank != 1)
+      submission.tensors[0].ready_event = devices.device(rank).user_event(20, [&] {
+        std::fill(tensors[0].begin(), tensors[0].end(), -1.0F);
+        filled = true;
+      });
+    CHECK(failure_of(engine, std::move(submission)).empty());
+    CHECK(filled == (rank != 1));
+    CHECK(tensors[0] == roots);
+  });
+}
+
 TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is given up with the world") {
   for (const std::string call : {"cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery"}) {
     CAPTURE(call);
