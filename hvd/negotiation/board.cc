@@ -328,11 +328,11 @@ FutexWord& Board::wait_doorbell() const { return header().wait_doorbell; }
 void Board::ring_waiters() { ring(header().wait_doorbell, header().wait_sleepers); }
 Board::Watcher::Watcher(const Board& board) : watchers_(board.header().watchers) {
   watchers_.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // between that and the look for results, as in `ring_watchers`
+  full_fence();  // between that and the look for results, as in `ring_watchers`
 }
 Board::Watcher::~Watcher() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
 void Board::ring_watchers() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // between the results and the look: a watcher counts itself, then looks for them
+  full_fence();  // between the results and the look: a watcher counts itself, then looks for them
   if (header().watchers.load(std::memory_order_relaxed) > 0) ring_waiters();
 }
 void Board::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) {
