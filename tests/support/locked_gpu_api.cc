@@ -9,9 +9,6 @@
 
 namespace hvd::nccl::test {
 
-namespace {
-
-/// `table` with every call under `mutex`. The texts of errors need none.
 GpuApi locked(GpuApi table, std::mutex& mutex) {
   const auto lock = [&mutex]<class Result, class... Arguments>(std::function<Result(Arguments...)>& entry) {
     entry = [&mutex, inner = std::move(entry)](Arguments... arguments) {
@@ -34,8 +31,6 @@ GpuApi locked(GpuApi table, std::mutex& mutex) {
   static_assert(sizeof(GpuApi) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
   return table;
 }
-
-}  // namespace
 
 struct LockedDevices::Locked {
   Locked(HostCluster& cluster, int rank) : device(cluster, rank) {}

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include "tests/support/nccl_world.h"
 
 namespace hvd::nccl::test {
+
+/// Returns `table` with every call under `mutex`. The texts of errors need none.
+GpuApi locked(GpuApi table, std::mutex& mutex);
 
 class LockedDevices {
  public:

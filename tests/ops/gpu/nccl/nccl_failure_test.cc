@@ -6,12 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
+#include "tests/support/locked_gpu_api.h"
 #include "tests/support/nccl_world.h"
 
 namespace hvd::nccl::test {
@@ -334,9 +336,11 @@ TEST_CASE("nccl: memory is not freed under a device that does not come to rest")
 }
 
 TEST_CASE("nccl: an abort that hangs holds nobody up") {
-  HostCluster cluster;
-  HostDevice device(cluster, 0);
-  GpuApi table = device.table();
+  // The thread that hangs comes back some time: these are there for as long as the process.
+  static HostCluster cluster;
+  static HostDevice device(cluster, 0);
+  static std::mutex mutex;
+  static GpuApi table = locked(device.table(), mutex);
   std::promise<void> gate;
   std::atomic<bool> ended{false};
   table.comm_abort = [&, open = gate.get_future().share(), inner = table.comm_abort](NcclComm* comm) {
