@@ -16,6 +16,7 @@ import functools
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -53,8 +54,10 @@ def read(path):
 @functools.lru_cache(maxsize=None)
 def files():
     """Returns the project's own files: what git knows or would take in, or all of the floors' where there is no git."""
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
-    names = listed.stdout.split("\n") if listed.returncode == 0 and listed.stdout else []
+    names = []
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
+        names = listed.stdout.split("\n") if listed.returncode == 0 and listed.stdout else []
     if not names:
         names = [str(p.relative_to(ROOT)) for f in FLOORS for p in (ROOT / f).rglob("*")] + [p.name for p in ROOT.iterdir()]
     return frozenset(n for n in names if n and (ROOT / n).is_file())
