@@ -42,15 +42,16 @@ Global& global() {
   return *instance;
 }
 
-std::shared_ptr<World> take_world() {
-  const std::lock_guard lock(global().mutex);
+/// Puts another world, or none, in the place of the one that is there, and returns that. Requires the mutex.
+std::shared_ptr<World> exchange_world(std::shared_ptr<World> next) {
   global().changes.fetch_add(1);
-  return std::exchange(global().world, nullptr);
+  return std::exchange(global().world, std::move(next));
 }
 
-}  // namespace
-
-namespace {
+std::shared_ptr<World> take_world() {
+  const std::lock_guard lock(global().mutex);
+  return exchange_world(nullptr);
+}
 
 /// What a thread has found, so that it needs no lock to find it again.
 struct Known {
@@ -100,8 +101,7 @@ void install_world(World world) {
     const std::lock_guard lock(global().mutex);
     if (global().world) throw InvalidArgument("hvd is running already");
     become_rank(world.engine->topology().rank);
-    global().changes.fetch_add(1);
-    global().world = std::make_shared<World>(std::move(world));
+    exchange_world(std::make_shared<World>(std::move(world)));
     hooks = global().hooks;
   }
   for (const auto& hook : hooks) hook();
@@ -131,8 +131,7 @@ void shutdown() {
   const bool clean = world->engine->shutdown();
   {
     const std::lock_guard lock(global().mutex);
-    global().changes.fetch_add(1);
-    if (global().world == world) global().world.reset();
+    if (global().world == world) exchange_world(nullptr);
   }
   if (world->close) world->close(clean);
   if (!world->has_peers) cease_to_be_rank();

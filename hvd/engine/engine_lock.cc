@@ -4,11 +4,7 @@ namespace hvd {
 
 void EngineMutex::perform(AfterUnlock after) {
   if (after.own_threads) changed_.notify_all();
-  if (after.waiters) {
-    board_.ring_waiters();
-  } else if (after.watchers) {
-    board_.ring_watchers();
-  }
+  if (after.waiters) board_.ring_waiters();
   ring_workers(after);
   after.ended.clear();
   after.owners.clear();

@@ -26,7 +26,7 @@ class EngineMutex {
   /// Wakes user threads of all ranks of the domain that wait for a result.
   void wake_waiters() HVD_REQUIRES(engine_mutex) { after_.waiters = after_.any = true; }
   /// The same, where results were given to them that they look for themselves.
-  void wake_watchers() HVD_REQUIRES(engine_mutex) { after_.watchers = true; }
+  void wake_watchers() HVD_REQUIRES(engine_mutex) { results_given_ = true; }
   /// Wakes the coordination thread of this rank.
   void wake_worker() HVD_REQUIRES(engine_mutex) { after_.worker = after_.any = true; }
   /// Wakes those of all ranks of the domain.
@@ -71,7 +71,7 @@ class EngineMutex {
   friend class EngineLock;
   struct AfterUnlock {
     bool any = false;
-    bool own_threads = false, waiters = false, watchers = false, worker = false, all_workers = false, leader = false;
+    bool own_threads = false, waiters = false, worker = false, all_workers = false, leader = false;
     std::vector<std::unique_ptr<Entry>> ended;
     std::vector<std::shared_ptr<void>> owners;
   };
@@ -84,7 +84,8 @@ class EngineMutex {
   std::condition_variable changed_;
   Board& board_;
   AfterUnlock after_;
-  int waiting_ = 0;  ///< threads in `wait_for`
+  bool results_given_ = false;  ///< not in `after_`: it is most often all that there is to do, and costs least by itself
+  int waiting_ = 0;             ///< threads in `wait_for`
 };
 
 /// Holds the engine's mutex, and does what was noted once it is released.
@@ -98,16 +99,15 @@ class HVD_SCOPED_CAPABILITY EngineLock {
   EngineLock& operator=(const EngineLock&) = delete;
 
   void unlock() HVD_RELEASE() {
-    const bool watchers = std::exchange(mutex_.after_.watchers, false);
-    if (!mutex_.after_.any) {
+    const bool results_given = std::exchange(mutex_.results_given_, false);
+    if (mutex_.after_.any) {
+      auto after = std::exchange(mutex_.after_, {});
       lock_.unlock();
-      if (watchers) mutex_.board_.ring_watchers();
-      return;
+      mutex_.perform(std::move(after));
+    } else {
+      lock_.unlock();
     }
-    auto after = std::exchange(mutex_.after_, {});
-    after.watchers = watchers;
-    lock_.unlock();
-    mutex_.perform(std::move(after));
+    if (results_given) mutex_.board_.ring_watchers();
   }
   void lock() HVD_ACQUIRE() { lock_.lock(); }
 

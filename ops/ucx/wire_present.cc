@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -41,11 +42,11 @@ void connect(const std::shared_ptr<UcxWorker>& worker, int size) {
     const auto missing = std::find_if(posted.begin(), posted.end(), is_missing);
     if (missing == posted.end() && wire.flush()) break;
     if (std::chrono::steady_clock::now() > deadline) {
-      const int peer = missing == posted.end() ? -1 : missing->peer;
+      const std::string peer = missing == posted.end() ? "another" : formatted("rank {}", missing->peer);
       for (Posted& one : posted)
         if (one.handle != 0) static_cast<void>(wire.drop(one));
       throw BackendError(
-          formatted("hvd::init(): UCX connects rank {} and rank {} not within {} s; UCX_NET_DEVICES must allow a network that "
+          formatted("hvd::init(): UCX connects rank {} and {} not within {} s; UCX_NET_DEVICES must allow a network that "
                     "both have",
                     worker->rank(), peer, kPatience.count()));
     }
