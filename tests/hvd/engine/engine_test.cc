@@ -318,13 +318,13 @@ TEST_CASE("a rank that dies is named on all others, pending or not") {
     world.run(
         [&world](int rank, Engine& engine) {
           auto values = pattern(rank, 10);
-          engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
-          if (rank == 2) {
-            engine.die_for_test();
-            return;
-          }
           std::string text;
           try {
+            engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
+            if (rank == 2) {
+              engine.die_for_test();
+              return;
+            }
             engine.wait(*engine.submit(allreduce_of(values, "after", DataType::Float32), After::Wait));
           } catch (const RankFailed& error) {
             text = error.what();
