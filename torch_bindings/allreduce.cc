@@ -86,6 +86,7 @@ Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& option
   return detail::start(allreduction(tensors, options, Form::Fresh), After::Wait).wait();
 }
 Tensors grouped_allreduce_(Tensors tensors, const AllreduceOptions& options) {
+  if (detail::run_small_in_place(tensors, options)) return tensors;
   return detail::run_in_place("allreduce", tensors, options, allreduction, allreduce_rule);
 }
 Handle<Tensors> grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {

@@ -4,8 +4,10 @@
 
 #include <ATen/ops/empty.h>
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "hvd/api/world.h"
 #include "hvd/engine/engine.h"
@@ -45,6 +47,28 @@ inline bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t
 
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
   return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
+}
+
+/// A group in place: false if it must be submitted, also where tensors may share memory.
+inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
+  const std::size_t count = tensors.size();
+  if (count < 2 || count > kSmallGroupTensors) return false;
+  std::array<SmallTensor, kSmallGroupTensors> group;
+  for (std::size_t i = 0; i < count; ++i) {
+    const at::Tensor& tensor = tensors[i];
+    if (!may_run_small(tensor, options) || tensor.scalar_type() != tensors[0].scalar_type() ||
+        changes_history(tensor, name_of(OpKind::Allreduce), options.name))
+      return false;
+    for (std::size_t other = 0; other < i; ++other)
+      if (tensor.is_alias_of(tensors[other])) return false;
+    void* const memory = tensor.mutable_data_ptr();
+    group[i] = {memory, memory, {tensor.sizes().data(), tensor.sizes().size()}};
+  }
+  SmallCall call = small_call(OpKind::Allreduce, tensors[0], options);
+  call.group = std::span(group).first(count);
+  if (!try_fast_path(call)) return false;
+  for (const at::Tensor& tensor : tensors) note_change(tensor);
+  return true;
 }
 
 /// Results whose number of rows the engine knows.

@@ -126,6 +126,24 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
   return true;
 }
 
+/// The same for a group, in the type that its tensors have.
+bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  const std::size_t count = inputs.size();
+  if (count < 2 || count > kSmallGroupTensors || outputs.size() != count || !(options.compression == Compression::none())) return false;
+  std::array<SmallTensor, kSmallGroupTensors> tensors;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Buffer &input = inputs[i], &output = outputs[i];
+    if (!is_on_host(input) || !is_on_host(output) || input.dtype != inputs[0].dtype || output.dtype != input.dtype ||
+        input.shape != output.shape)
+      return false;
+    tensors[i] = {input.data, output.data, input.shape};
+  }
+  SmallCall call = small_request(OpKind::Allreduce, options);
+  call.dtype = inputs[0].dtype;
+  call.group = std::span(tensors).first(count);
+  return try_fast_path(call);
+}
+
 }  // namespace
 
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
@@ -139,7 +157,7 @@ Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const st
   return submit_only(inputs, outputs, options);
 }
 void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
-  submit_and_wait(inputs, outputs, options);
+  if (!run_small(inputs, outputs, options)) submit_and_wait(inputs, outputs, options);
 }
 Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {

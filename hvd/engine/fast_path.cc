@@ -12,6 +12,14 @@ namespace hvd {
 
 namespace {
 
+/// Whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
+bool is_one_block(const Entry& entry) {
+  const auto& tensors = entry.signature.tensors;
+  if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
+  return tensors.size() == 1 || (entry.key.kind == OpKind::Allreduce &&
+                                 std::ranges::all_of(tensors, [&](const auto& tensor) { return tensor.dtype == tensors.front().dtype; }));
+}
+
 constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;  // where a Barrier, which has no block, says that the rank takes the fast path
 
 }  // namespace
@@ -36,7 +44,7 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
 /// Returns all of the operation but its entry and its block; null if the entry is not worth one, or has one.
 std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const auto kind = entry.key.kind;
-  const bool has_block = entry.backends.size() == 1 && entry.signature.tensors.size() == 1;
+  const bool has_block = is_one_block(entry);
   if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
   if (table().scope_of(entry.key.process_set) != Scope::Domain || !table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
@@ -60,7 +68,12 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const TensorSignature& tensor = entry.signature.tensors.front();
   op->memory = entry.backends.front()->fast_path_memory();
   op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op->set);
-  op->count = element_count(tensor.shape);
+  for (const auto& member : entry.signature.tensors) {
+    const auto before = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
+    op->count += element_count(member.shape);
+    if (entry.signature.tensors.size() > 1)
+      op->group.push_back({before, static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype) - before});
+  }
   op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
   if (kind == OpKind::Allgather) {
     op->result_bytes *= ranks;
@@ -122,8 +135,9 @@ std::unique_ptr<Entry> FastPath::entry_for(PersistentOp& op, const Entry& like) 
     return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
   };
   entry->announced = true;
-  entry->locations.assign(op.memory != nullptr ? 1 : 0, op.location);
-  entry->prepared.assign(op.memory != nullptr ? 1 : 0, true);
+  entry->locations.assign(op.memory != nullptr ? like.signature.tensors.size() : 0, op.location);
+  for (std::size_t i = 0; i < op.group.size(); ++i) entry->locations[i] += op.group[i].at;
+  entry->prepared.assign(entry->locations.size(), true);
   return entry;
 }
 
@@ -194,6 +208,10 @@ bool FastPath::is_ready(PersistentOp& op) {
 void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   op.input = call.input;
   op.output = call.output;
+  for (std::size_t i = 0; i < op.group.size(); ++i) {
+    op.group[i].input = call.group[i].input;
+    op.group[i].output = call.group[i].output;
+  }
   op.allocate = call.allocate;
   op.context = call.context;
   op.is_to_fetch = op.is_alike = false;
@@ -202,8 +220,11 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   pending.waited_for.store(false, std::memory_order_relaxed);
   pending.status = {};
   if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
-  std::memcpy(op.block, call.input, op.input_bytes);  // also where the note is enough: another rank may take the long way
-  if (op.note != nullptr) std::memcpy(op.note, call.input, op.input_bytes);
+  // Also where the note is enough: another rank may take the long way.
+  for (const auto& member : op.group)
+    if (member.bytes > 0) std::memcpy(op.block + member.at, member.input, member.bytes);
+  if (op.group.empty()) std::memcpy(op.block, call.input, op.input_bytes);
+  if (op.note != nullptr) std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
 }
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
@@ -247,13 +268,14 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
     }
   }
   auto& stats = parts_.stats->fast_path;
-  stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : 1);
+  stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
   return op;
 }
 
 /// Returns false if the unit was evicted meanwhile.
 bool FastPath::arrive(PersistentOp& op) {
   board_.set_location(op.unit.id, op.location);
+  for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
   if (arrive_last(op)) return true;
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
@@ -282,7 +304,11 @@ Entry& FastPath::adopt(PersistentOp& op) {
   entry.rows.clear();
   entry.before.clear();
   entry.since = entry.reported = Clock::now();
-  if (!entry.submission.tensors.empty()) {
+  for (std::size_t i = 0; i < op.group.size(); ++i) {
+    entry.submission.tensors[i].input = op.group[i].input;
+    entry.submission.tensors[i].output = op.group[i].output;
+  }
+  if (op.group.empty() && !entry.submission.tensors.empty()) {
     entry.submission.tensors.front().input = op.input;
     entry.submission.tensors.front().output = op.output;
   }
@@ -359,7 +385,9 @@ void FastPath::take_result(PersistentOp& op) {
     // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
     void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
     const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
-    if (op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
+    for (const auto& member : op.group)
+      if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
+    if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);

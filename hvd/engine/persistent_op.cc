@@ -7,11 +7,16 @@ namespace hvd {
 
 bool PersistentOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
+  if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) || group.empty() != call.group.empty()) return false;
   const TensorSignature& tensor = signature->tensors.front();
   const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
   if (call.kind == OpKind::Alltoall && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(), call.splits.end()))
     return false;
-  return tensor.dtype == call.dtype && std::equal(tensor.shape.begin(), tensor.shape.end(), call.shape.begin(), call.shape.end()) &&
+  const bool same_shapes = call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
+                                              : std::ranges::equal(signature->tensors, call.group, [](const auto& one, const auto& other) {
+                                                  return std::ranges::equal(one.shape, other.shape);
+                                                });
+  return tensor.dtype == call.dtype && same_shapes &&
          (!reduces || (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
                        signature->postscale_factor == call.postscale_factor)) &&
          (call.kind != OpKind::Broadcast || signature->root == call.root) &&

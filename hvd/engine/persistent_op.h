@@ -20,6 +20,13 @@ namespace hvd {
 
 struct PersistentOp;
 
+/// One tensor of a group. Nothing in it is owned.
+struct SmallTensor {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::span<const std::int64_t> shape;
+};
+
 /// A small operation whose caller waits for it. Nothing in it is owned.
 struct SmallCall {
   OpKind kind = OpKind::Allreduce;
@@ -28,6 +35,8 @@ struct SmallCall {
   DataType dtype = DataType::Float32;
   std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
   const void* input = nullptr;
+  /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`, `input` and `output` mean nothing.
+  std::span<const SmallTensor> group;
   void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then `allocate` is asked for it
   /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or by the one that drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
@@ -46,6 +55,8 @@ struct SmallCall {
 /// Inputs and results of up to so many bytes have persistent operations: beyond it, ranks that share the work are faster than one that does
 /// it all.
 inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
+/// The same of a group, of all its tensors together, which are no more than so many.
+inline constexpr std::size_t kSmallGroupTensors = 32;
 
 struct PersistentOp {
   /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it
@@ -72,7 +83,7 @@ struct PersistentOp {
   SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
   FastPathMemory* memory = nullptr;  ///< null for a Barrier
   BatchTraits traits;
-  std::int64_t count = 0;  ///< elements of the input
+  std::int64_t count = 0;  ///< elements of the input, of a group together
   bool has_block = false;
   std::uint64_t location = 0;       ///< of the block
   std::byte* block = nullptr;       ///< this rank's own
@@ -83,6 +94,13 @@ struct PersistentOp {
   std::size_t result_at = 0;  ///< in the block, in bytes
   std::size_t result_bytes = 0;
   std::int64_t result_rows = 0;
+  /// One tensor of a group: they lie one after the other in the block. `input` and `output` are of the call that is in flight.
+  struct Member {
+    std::size_t at = 0, bytes = 0;
+    const void* input = nullptr;
+    void* output = nullptr;
+  };
+  std::vector<Member> group;  ///< empty for one tensor
 
   // ---- what the ranks' table says of it, up to a position of the log
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};

@@ -219,6 +219,10 @@ void Board::set_location(std::uint32_t slot, std::uint64_t location) {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);
   slot_rank(slot, self_).locations[round % 2].store(location, std::memory_order_relaxed);
 }
+void Board::keep_location(std::uint32_t slot, std::uint64_t location) {
+  auto& word = slot_rank(slot, self_).locations[head(slot).round.load(std::memory_order_relaxed) % 2];
+  if (word.load(std::memory_order_relaxed) != location) word.store(location, std::memory_order_relaxed);
+}
 std::span<std::byte, Board::kNoteBytes> Board::note(std::uint32_t slot, int rank) const { return slot_rank(slot, rank).note; }
 std::uint64_t Board::coming_location(std::uint32_t slot, int rank) const {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed);

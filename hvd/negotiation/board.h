@@ -118,6 +118,8 @@ class Board {
   /// This rank's word for the tensor in `slot` in the coming round; set before arriving. A rank may be one round ahead of one that
   /// has not yet read what the last round brought, so two rounds' words are kept.
   void set_location(std::uint32_t slot, std::uint64_t location);
+  /// The same for another slot of a unit, after `set_location` of its first: costs little where the word is the one that was set before.
+  void keep_location(std::uint32_t slot, std::uint64_t location);
   /// A few bytes of `rank` beside its word, to be written by it before it arrives, and by who has the claim.
   static constexpr std::size_t kNoteBytes = 88;
   [[nodiscard]] std::span<std::byte, kNoteBytes> note(std::uint32_t slot, int rank) const;

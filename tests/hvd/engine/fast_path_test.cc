@@ -45,10 +45,19 @@ struct Work {
   Shape shape;
   std::vector<std::int32_t> input, output;
   std::vector<std::int64_t> splits;
+  std::vector<Shape> group;  // of an allreduce: the shapes of its tensors, one after the other in `input`; empty for one tensor
+  std::vector<SmallTensor> small;
 
-  Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows)
+  /// `tensors`: of an allreduce, into how many its elements are cut, the last of them empty where there are more than two.
+  Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows, std::int64_t tensors = 1)
       : kind(what), rank(of), size(ranks), round(number), name(std::move(called)), shape{rows, 3} {
     for (std::int64_t i = 0; i < 3 * rows; ++i) input.push_back(value(rank, i));
+    if (tensors > 1 && kind == OpKind::Allreduce) {
+      for (std::int64_t i = 1; i < tensors; ++i) group.push_back({i == 1 && tensors == 2 ? 1 : i == tensors - 1 ? 0 : 1});
+      std::int64_t left = 3 * rows;
+      for (const auto& one : group) left -= element_count(one);
+      group.insert(group.begin(), {left});
+    }
     std::int64_t result = rows;
     if (kind == OpKind::Allgather) result = rows * size;
     if (kind == OpKind::Alltoall) {  // the first rank gets what cannot be dealt evenly
@@ -74,6 +83,13 @@ struct Work {
       call.output = output.data();
       call.splits = splits;
     }
+    std::int64_t at = 0;
+    small.clear();
+    for (const auto& one : group) {
+      small.push_back({input.data() + at, output.data() + at, one});
+      at += element_count(one);
+    }
+    call.group = small;
     call.op = ReduceOp::Sum;
     call.root = size - 1;
     return call;
@@ -85,6 +101,12 @@ struct Work {
     submission.op = ReduceOp::Sum;
     submission.root = kind == OpKind::Broadcast ? size - 1 : 0;
     if (kind == OpKind::Barrier) return submission;
+    std::int64_t at = 0;
+    for (const auto& one : group) {
+      submission.tensors.push_back({input.data() + at, output.data() + at, DataType::Int32, one, nullptr, true});
+      at += element_count(one);
+    }
+    if (!group.empty()) return submission;
     const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall;
     submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32, shape, nullptr, true, splits});
     submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
@@ -140,12 +162,14 @@ struct Work {
 TEST_CASE("lanes: a small operation that comes back allocates nothing, with and without a name, and gives the right values") {
   for (const int size : {1, 2, 3, 4}) {
     for (const OpKind kind : kKinds) {
-      for (const bool named : {true, false}) {
+      for (const int way : {0, 1, 2}) {
+        const bool named = way != 1;
+        const int tensors = kind == OpKind::Allreduce && way == 2 ? 4 : 1;
         ThreadWorld world({.size = size, .config = {}});
         world.run([&](int rank, Engine& engine) {
           constexpr int kWarm = 3 * 256;  // as many names as there are for those without; in the last round others may be in shutdown()
           for (int round = 0; round < kWarm + 50; ++round) {
-            Work work(kind, rank, size, round, named ? "again" : "", 5);
+            Work work(kind, rank, size, round, named ? "again" : "", 5, tensors);
             const SmallCall call = work.call();
             const std::size_t before = allocations;
             const bool in_lane = engine.try_fast_path(call);
@@ -234,7 +258,8 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
             const auto rows = static_cast<std::int64_t>(1 + (common() % 8 == 0 ? common() % 3 : 0));
             std::string name = common() % 4 == 0 ? "" : std::string(1, letter);
             if (common() % 16 == 0) name = "once " + std::to_string(round);
-            auto work = std::make_unique<Work>(kind, rank, size, round, name, rows);
+            const std::int64_t tensors = common() % 3 == 0 ? 2 + common() % 2 : 1;
+            auto work = std::make_unique<Work>(kind, rank, size, round, name, rows, tensors);
             // An operation that is still under way under that name must end first, here and on all ranks alike.
             const auto same = [&](const auto& other) { return !name.empty() && other.first->name == name && other.first->kind == kind; };
             while (std::any_of(under_way.begin(), under_way.end(), same)) finish_one();
