@@ -46,9 +46,9 @@
 ///
 ///   SlotRank:    0     16   locations               two words, by the round's parity
 ///               16      8   arrived_round           round + 1 of the rank's last arrival
-///               24      8   stuck_round             the same of the last that has waited for long
-///               32      8   result_round            the same of the one that has ended without a record; 0 once its result is taken
-///               40     88   note                    input, then result, of a tiny operation on the fast path: most in the first cache line
+///               24      8   result_round            the same of the one that has ended without a record; 0 once its result is taken
+///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line
+///              120      8   stuck_round             as arrived_round, of the last that has waited for long
 
 #include <pthread.h>
 
@@ -105,9 +105,9 @@ struct alignas(64) SlotHead {
 struct alignas(64) SlotRank {
   std::array<std::atomic<std::uint64_t>, 2> locations{};
   std::atomic<std::uint64_t> arrived_round{0};
-  std::atomic<std::uint64_t> stuck_round{0};
   std::atomic<std::uint64_t> result_round{0};
   std::array<std::byte, Board::kNoteBytes> note;
+  std::atomic<std::uint64_t> stuck_round{0};
 };
 
 // What several processes see must be one word to each of them.
@@ -117,7 +117,7 @@ static_assert(sizeof(BatchState) == 64 && alignof(BatchState) == 64);
 static_assert(offsetof(Header, tail) % 64 == 0 && offsetof(Header, wait_doorbell) % 64 == 0);
 static_assert(offsetof(Header, first_failure) % 64 == 0 && offsetof(Header, batches) % 64 == 0);
 static_assert(offsetof(RankArea, read) % 64 == 0 && sizeof(RankArea) % 64 == 0);
-static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(SlotRank, note) == 40);
+static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(SlotRank, note) == 32);
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__ILP32__)
 static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);
 static_assert(offsetof(Header, open_batches) == 52 && offsetof(Header, next_place) == 4148 && offsetof(Header, stuck_marks) == 4152);
