@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/base/log.h"
 #include "hvd/errors.h"
 #include "ops/gpu/api/device_pool.h"
 #include "ops/gpu/api/memory_pressure.h"
+#include "ops/gpu/api/memory_use.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 
@@ -100,7 +102,37 @@ TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the s
   }
 }
 
+TEST_CASE("nccl: what a call takes of the memory is measured and told, as far as it can be") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  const CallContext site{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}};
+  set_log(LogLevel::Warning, -1);
+  CHECK(MemoryUse(site).describe("a buffer takes", 5).empty());  // nobody would read it
+  CHECK(device.calls("cudaMemGetInfo") == 0);
+  set_log(LogLevel::Info, 0);
+  const MemoryUse use(site);
+  device.memory_bytes -= std::size_t{36} << 20;
+  CHECK(use.describe("a buffer takes", std::size_t{32} << 20) == "a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)");
+  device.memory_bytes += std::size_t{37} << 20;
+  CHECK(use.describe("a buffer takes", 5).empty());  // somebody else has freed some
+  device.fail_call("cudaMemGetInfo", 1);
+  CHECK(use.describe("a buffer takes", 5).empty());
+  device.fail_call("cudaMemGetInfo", 1);
+  const MemoryUse unknown(site);
+  CHECK(unknown.describe("a buffer takes", 5).empty());
+  World world(2);
+  world.options.registration = Registration::Window;
+  for (auto& each : world.devices) each->registration_bytes = std::size_t{3} << 20;
+  world.run([](Rank& self) {
+    auto tensors = filled({10, 3}, 1);
+    self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    expect(self.device.calls("cudaMemGetInfo") == 4, "before and after the buffer, and its window");
+  });
+  set_log(LogLevel::Warning, -1);
+}
+
 TEST_CASE("nccl: out of memory on a device that does not say how much it has left") {
+  set_log(LogLevel::Warning, -1);  // at info, it is asked once more
   World world(2);
   for (auto& device : world.devices) device->memory_bytes = 0;
   world.run([](Rank& self) {
@@ -226,6 +258,7 @@ TEST_CASE("nccl: idle blocks make room for a larger one") {
   CHECK(larger != nullptr);
   CHECK(here.device.live_memory() == 1);
   here.device.current() = 1;
+  here.device.contexts.insert(1);
   here.device.fail_call("cudaSetDevice", 101);
   CHECK(backend->allocate(traits, kMiB) == nullptr);  // no such device
   CHECK_FALSE(here.device.fail_pending("cudaSetDevice"));
