@@ -99,8 +99,8 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   shared.takes = takes(nccl::GpuRoute::SharedGpu);
   made.all.push_back(std::make_unique<nccl::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
 
-  made.all.push_back(
-      std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index, interrupted));
+  made.all.push_back(std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
+                                                           interrupted, memory.owner));
 }
 
 }  // namespace
