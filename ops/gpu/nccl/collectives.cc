@@ -11,9 +11,10 @@ namespace {
 
 void all_reduce(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
                 const ReductionPlan& plan) {
-  const NcclCode code = context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, comm_group.communicator->get(),
+  const PlannedOp op(context, comm_group, plan);
+  const NcclCode code = context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), op.get(), comm_group.communicator->get(),
                                                        context.stream.get());
-  comm_group.communicator->settle(context.site, code, "ncclAllReduce");
+  op.settle(code, "ncclAllReduce");
 }
 
 void all_reduce_by_levels(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
@@ -23,17 +24,19 @@ void all_reduce_by_levels(const LaunchContext& context, const void* send, void* 
   const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(receive);
+  ReductionPlan again = plan;  // what the hosts have is multiplied already
+  again.premultiplied = 1;
   if (share > 0) {
     std::byte* mine = to + static_cast<std::size_t>(host.rank) * share * element;
     reduce_scatter(context, host, from, mine, share, plan);
-    all_reduce(context, across, mine, mine, share, plan);
+    all_reduce(context, across, mine, mine, share, again);
     const NcclCode code =
         context.site.table->all_gather(mine, to, share, nccl_type(plan.wire), host.communicator->get(), context.stream.get());
     host.communicator->settle(context.site, code, "ncclAllGather");
   }
   if (shared == count) return;
   all_reduce(context, host, from + shared * element, to + shared * element, count - shared, plan);
-  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, plan);
+  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, again);
 }
 
 void all_reduce(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
@@ -141,7 +144,7 @@ void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction,
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
-  const ReductionPlan plan = plan_reduction(reduction, context.ranks);
+  const ReductionPlan plan = context.plan(reduction);
   if (context.ranks == 1 && reduction.joined == 0) return copy_alone(context, plan, pieces);
   if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
     reduce_direct(context, plan, *std::find_if(pieces.begin(), pieces.end(), full));
