@@ -80,28 +80,38 @@ void reduce_direct(const LaunchContext& context, const ReductionPlan& plan, cons
   scale(context, piece.output, count, plan.type, plan.after);
 }
 
-/// Where the pieces lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
-std::byte* in_place(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
+/// Where the outputs lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
+std::byte* home_of(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
   if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     const Piece& piece = *layout.pieces[i];
-    if (piece.input != piece.output || piece.output != begin + layout.offsets[i]) return nullptr;
+    if (piece.output != begin + layout.offsets[i]) return nullptr;
     const std::size_t bytes = bytes_of(piece.count * plan.lanes, element_bytes(plan.wire));
     if (!piece.padded && bytes != aligned_to_member(bytes)) return nullptr;
   }
   return context.lent.has(begin, layout.bytes) ? begin : nullptr;
 }
 
+/// Copies there what does not lie there yet, and scales.
+void take_home(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout, std::byte* home, std::int64_t count) {
+  const auto is_there = [](const Piece* piece) { return piece->input == piece->output; };
+  if (std::all_of(layout.pieces.begin(), layout.pieces.end(), is_there)) return scale(context, home, count, plan.wire, plan.before);
+  std::vector<CopyItem> items;
+  for (const Piece* piece : layout.pieces)
+    if (!is_there(piece) || !plan.before.none()) items.push_back({piece->input, piece->output, piece->count * plan.lanes});
+  copy(context, items, plan.type, plan.type, plan.before);
+}
+
 void reduce_fused(const LaunchContext& context, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
   const std::size_t element = element_bytes(plan.wire);
   const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
   const auto count = static_cast<std::int64_t>(layout.bytes / element);
-  std::byte* const home = in_place(context, plan, layout);
+  std::byte* const home = home_of(context, plan, layout);
   std::byte* const buffer =
       home != nullptr ? home : context.fusion.reserve(context.site, layout.bytes, context.stream, context.communicators());
   if (home != nullptr) {
-    scale(context, home, count, plan.wire, plan.before);
+    take_home(context, plan, layout, home, count);
   } else {
     pack(context, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
   }

@@ -307,6 +307,10 @@ class Lent {
     return tensors_;
   }
   [[nodiscard]] const void* data() const { return memory_.get(); }
+  /// What lies there is nobody's.
+  void spoil() const {
+    for (std::size_t t = 0; t < places_.size(); ++t) std::fill_n(places_[t], tensors_[t].input.size(), std::byte{0x7b});
+  }
 
  private:
   BatchTraits traits_;
@@ -376,6 +380,35 @@ TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the oth
       Lent alone(self, scaled, {65});
       self.finish(*self.backend->launch(alone.batch()));
       expect_reduced(scaled, alone.results());
+    });
+  }
+}
+
+TEST_CASE("nccl: tensors are packed straight into lent memory that their outputs lie in, some or all, scaled or not") {
+  for (const int ranks : {2, 3}) {
+    World world(ranks);
+    make_slow(world, 2, 1);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::Int32, DataType::Complex64}) {
+        for (const double prescale : {1.0, 0.5, 1.0 / 3}) {
+          for (const bool all : {true, false}) {
+            auto traits = self.traits(OpKind::Allreduce, dtype, ReduceOp::Sum);
+            traits.prescale_factor = prescale;
+            Lent lent(self, traits, kCounts);
+            auto elsewhere = tensors_of(dtype, self.rank, kCounts);
+            Batch batch = lent.batch();
+            for (std::size_t t = 0; t < batch.members.size(); ++t)
+              if (all || t % 2 == 0) batch.members[t].input = elsewhere[t].input.data();
+            if (all) lent.spoil();
+            const auto before = elsewhere;
+            self.device.enqueued.clear();
+            self.finish(*self.backend->launch(std::move(batch)));
+            expect_reduced(traits, lent.results());
+            for (std::size_t t = 0; t < before.size(); ++t) expect(elsewhere[t].input == before[t].input, "the input as it was");
+            expect(count(self.device.enqueued, "launch_batched_copy") == 1, "one launch, into place");
+          }
+        }
+      }
     });
   }
 }
