@@ -17,6 +17,10 @@ constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
 constexpr std::size_t kPage = std::size_t{64} << 10;  // from here on the arena gives whole pages
 }  // namespace
 
+PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner,
+                       std::chrono::milliseconds limit)
+    : table_(table), device_(device), arena_(std::move(arena)), owner_(std::move(owner)), limit_(limit) {}
+
 PinnedPool::~PinnedPool() {
   for (Slab& slab : slabs_) {
     const bool is_over = within(limit_, [&table = table_, device = device_, base = slab.base, owner = owner_] {

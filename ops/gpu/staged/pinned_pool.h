@@ -22,11 +22,11 @@ namespace hvd::nccl {
 
 class PinnedPool {
  public:
+  static constexpr std::chrono::milliseconds kLimit{10'000};
   /// `owner`: what the arena's memory lives by; may be null. `limit`: how long the destructor waits for CUDA to let go of a slab, which may
   /// wait for the device; one that it does not let go of stays, with the memory that it lies in, until the process ends.
   PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner,
-             std::chrono::milliseconds limit = std::chrono::seconds(10))
-      : table_(table), device_(device), arena_(std::move(arena)), owner_(std::move(owner)), limit_(limit) {}
+             std::chrono::milliseconds limit = kLimit);
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
