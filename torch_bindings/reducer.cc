@@ -212,7 +212,7 @@ void GradientReducer::reduce_until_none_is_late() {
     ++rounds_;
   }
   synchronized_ = true;
-  follow_parameters();
+  follow_parameters(Between::SameBuckets);
 }
 
 void GradientReducer::submit_all(Round round) {
@@ -226,7 +226,7 @@ void GradientReducer::submit_all(Round round) {
 
 /// One round. Throws what the first failed bucket threw, when all are over.
 void GradientReducer::reduce(Round round) {
-  if (!std::exchange(round_begun_, true)) follow_parameters();
+  if (!std::exchange(round_begun_, true)) follow_parameters(Between::NewOrder);
   submit_all(round);
   submit_order(round);
   std::exception_ptr first;

@@ -149,6 +149,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
   enum class Fate : std::uint8_t { Untouched, ThrownAway, Changed };
   enum class Round : std::uint8_t { Kept, KeptButCompressed, ThrownAway };
+  /// Whether buckets may be dealt in an order that was learned: before a round.
+  enum class Between : std::uint8_t { SameBuckets, NewOrder };
   struct Bucket {
     std::string name;
     std::vector<std::size_t> slots;
@@ -172,7 +174,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void submit_all(Round round);
   void finish(Round round);
   void throw_away();
-  void follow_parameters();
+  void follow_parameters(Between rounds);
   void convert_gradient(Slot& slot);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);

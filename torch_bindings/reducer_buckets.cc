@@ -306,7 +306,7 @@ void GradientReducer::put_given_back(Bucket& bucket) {
 
 /// Parameters may have been moved since memory was made for their gradients: it is made anew. Buckets stay, unless devices have changed, or
 /// the order in which gradients come is known now.
-void GradientReducer::follow_parameters() {
+void GradientReducer::follow_parameters(Between rounds) {
   bool moved = false, to_other_device = false;
   for (auto& slot : slots_) {
     const at::Tensor& parameter = slot.named.parameter;
@@ -321,7 +321,7 @@ void GradientReducer::follow_parameters() {
     moved = true;
     to_other_device = to_other_device || other_device;
   }
-  const bool anew = std::exchange(deal_anew_, false) || to_other_device;
+  const bool anew = (rounds == Between::NewOrder && std::exchange(deal_anew_, false)) || to_other_device;
   if (!moved && !anew) return;
   for (auto& slot : slots_) {
     slot.kind = Kind(slot.named.parameter);

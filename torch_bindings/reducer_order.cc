@@ -32,13 +32,14 @@ std::vector<std::size_t> GradientReducer::order_of_dealing() const {
 }
 
 /// Beside each round until the order is known: ranks are in the same rounds, whatever they make of them. Of one that failed here, it waits
-/// for the next.
+/// for the next. The last number counts the ranks: one that has joined does not hear of it.
 void GradientReducer::submit_order(Round round) {
   if (!as_gradients_come_ || !order_.empty() || keeper_ != nullptr || ordering_) return;
-  at::Tensor places = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kLong);
+  at::Tensor places = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1}, at::kLong);
+  auto* next = places.mutable_data_ptr<std::int64_t>();
+  next[slots_.size()] = 1;
   if (options_.process_set.rank() == 0 && round == Round::Kept && !arrivals_.empty()) {
     std::vector<bool> listed(slots_.size(), false);
-    auto* next = places.mutable_data_ptr<std::int64_t>();
     const auto list = [&](std::size_t slot) {
       if (!listed[slot]) *next++ = static_cast<std::int64_t>(slot) + 1;
       listed[slot] = true;
@@ -49,14 +50,15 @@ void GradientReducer::submit_order(Round round) {
   ordering_ = allreduce_async(places, {.name = name_ + "/order of arrival", .op = ReduceOp::Sum, .process_set = options_.process_set});
 }
 
-/// Takes it over, where the first rank had one; zeros if it had not, or has joined. Buckets are dealt anew between two rounds.
+/// Takes it over, where the first rank had one and all ranks hear of it. Buckets are dealt anew when the next round begins: by then users
+/// have let go of the gradients, as a rule, and their memory is there for others.
 void GradientReducer::learn_order() {
   if (!ordering_) return;
   const at::Tensor places = std::exchange(ordering_, std::nullopt)->wait();
   const auto* said = places.const_data_ptr<std::int64_t>();
-  if (places.numel() == 0 || said[0] == 0) return;
+  if (said[slots_.size()] != options_.process_set.size() || said[0] == 0) return;
   const auto before = order_of_dealing();
-  for (std::int64_t i = 0; i < places.numel(); ++i) order_.push_back(static_cast<std::size_t>(said[i] - 1));
+  for (std::size_t i = 0; i < slots_.size(); ++i) order_.push_back(static_cast<std::size_t>(said[i] - 1));
   deal_anew_ = order_ != before;
 }
 

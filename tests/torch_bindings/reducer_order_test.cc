@@ -105,6 +105,27 @@ TEST_CASE("ranks whose gradients come in other orders, or not at all, have the s
   for (const auto& each : {reducer, plain}) each->unhook();
 }
 
+TEST_CASE("a rank that has joined before the first round has the buckets of the others afterwards") {
+  for (const bool first_one : {false, true}) {
+    Turned net;
+    const auto reducer = reducer_of(net, first_one ? 130 : 131, hvd::GradientReducer::Taking::Together);
+    const auto step = [&](int number) {
+      net.forward(data({2, 600}, kFloat, hvd::rank(), number)).square().mean().backward();
+      reducer->synchronize();
+      std::vector<at::Tensor> reduced;
+      for (auto& parameter : net.parameters()) reduced.push_back(std::exchange(parameter.mutable_grad(), {}).clone());
+      reducer->begin_step();
+      return reduced;
+    };
+    const bool joins_first = hvd::size() > 1 && (first_one ? hvd::rank() == 0 : last());
+    if (!joins_first) step(0);
+    hvd::join();
+    for (int number = 1; number < 4; ++number)
+      for (const auto& gradient : step(number)) CHECK(same_on_all_ranks(gradient));
+    reducer->unhook();
+  }
+}
+
 TEST_CASE("gradients of a round that has failed are as backward gave them, wherever they were on their way to") {
   for (const auto taking : {hvd::GradientReducer::Taking::Together, hvd::GradientReducer::Taking::ByDevice}) {
     auto net = small_model(kFloat);
