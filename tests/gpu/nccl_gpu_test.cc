@@ -29,6 +29,7 @@ using hvd::test::require;
 
 constexpr std::size_t kBytes = std::size_t{32} << 20;
 constexpr std::string_view kName = "one rank";
+const Remark nobody;
 int failures = 0;
 
 void expect(bool condition, const std::string& what) {
@@ -144,7 +145,7 @@ void live(Registration registration, bool nonblocking) {
   void* data = nullptr;
   check(site(), site().table->mem_alloc(&data, kBytes), "ncclMemAlloc");
   {
-    FusionMemory memory(*site().table, data, kBytes, registration);
+    FusionMemory memory(*site().table, data, kBytes, registration, nobody);
     const std::size_t before = free_bytes();
     if (registration != Registration::None) memory.register_with(site(), communicator);
     if (registration != Registration::None && !said[registration]) {

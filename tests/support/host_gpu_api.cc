@@ -353,21 +353,6 @@ void HostDevice::fill_cuda() {
     *exists = contexts.contains(device);
     return enter<CudaCode>("cuDevicePrimaryCtxGetState");
   };
-  table_.push_device = [this](int device) {
-    const CudaCode code = enter<CudaCode>("cuCtxPushCurrent");
-    if (code != CudaCode::Success) return code;
-    pushed_[std::this_thread::get_id()].push_back(current());
-    current() = device;
-    contexts.insert(device);
-    return code;
-  };
-  table_.pop_device = [this] {
-    auto& before = pushed_[std::this_thread::get_id()];
-    if (before.empty()) throw std::logic_error("nothing was pushed");
-    current() = before.back();
-    before.pop_back();
-    return enter<CudaCode>("cuCtxPopCurrent");
-  };
   table_.exchange_capture_mode = [this](CaptureMode* mode) {
     const CudaCode code = enter<CudaCode>("cudaThreadExchangeStreamCaptureMode");
     if (code != CudaCode::Success) return code;
@@ -396,11 +381,30 @@ void HostDevice::fill_cuda() {
     });
     return code;
   };
+  fill_contexts();
   fill_streams();
   fill_memory();
   fill_sharing();
   fill_host_memory();
   table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_contexts() {
+  table_.push_device = [this](int device) {
+    const CudaCode code = enter<CudaCode>("cuCtxPushCurrent");
+    if (code != CudaCode::Success) return code;
+    pushed_[std::this_thread::get_id()].push_back(current());
+    current() = device;
+    contexts.insert(device);
+    return code;
+  };
+  table_.pop_device = [this] {
+    auto& before = pushed_[std::this_thread::get_id()];
+    if (before.empty()) throw std::logic_error("nothing was pushed");
+    current() = before.back();
+    before.pop_back();
+    return enter<CudaCode>("cuCtxPopCurrent");
+  };
 }
 
 void HostDevice::fill_streams() {

@@ -114,6 +114,7 @@ class HostDevice {
   bool take_memory(void** memory, std::size_t bytes);
   void give_memory(void* memory, const char* call);
   void fill_cuda();
+  void fill_contexts();
   void fill_streams();
   void fill_memory();
   void fill_sharing();

@@ -1,11 +1,11 @@
 #include "ops/gpu/api/memory_use.h"
 
-#include "hvd/base/log.h"
 #include "hvd/base/text.h"
 
 namespace hvd::nccl {
 
-MemoryUse::MemoryUse(const CallContext& site) : site_(site), before_(log_enabled(LogLevel::Info) ? free_now() : std::nullopt) {}
+MemoryUse::MemoryUse(const CallContext& site, const Remark& remark)
+    : site_(site), remark_(remark), before_(remark ? free_now() : std::nullopt) {}
 
 std::optional<std::size_t> MemoryUse::free_now() const {
   std::size_t free_bytes = 0, total_bytes = 0;
@@ -20,7 +20,7 @@ std::string MemoryUse::describe(std::string_view what, std::size_t asked_bytes) 
 }
 
 void MemoryUse::say(std::string_view what, std::size_t asked_bytes) const {
-  if (const std::string text = describe(what, asked_bytes); !text.empty()) log_line(LogLevel::Info, text);
+  if (const std::string text = describe(what, asked_bytes); !text.empty()) remark_(text);
 }
 
 }  // namespace hvd::nccl

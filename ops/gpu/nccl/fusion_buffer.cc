@@ -5,7 +5,6 @@
 
 #include "hvd/base/text.h"
 #include "ops/gpu/api/memory_pressure.h"
-#include "ops/gpu/api/memory_use.h"
 
 namespace hvd::nccl {
 
@@ -22,7 +21,7 @@ void FusionMemory::register_with(const CallContext& site, const std::shared_ptr<
   const auto known = [&](const Registered& entry) { return entry.communicator == communicator; };
   if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
   auto& [owner, as, handle] = registrations_.emplace_back(communicator, registration_, nullptr);
-  const MemoryUse use(site);
+  const MemoryUse use(site, *remark_);
   if (as == Registration::Window) {
     // NCCL 2.28 says Success while it is still at work.
     const NcclCode code = table_->window_register(communicator->get(), data_, bytes_, &handle);
@@ -58,7 +57,7 @@ void FusionBuffer::grow(const CallContext& site, std::size_t bytes, const Stream
 }
 
 std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, std::size_t wanted_bytes, std::size_t needed_bytes) {
-  const MemoryUse use(site);
+  const MemoryUse use(site, remark_);
   void* data = nullptr;
   std::size_t bytes = wanted_bytes;
   NcclCode code = site.table->mem_alloc(&data, bytes);
@@ -76,7 +75,7 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, st
                    site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
   }
   use.say("a fusion buffer of NCCL's takes", bytes);
-  return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_);
+  return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_, remark_);
 }
 
 void FusionBuffer::leak() noexcept {

@@ -4,7 +4,6 @@
 #include <span>
 #include <utility>
 
-#include "hvd/base/log.h"
 #include "ops/gpu/api/call.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/api/within.h"
@@ -17,9 +16,14 @@ constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
 constexpr std::size_t kPage = std::size_t{64} << 10;  // from here on the arena gives whole pages
 }  // namespace
 
-PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner,
+PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner, Remark refused,
                        std::chrono::milliseconds limit)
-    : table_(table), device_(device), arena_(std::move(arena)), owner_(std::move(owner)), limit_(limit) {}
+    : table_(table),
+      device_(device),
+      arena_(std::move(arena)),
+      owner_(std::move(owner)),
+      tell_refused_(std::move(refused)),
+      limit_(limit) {}
 
 PinnedPool::~PinnedPool() {
   for (Slab& slab : slabs_) {
@@ -51,8 +55,7 @@ bool PinnedPool::grow(std::size_t bytes) {
   if (const CudaCode code = table_.host_register(base, got); code != CudaCode::Success) {
     refused_ = true;
     arena_->free(base);
-    log(LogLevel::Info, "staged GPU tensors go through memory that is not registered with CUDA, which is slower: cudaHostRegister says {}",
-        table_.cuda_error(code));
+    if (tell_refused_) tell_refused_("cudaHostRegister says " + table_.cuda_error(code));
     return false;
   }
   slabs_.push_back({base, got, std::make_unique<Arena>(std::span(base, got))});

@@ -15,7 +15,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/gpu/api/gpu_api.h"
+#include "ops/gpu/api/memory_use.h"
 #include "ops/shm/arena.h"
 
 namespace hvd::nccl {
@@ -24,8 +24,9 @@ class PinnedPool {
  public:
   static constexpr std::chrono::milliseconds kLimit{10'000};
   /// `owner`: what the arena's memory lives by; may be null. `limit`: how long the destructor waits for CUDA to let go of a slab, which may
-  /// wait for the device; one that it does not let go of stays, with the memory that it lies in, until the process ends.
-  PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner,
+  /// wait for the device; one that it does not let go of stays, with the memory that it lies in, until the process ends. `refused` is told
+  /// why CUDA registers nothing, if it does not; may be empty.
+  PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner, Remark refused = {},
              std::chrono::milliseconds limit = kLimit);
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;
@@ -47,6 +48,7 @@ class PinnedPool {
   const int device_;
   const std::shared_ptr<Arena> arena_;
   const std::shared_ptr<void> owner_;
+  const Remark tell_refused_;
   const std::chrono::milliseconds limit_;
   std::mutex mutex_;  // of the rest
   std::vector<Slab> slabs_;

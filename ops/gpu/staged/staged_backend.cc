@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/base/log.h"
 #include "ops/host_ops.h"
 
 namespace hvd::nccl {
@@ -20,6 +21,10 @@ BatchTraits on_host(const BatchTraits& traits) {
   BatchTraits made = traits;
   made.device = {};
   return made;
+}
+
+void tell_refused(const std::string& why) {
+  log(LogLevel::Info, "staged GPU tensors go through memory that is not registered with CUDA, which is slower: {}", why);
 }
 
 /// The elements of a member's output.
@@ -97,7 +102,7 @@ StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vec
       device_(device),
       host_(std::move(host)),
       arena_(std::move(arena)),
-      pinned_(std::make_shared<PinnedPool>(table, device, arena_, std::move(memory))),
+      pinned_(std::make_shared<PinnedPool>(table, device, arena_, std::move(memory), tell_refused)),
       index_(static_cast<std::size_t>(index)),
       interrupted_(std::move(interrupted)),
       guard_(arena_->allocate(1)) {}

@@ -8,12 +8,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "hvd/base/log.h"
 #include "hvd/errors.h"
 #include "ops/gpu/api/device_pool.h"
 #include "ops/gpu/api/memory_pressure.h"
@@ -106,33 +106,51 @@ TEST_CASE("nccl: what a call takes of the memory is measured and told, as far as
   HostCluster cluster;
   HostDevice device(cluster, 0);
   const CallContext site{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}};
-  set_log(LogLevel::Warning, -1);
-  CHECK(MemoryUse(site).describe("a buffer takes", 5).empty());  // nobody would read it
+  const Remark nobody;
+  MemoryUse(site, nobody).say("a buffer takes", 5);
   CHECK(device.calls("cudaMemGetInfo") == 0);
-  set_log(LogLevel::Info, 0);
-  const MemoryUse use(site);
+  std::vector<std::string> told;
+  const Remark remark = [&told](const std::string& text) { told.push_back(text); };
+  const MemoryUse use(site, remark);
   device.memory_bytes -= std::size_t{36} << 20;
-  CHECK(use.describe("a buffer takes", std::size_t{32} << 20) == "a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)");
+  use.say("a buffer takes", std::size_t{32} << 20);
+  CHECK(told == std::vector<std::string>{"a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)"});
   device.memory_bytes += std::size_t{37} << 20;
-  CHECK(use.describe("a buffer takes", 5).empty());  // somebody else has freed some
+  use.say("a buffer takes", 5);  // somebody else has freed some
   device.fail_call("cudaMemGetInfo", 1);
-  CHECK(use.describe("a buffer takes", 5).empty());
+  use.say("a buffer takes", 5);
   device.fail_call("cudaMemGetInfo", 1);
-  const MemoryUse unknown(site);
-  CHECK(unknown.describe("a buffer takes", 5).empty());
-  World world(2);
-  world.options.registration = Registration::Window;
-  for (auto& each : world.devices) each->registration_bytes = std::size_t{3} << 20;
-  world.run([](Rank& self) {
-    auto tensors = filled({10, 3}, 1);
-    self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
-    expect(self.device.calls("cudaMemGetInfo") == 4, "before and after the buffer, and its window");
-  });
-  set_log(LogLevel::Warning, -1);
+  const MemoryUse unknown(site, remark);
+  unknown.say("a buffer takes", 5);
+  CHECK(told.size() == 1);
+  for (const Registration registration : {Registration::Window, Registration::Buffer}) {
+    World world(2);
+    world.options.registration = registration;
+    std::mutex mutex;
+    told.clear();
+    world.options.remark = [&](const std::string& text) {
+      const std::lock_guard lock(mutex);
+      told.push_back(text);
+    };
+    for (auto& each : world.devices) each->registration_bytes = std::size_t{3} << 20;
+    world.run([](Rank& self) {
+      auto tensors = filled({10, 3}, 1);
+      self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    });
+    std::sort(told.begin(), told.end());
+    const std::string besides = registration == Registration::Window ? "a symmetric window of NCCL's over a fusion buffer takes besides"
+                                                                     : "the registration of a fusion buffer with NCCL takes besides";
+    std::vector<std::string> expected;
+    for (const std::string gpu : {"cuda:0", "cuda:1"}) {
+      expected.push_back("a fusion buffer of NCCL's takes 2.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
+      expected.push_back(besides + " 3.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
+    }
+    std::sort(expected.begin(), expected.end());
+    CHECK(told == expected);
+  }
 }
 
 TEST_CASE("nccl: out of memory on a device that does not say how much it has left") {
-  set_log(LogLevel::Warning, -1);  // at info, it is asked once more
   World world(2);
   for (auto& device : world.devices) device->memory_bytes = 0;
   world.run([](Rank& self) {

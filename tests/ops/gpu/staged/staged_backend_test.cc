@@ -196,13 +196,26 @@ TEST_CASE("staged: where CUDA registers nothing, tensors go through memory as it
   Room room;
   room.device.fail_call("cudaHostRegister", 801);
   {
-    const auto pool = room.pool();
-    CHECK(pool->allocate(100) == nullptr);
-    CHECK(pool->allocate(100) == nullptr);
+    std::vector<std::string> told;
+    PinnedPool pool(room.device.table(), 0, room.arena, room.memory, [&told](const std::string& why) { told.push_back(why); });
+    CHECK(pool.allocate(100) == nullptr);
+    CHECK(pool.allocate(100) == nullptr);
+    CHECK(told == std::vector<std::string>{"cudaHostRegister says host CUDA says 801"});
     CHECK(room.device.calls("cudaHostRegister") == 1);
     CHECK(room.arena->used_bytes() == 0);
   }
   CHECK(room.device.calls("cudaHostUnregister") == 0);
+  room.device.fail_call("cudaHostRegister", 801);
+  CHECK(room.pool()->allocate(100) == nullptr);  // nobody is told
+  room.device.fail_call("cudaHostRegister", 801);
+  Doubling host;
+  BatchTraits traits;
+  traits.device = {DeviceKind::Cuda, 0};
+  StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, nullptr, room.memory);
+  std::vector<float> values{1, 2, 3};
+  BatchMember member = Stage::member("t", values);
+  backend.release(traits, backend.prepare(traits, member));
+  CHECK(room.device.pinned.empty());
 }
 
 TEST_CASE("staged: memory that CUDA does not let go of stays, mapped, and holds nobody up") {
@@ -219,7 +232,7 @@ TEST_CASE("staged: memory that CUDA does not let go of stays, mapped, and holds 
     return code;
   };
   {
-    PinnedPool pool(table, 0, room.arena, std::exchange(room.memory, nullptr), std::chrono::milliseconds(1));
+    PinnedPool pool(table, 0, room.arena, std::exchange(room.memory, nullptr), {}, std::chrono::milliseconds(1));
     REQUIRE(pool.allocate(100) != nullptr);
   }
   CHECK(room.arena->used_bytes() > 0);  // nobody else gets it
