@@ -110,6 +110,12 @@ int lend_context() {
       int now = -1;
       require(cudaGetDevice(&now), "cudaGetDevice");
       expect(now == 0, "the thread to be on the device that it was on");
+      expect(linked_gpu_api()->push_device(1) == CudaCode::Success, "the other device's context to be lent");
+      require(cudaGetDevice(&now), "cudaGetDevice");
+      expect(now == 1, "the other device to be current");
+      expect(linked_gpu_api()->pop_device() == CudaCode::Success, "it to be taken back");
+      require(cudaGetDevice(&now), "cudaGetDevice");
+      expect(now == 0, "the first device to be current again");
     }).join();
   }).join();
   return 0;

@@ -86,16 +86,21 @@ CUcontext primary_context(int device) {
   return made;
 }
 
-CudaCode push_device(int device) {
-  static const auto push = driver_call<CUresult(CUcontext context)>("cuCtxPushCurrent");
-  const CUcontext context = push == nullptr ? nullptr : primary_context(device);
-  return context != nullptr && push(context) == CUDA_SUCCESS ? CudaCode::Success : CudaCode::InvalidValue;
-}
-
 CudaCode pop_device() {
   static const auto pop = driver_call<CUresult(CUcontext * context)>("cuCtxPopCurrent");
   CUcontext was = nullptr;
   return pop != nullptr && pop(&was) == CUDA_SUCCESS ? CudaCode::Success : CudaCode::InvalidValue;
+}
+
+/// Refused where the runtime, which NCCL asks, does not take the context for the current one.
+CudaCode push_device(int device) {
+  static const auto push = driver_call<CUresult(CUcontext context)>("cuCtxPushCurrent");
+  const CUcontext context = push == nullptr ? nullptr : primary_context(device);
+  if (context == nullptr || push(context) != CUDA_SUCCESS) return CudaCode::InvalidValue;
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device) return CudaCode::Success;
+  static_cast<void>(pop_device());
+  return CudaCode::InvalidValue;
 }
 
 CudaCode create_event(CudaEvent** event) {
