@@ -219,28 +219,27 @@ TEST_CASE("staged: where CUDA registers nothing, tensors go through memory as it
 }
 
 TEST_CASE("staged: memory that CUDA does not let go of stays, mapped, and holds nobody up") {
-  Room room;
-  const std::weak_ptr<void> memory = room.memory;
-  std::promise<void> gate;
+  std::promise<void> gate, gone;
   std::shared_future<void> open(gate.get_future());
-  GpuApi table = room.device.table();
-  std::promise<void> ended;
-  table.host_unregister = [&, inner = table.host_unregister](void* base) {
-    open.wait();
-    const CudaCode code = inner(base);
-    ended.set_value();
-    return code;
-  };
   {
-    PinnedPool pool(table, 0, room.arena, std::exchange(room.memory, nullptr), {}, std::chrono::milliseconds(1));
-    REQUIRE(pool.allocate(100) != nullptr);
+    Room room;
+    GpuApi table = room.device.table();
+    table.host_unregister = [open, inner = table.host_unregister](void* base) {
+      open.wait();
+      return inner(base);
+    };
+    std::shared_ptr<void> owner(room.memory.get(), [&gone](void* /*unused*/) { gone.set_value(); });
+    {
+      PinnedPool pool(table, 0, room.arena, std::move(owner), {}, std::chrono::milliseconds(1));
+      REQUIRE(pool.allocate(100) != nullptr);
+    }
+    CHECK(room.arena->used_bytes() > 0);  // nobody else gets it
+    auto is_gone = gone.get_future();
+    CHECK(is_gone.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
+    gate.set_value();
+    is_gone.wait();  // the thread that was left goes, and what it has kept
+    CHECK(room.device.pinned.empty());
   }
-  CHECK(room.arena->used_bytes() > 0);  // nobody else gets it
-  CHECK_FALSE(memory.expired());
-  gate.set_value();
-  ended.get_future().wait();
-  CHECK(room.device.pinned.empty());
-  while (!memory.expired()) std::this_thread::yield();  // the thread that was left goes, and what it has kept
 }
 
 TEST_CASE("staged: a tensor in registered memory is copied behind the user's stream without a wait in between, and comes back whole") {
