@@ -17,9 +17,13 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "torch_bindings/distributed_options.h"
+#include "torch_bindings/reducer.h"
 
 namespace {
 
@@ -328,6 +332,39 @@ void run_buckets() {
     expect(torch::allclose(net->parameters()[i], alone->parameters()[i], 1e-4, 1e-6), "the parameters of one process");
 }
 
+/// Of a round that has failed nothing has been copied: gradients are as backward gave them, and the next round reduces those.
+void run_failed_round() {
+  const int ranks = hvd::size();
+  Linear net(64, 64);
+  net->to(hvd::local_device());
+  std::vector<hvd::GradientReducer::Named> named;
+  for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
+  const auto reducer = std::make_shared<hvd::GradientReducer>(named, hvd::DistributedOptimizerOptions{}, 0, "failing");
+  reducer->hook();
+  const at::Tensor x = on_gpu(1.0 + hvd::rank(), {8, 64});
+  for (int step = 0; step < 3; ++step) {
+    sleep_here();
+    net->forward(x).sum().backward();
+    if (ranks > 1) {
+      reducer->announce({hvd::rank() == 0 ? 2 : 3});
+      std::string said;
+      try {
+        reducer->synchronize();
+      } catch (const hvd::Mismatch& error) {
+        said = error.what();
+      }
+      expect(!said.empty(), "a Mismatch");
+      expect(is_all(net->weight.grad(), 8 * (1.0 + hvd::rank())), "this rank's own gradients after it");
+      reducer->announce({});
+    }
+    reducer->synchronize();
+    expect(is_all(net->weight.grad(), 8 * (1 + (ranks - 1) / 2.0)), "the average afterwards");
+    net->zero_grad();
+    reducer->begin_step();
+  }
+  reducer->unhook();
+}
+
 void run_devices() {
   const auto own = hvd::local_device();
   expect(torch::ones({1}, at::kCUDA).device() == own || hvd::size() == 1, "init() to have made the rank's GPU current");
@@ -369,6 +406,7 @@ int main() {
   attempt("a CUDA graph's capture", run_capture);
   attempt("outputs that are made while the stream is captured", run_outputs_during_capture);
   attempt("buckets that the backend fills, dealt as gradients come", run_buckets);
+  attempt("gradients of a round that has failed", run_failed_round);
   attempt("a loss scaler's questions", run_questions);
   hvd::shutdown();
   return failures == 0 ? 0 : 1;
