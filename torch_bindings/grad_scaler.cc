@@ -50,24 +50,12 @@ void GradScaler::start() {
   if (scale_ == nullptr) scale_ = std::make_shared<float>(static_cast<float>(options_.init_scale));
 }
 
-void GradScaler::set_scale(float value) {
-  *scale_ = value;
-  on_devices_.clear();
-}
-
-/// Multiplied by a tensor, as in PyTorch, a loss of 16 bits becomes one of 32.
-at::Tensor GradScaler::scale_on(at::Device device) {
-  for (const auto& scale : on_devices_)
-    if (scale.device() == device) return scale;
-  const at::NoGradGuard no_gradient;
-  on_devices_.push_back(at::full({}, *scale_, at::TensorOptions(at::kFloat).device(device)));
-  return on_devices_.back();
-}
-
+/// Multiplied by a tensor, as in PyTorch, a loss of 16 bits becomes one of 32. The tensor is made where and when it is used, on the stream
+/// that is current.
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!options_.enabled) return loss;
   start();
-  return loss * scale_on(loss.device());
+  return loss * at::full({}, *scale_, at::TensorOptions(at::kFloat).device(loss.device()));
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) {
@@ -241,15 +229,15 @@ void GradScaler::update() {
   if (!any && !found_elsewhere_) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
   const bool found = has_overflowed();
   if (lowest_scale_ > 0) {
-    set_scale(static_cast<float>(lowest_scale_));
+    *scale_ = static_cast<float>(lowest_scale_);
     growth_tracker_ = 0;
   }
   if (found) {
-    set_scale(static_cast<float>(*scale_ * options_.backoff_factor));
+    *scale_ = static_cast<float>(*scale_ * options_.backoff_factor);
     growth_tracker_ = 0;
   } else if (lowest_scale_ == 0 && ++growth_tracker_ == options_.growth_interval) {
     const auto grown = static_cast<float>(*scale_ * options_.growth_factor);
-    if (std::isfinite(grown)) set_scale(grown);
+    if (std::isfinite(grown)) *scale_ = grown;
     growth_tracker_ = 0;
   }
   forget();
@@ -258,7 +246,7 @@ void GradScaler::update() {
 void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   check_scaled("update()");
-  set_scale(static_cast<float>(new_scale));
+  *scale_ = static_cast<float>(new_scale);
   forget();
 }
 
@@ -290,7 +278,7 @@ void GradScaler::load_state(const GradScalerState& state) {
   options_.backoff_factor = state.backoff_factor;
   options_.growth_interval = state.growth_interval;
   growth_tracker_ = state.growth_tracker;
-  if (scale_ != nullptr) set_scale(static_cast<float>(state.scale));
+  if (scale_ != nullptr) *scale_ = static_cast<float>(state.scale);
 }
 
 }  // namespace hvd

@@ -106,8 +106,6 @@ class GradScaler {
 
   void check_scaled(const char* what) const;
   void start();
-  void set_scale(float value);
-  [[nodiscard]] at::Tensor scale_on(at::Device device);
   [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
   static bool read(Record& record);
   void agree(Record& record, const ProcessSet& process_set);
@@ -117,8 +115,7 @@ class GradScaler {
   void forget();
 
   GradScalerOptions options_;
-  std::shared_ptr<float> scale_;        ///< null before the first loss; compressors of gradients look at it
-  std::vector<at::Tensor> on_devices_;  ///< the same: float32, no dimensions, one on each device that has had a loss since it was set
+  std::shared_ptr<float> scale_;  ///< null before the first loss; compressors of gradients look at it
   std::int64_t growth_tracker_ = 0;
   // Since the last update.
   std::unordered_map<torch::optim::Optimizer*, Record> records_;

@@ -12,8 +12,8 @@ namespace hvd::nccl {
 
 namespace {
 constexpr std::size_t kFirstSlab = std::size_t{32} << 20;
-constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
-constexpr std::size_t kPage = std::size_t{64} << 10;  // from here on the arena gives whole pages
+constexpr std::size_t kLargestGrowth = std::size_t{128} << 20;  // registered memory takes pages at once
+constexpr std::size_t kPage = std::size_t{64} << 10;            // from here on the arena gives whole pages
 }  // namespace
 
 PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner, Remark refused,
