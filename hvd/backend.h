@@ -96,6 +96,9 @@ class Execution {
   virtual void* completion_event() { return nullptr; }
   /// Returns whether all is enqueued on the device: nothing is left to be done here, and the outputs follow `completion_event`.
   [[nodiscard]] virtual bool is_enqueued() const { return false; }
+  /// Returns whether the board's doorbells tell of what it waits for now, so that nobody has to ask again and again. Where the backend's
+  /// `notifies` is true, they always do.
+  [[nodiscard]] virtual bool is_rung() const { return false; }
   /// Returns, of a batch that is done and was to be timed, since when results were copied to where the user keeps them, if they were.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };

@@ -86,6 +86,7 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   options.registration = registration_of(parts.config.nccl_registration, table);
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::GpuRoute::Nccl);
+  if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   auto exchange = [bootstrap, interrupted, limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -99,8 +100,8 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   shared.takes = takes(nccl::GpuRoute::SharedGpu);
   made.all.push_back(std::make_unique<nccl::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
 
-  made.all.push_back(
-      std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index, interrupted));
+  made.all.push_back(std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
+                                                           interrupted, memory.owner));
 }
 
 }  // namespace

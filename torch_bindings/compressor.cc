@@ -73,8 +73,8 @@ GradientCompressor::~GradientCompressor() {
 
 // --------------------------------------------------------------------------------------------------------------- loss scaling
 
-void GradientCompressor::follow_scale(const Tensors& parameters, const at::Tensor& scale) {
-  living().each_of(parameters, [&](GradientCompressor& compressor, const auto&) { compressor.scale_.emplace(scale.getIntrusivePtr()); });
+void GradientCompressor::follow_scale(const Tensors& parameters, const std::shared_ptr<const float>& scale) {
+  living().each_of(parameters, [&](GradientCompressor& compressor, const auto&) { compressor.scale_ = scale; });
 }
 void GradientCompressor::correct_scale(const Tensors& parameters) {
   living().each_of(parameters, [](GradientCompressor& compressor, const auto&) { compressor.correct_scale(); });
@@ -87,8 +87,8 @@ void GradientCompressor::end_step(const Tensors& parameters, bool left_out) {
 double GradientCompressor::scale() const {
   if (!scale_) return 1;
   const auto held = scale_->lock();
-  if (!held.defined()) return 1;
-  const double scale = at::Tensor(held).item<double>();
+  if (held == nullptr) return 1;
+  const double scale{*held};
   return scale > 0 && std::isfinite(scale) ? scale : 1;
 }
 

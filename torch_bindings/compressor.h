@@ -48,8 +48,8 @@ class GradientCompressor {
 
   // What GradScaler tells all who compress gradients of these parameters, an optimizer's. Local.
   using Tensors = std::vector<at::Tensor>;
-  /// Before the reduction, if it is still to come: gradients are multiplied by `scale`, which changes in place, as long as that lives.
-  static void follow_scale(const Tensors& parameters, const at::Tensor& scale);
+  /// Before the reduction, if it is still to come: gradients are multiplied by `scale`, which changes, as long as that lives.
+  static void follow_scale(const Tensors& parameters, const std::shared_ptr<const float>& scale);
   /// After the reduction: one that did not know of the scale yet counts as if it had.
   static void correct_scale(const Tensors& parameters);
   /// After the step; `left_out`: what is remembered of these parameters is again what it was before the reduction.
@@ -98,9 +98,9 @@ class GradientCompressor {
   std::vector<std::size_t> agree_on_present(const Shape& also_compared);
 
   bool checked_ = false;
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> scale_;  ///< of a GradScaler
-  double unit_ = 1;         ///< the scale of the gradients of the last reduction
-  Tensors before_;          ///< `memory()` before the last reduction; empty if it is not kept
+  std::optional<std::weak_ptr<const float>> scale_;  ///< of a GradScaler
+  double unit_ = 1;                                  ///< the scale of the gradients of the last reduction
+  Tensors before_;                                   ///< `memory()` before the last reduction; empty if it is not kept
   std::vector<bool> open_;  ///< of each parameter: reduced, and a GradScaler has not said yet what came of the step
   std::uint64_t bytes_sent_ = 0;
 };

@@ -21,7 +21,8 @@ class StreamPoint {
   /// Returns the native event after which the submission's memory may be used.
   [[nodiscard]] virtual void* event() const = 0;
   /// Returns what `make` makes while that stream is current, from its share of LibTorch's cache: memory that a kernel of the stream may
-  /// still use is handed out again only there. From now on the event follows that, too. For the thread that has the turn.
+  /// still use is handed out again only there; where that stream is being captured into a CUDA graph by now, another stream and its share.
+  /// From now on the event follows that, too. For the thread that has the turn.
   [[nodiscard]] virtual at::Tensor allocate(const std::function<at::Tensor()>& make) = 0;
   /// Makes the stream that is current now wait for what follows the outputs, once for each batch. Where that is another stream, it
   /// keeps the memory of `tensors` from being handed out again before it has passed what is queued on it until they are freed.

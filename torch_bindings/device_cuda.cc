@@ -51,7 +51,7 @@ class CudaPoint final : public StreamPoint {
     const c10::cuda::CUDAGuard guard(stream_.device());
     refuse_capture(stream_, what_);
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    record();
+    record(stream_);
   }
   ~CudaPoint() override {
     // The last handle may go in any thread, and the call would make a context on the GPU that is current there. Nor may it throw where the
@@ -67,16 +67,26 @@ class CudaPoint final : public StreamPoint {
   [[nodiscard]] void* event() const override { return event_; }
 
   [[nodiscard]] at::Tensor allocate(const std::function<at::Tensor()>& make) override {
-    const c10::cuda::CUDAStreamGuard guard(stream_);
     // Another thread may capture a graph meanwhile, which an allocation would break.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    if (is_captured(stream_))
-      throw BackendError(
-          formatted("{}: the stream that it was called from is being captured into a CUDA graph before it has begun; wait for what is "
-                    "under way before a capture, or capture on another stream",
-                    what_));
+    {
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      if (!is_captured(stream_)) {
+        at::Tensor made = make();
+        if (!is_captured(stream_)) {
+          record(stream_);
+          return made;
+        }
+      }
+    }
+    // The user captures a graph there, since the submission: memory would be the graph's own, and the event a part of it. Another stream
+    // has a share of its own, and comes after what was queued before.
+    elsewhere_ = true;
+    const CUDAStream other = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, stream_.device_index());
+    const c10::cuda::CUDAStreamGuard guard(other);
+    check(cudaStreamWaitEvent(other.stream(), event_, 0), "cudaStreamWaitEvent");
     at::Tensor made = make();
-    record();
+    record(other);
     return made;
   }
 
@@ -85,17 +95,18 @@ class CudaPoint final : public StreamPoint {
     const CUDAStream now = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     refuse_capture(now, what_);
     wait(now, completions);
-    if (now == stream_) return;
+    if (now == stream_ && !elsewhere_) return;
     for (const auto& tensor : tensors)
       if (tensor.defined()) c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), now);
   }
 
  private:
-  void record() { check(cudaEventRecord(event_, stream_.stream()), "cudaEventRecord"); }
+  void record(const CUDAStream& stream) { check(cudaEventRecord(event_, stream.stream()), "cudaEventRecord"); }
 
   const CUDAStream stream_;
   const std::string what_;
   cudaEvent_t event_ = nullptr;
+  bool elsewhere_ = false;  ///< memory is from another stream's share
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -45,17 +46,16 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options))
     throw InvalidArgument(formatted("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
 }
 
-void GradScaler::start(at::Device device) {
-  if (scale_.defined()) return;
-  const at::NoGradGuard no_gradient;
-  scale_ = at::full({}, options_.init_scale, at::TensorOptions(at::kFloat).device(device));
-  growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions(at::kInt).device(device));
+void GradScaler::start() {
+  if (scale_ == nullptr) scale_ = std::make_shared<float>(static_cast<float>(options_.init_scale));
 }
 
+/// Multiplied by a tensor, as in PyTorch, a loss of 16 bits becomes one of 32. The tensor is made where and when it is used, on the stream
+/// that is current.
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!options_.enabled) return loss;
-  start(loss.device());
-  return loss * scale_.to(loss.device(), /*non_blocking=*/true);
+  start();
+  return loss * at::full({}, *scale_, at::TensorOptions(at::kFloat).device(loss.device()));
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) {
@@ -65,10 +65,10 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses)
 }
 
 void GradScaler::check_scaled(const char* what) const {
-  if (!scale_.defined()) throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
+  if (scale_ == nullptr) throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
 }
 
-/// The sum of what was found on each device, on the scale's; undefined if there are no gradients.
+/// The sum of what was found on each device; undefined if there are no gradients.
 at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   const at::NoGradGuard no_gradient;
   std::map<std::tuple<std::string, at::ScalarType, bool>, std::vector<at::Tensor>> by_kind;
@@ -97,20 +97,25 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
       by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
-  // The reciprocal in double, as PyTorch takes it.
-  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  at::Tensor found;
+  const auto inverse = static_cast<float>(1.0 / static_cast<double>(*scale_));  // in double, as PyTorch takes it
+  std::map<std::string, at::Tensor> found_on;
   for (const auto& [kind, gradients] : by_kind) {
-    const at::Device device = gradients.front().device();
-    const at::Tensor here = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
-    at::Tensor found_here = here;
-    const at::Tensor factor = std::get<bool>(kind) ? at::ones_like(inverse) : inverse;
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, factor.to(device, /*non_blocking=*/true));
-    const at::Tensor moved = found_here.to(scale_.device(), /*non_blocking=*/true);
-    found = found.defined() ? found + moved : moved;
+    const auto options = at::TensorOptions(at::kFloat).device(gradients.front().device());
+    at::Tensor& found_here = found_on[std::get<std::string>(kind)];
+    if (!found_here.defined()) found_here = at::zeros({}, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, at::full({}, std::get<bool>(kind) ? 1.0F : inverse, options));
   }
-  for (const auto& parameter : with_master) masters->multiply(parameter, inverse.item<float>());
+  at::Tensor found;
+  for (const auto& [device, here] : found_on) found = found.defined() ? found + here.to(found.device(), /*non_blocking=*/true) : here;
+  for (const auto& parameter : with_master) masters->multiply(parameter, inverse);
   return found;
+}
+
+/// Asks the device, once.
+bool GradScaler::read(Record& record) {
+  if (record.unread.defined()) record.has_overflowed = record.unread.item<float>() != 0;
+  record.unread.reset();
+  return record.has_overflowed;
 }
 
 namespace {
@@ -135,16 +140,14 @@ void GradScaler::refuse(const ProcessSet& process_set, const std::string& why) c
 void GradScaler::agree(Record& record, const ProcessSet& process_set) {
   if (!agrees_with(process_set)) return;
   const at::NoGradGuard no_gradient;
-  const at::Tensor before = overflow();
-  const float scale = scale_.item<float>();
+  const bool before = has_overflowed();
   const auto yes = [](bool value) { return value ? 1.0 : 0.0; };
-  const auto found = [](const at::Tensor& tensor) { return tensor.defined() && tensor.item<float>() != 0; };
-  const at::Tensor mine = torch::tensor(
-      {yes(found(record.found_overflow)), yes(record.found_overflow.defined()), yes(found(before)), double{scale}, 1.0 / scale},
-      at::kDouble);
+  const double scale{*scale_};
+  const at::Tensor mine = torch::tensor({yes(read(record)), yes(record.has_gradients), yes(before), scale, 1.0 / scale}, at::kDouble);
   const at::Tensor all = detail::allreduce_unless_refused(mine, terms(process_set), "");
   const auto* const said = all.const_data_ptr<double>();
-  record.found_overflow = said[1] != 0 ? all[0].to(at::kFloat).to(scale_.device()) : at::Tensor();
+  record.has_gradients = said[1] != 0;
+  record.has_overflowed = said[0] != 0;
   if (said[2] != 0) found_elsewhere_ = true;
   const auto highest = static_cast<float>(said[3]);
   const auto lowest = static_cast<float>(1.0 / said[4]);
@@ -156,14 +159,11 @@ void GradScaler::agree(Record& record, const ProcessSet& process_set) {
         lowest, highest);
 }
 
-/// Found since the last update; undefined if there was nothing to find it in.
-at::Tensor GradScaler::overflow() const {
-  at::Tensor found;
-  for (const auto& [optimizer, record] : records_) {
-    if (!record.found_overflow.defined()) continue;
-    found = found.defined() ? found + record.found_overflow : record.found_overflow;
-  }
-  return found_elsewhere_ ? at::ones_like(scale_) : found;
+/// Since the last update.
+bool GradScaler::has_overflowed() {
+  bool found = found_elsewhere_;
+  for (auto& [optimizer, record] : records_) found = read(record) || found;
+  return found;
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
@@ -194,7 +194,8 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     }
   }
   GradientCompressor::correct_scale(parameters);
-  Record record{.stage = Stage::Unscaled, .found_overflow = divide(optimizer)};
+  Record record{.stage = Stage::Unscaled, .unread = divide(optimizer)};
+  record.has_gradients = record.unread.defined();
   if (takes_part) agree(record, set);
   records_[&optimizer] = std::move(record);
 }
@@ -206,9 +207,9 @@ at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& 
   if (records_[&optimizer].stage == Stage::Stepped) throw InvalidArgument("step() has already been called since the last update()");
   if (records_[&optimizer].stage == Stage::Ready) unscale_(optimizer);
   Record& record = records_[&optimizer];
-  if (!record.found_overflow.defined()) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
+  if (!record.has_gradients) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
   at::Tensor loss;
-  const bool left_out = record.scales_differ || record.found_overflow.item<float>() != 0;
+  const bool left_out = record.scales_differ || read(record);
   GradientCompressor::end_step(parameters_of(optimizer), left_out);
   if (!left_out) {
     loss = optimizer.step();
@@ -224,23 +225,28 @@ at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& 
 void GradScaler::update() {
   if (!options_.enabled) return;
   check_scaled("update()");
-  const at::NoGradGuard no_gradient;
-  const at::Tensor found = overflow();
-  if (!found.defined()) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
+  const bool any = std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return entry.second.has_gradients; });
+  if (!any && !found_elsewhere_) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
+  const bool found = has_overflowed();
   if (lowest_scale_ > 0) {
-    scale_.fill_(lowest_scale_);
-    growth_tracker_.zero_();
+    *scale_ = static_cast<float>(lowest_scale_);
+    growth_tracker_ = 0;
   }
-  if (lowest_scale_ == 0 || found.item<float>() != 0)
-    at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor, options_.growth_interval);
+  if (found) {
+    *scale_ = static_cast<float>(*scale_ * options_.backoff_factor);
+    growth_tracker_ = 0;
+  } else if (lowest_scale_ == 0 && ++growth_tracker_ == options_.growth_interval) {
+    const auto grown = static_cast<float>(*scale_ * options_.growth_factor);
+    if (std::isfinite(grown)) *scale_ = grown;
+    growth_tracker_ = 0;
+  }
   forget();
 }
 
 void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   check_scaled("update()");
-  const at::NoGradGuard no_gradient;
-  scale_.fill_(new_scale);
+  *scale_ = static_cast<float>(new_scale);
   forget();
 }
 
@@ -252,7 +258,7 @@ void GradScaler::forget() {
 
 double GradScaler::get_scale() const {
   if (!options_.enabled) return 1;
-  return scale_.defined() ? static_cast<double>(scale_.item<float>()) : options_.init_scale;
+  return scale_ != nullptr ? static_cast<double>(*scale_) : options_.init_scale;
 }
 
 GradScalerState GradScaler::state() const {
@@ -261,21 +267,18 @@ GradScalerState GradScaler::state() const {
           .growth_factor = options_.growth_factor,
           .backoff_factor = options_.backoff_factor,
           .growth_interval = options_.growth_interval,
-          .growth_tracker = growth_tracker_.defined() ? growth_tracker_.item<int>() : initial_growth_tracker_};
+          .growth_tracker = growth_tracker_};
 }
 
 void GradScaler::load_state(const GradScalerState& state) {
   if (!options_.enabled) return;
   if (state == GradScalerState{}) throw InvalidArgument("GradScaler: the state is that of a scaler that was not enabled");
-  const at::NoGradGuard no_gradient;
   options_.init_scale = state.scale;
   options_.growth_factor = state.growth_factor;
   options_.backoff_factor = state.backoff_factor;
   options_.growth_interval = state.growth_interval;
-  initial_growth_tracker_ = state.growth_tracker;
-  if (!scale_.defined()) return;
-  scale_.fill_(state.scale);
-  growth_tracker_.fill_(state.growth_tracker);
+  growth_tracker_ = state.growth_tracker;
+  if (scale_ != nullptr) *scale_ = static_cast<float>(state.scale);
 }
 
 }  // namespace hvd

@@ -9,6 +9,8 @@
 /// one, it costs no step.) With int8, topk and powersgd, what the compression remembers does not depend on the scale, and of a step left
 /// out nothing is lost.
 ///
+/// The scale is kept on the host. The device is asked, and waited for, once for each optimizer and step: whether anything has overflowed.
+///
 /// One thread at a time uses it. It owns the scale and refers to optimizers only between `unscale_` and `update`. It refuses
 /// (InvalidArgument) fp16 gradients, closures, and an optimizer whose parameters are reduced on several process sets.
 
@@ -16,6 +18,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -81,12 +84,12 @@ class GradScaler {
   /// Sets the scale.
   void update(double new_scale);
 
-  /// Returns the scale; 1 if it is not enabled. On a GPU it waits for the device.
+  /// Returns the scale; 1 if it is not enabled.
   [[nodiscard]] double get_scale() const;
   /// Returns GradScalerOptions::enabled.
   [[nodiscard]] bool is_enabled() const { return options_.enabled; }
 
-  /// Returns what a continued run needs. On a GPU it waits for the device.
+  /// Returns what a continued run needs.
   [[nodiscard]] GradScalerState state() const;
   /// Goes on from such a state. Does nothing if it is not enabled. Throws InvalidArgument for the state of a scaler that was not.
   void load_state(const GradScalerState& state);
@@ -95,24 +98,25 @@ class GradScaler {
   enum class Stage { Ready, Unscaled, Stepped };
   struct Record {
     Stage stage = Stage::Ready;
-    at::Tensor found_overflow;  ///< float32 on the scale's device, 0 if none; undefined if there was no gradient
+    bool has_gradients = false;  ///< on some rank
+    at::Tensor unread;           ///< what the device says of them: float32, 0 if nothing has overflowed; undefined once it is read
+    bool has_overflowed = false;
     bool scales_differ = false;
   };
 
   void check_scaled(const char* what) const;
-  void start(at::Device device);
+  void start();
   [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
+  static bool read(Record& record);
   void agree(Record& record, const ProcessSet& process_set);
   [[nodiscard]] bool agrees_with(const ProcessSet& process_set) const;
   void refuse(const ProcessSet& process_set, const std::string& why) const;
-  [[nodiscard]] at::Tensor overflow() const;
+  [[nodiscard]] bool has_overflowed();
   void forget();
 
   GradScalerOptions options_;
-  // As in PyTorch, on the device of the first loss, and undefined before that.
-  at::Tensor scale_;           ///< float32, no dimensions
-  at::Tensor growth_tracker_;  ///< int32, no dimensions
-  std::int64_t initial_growth_tracker_ = 0;
+  std::shared_ptr<float> scale_;  ///< null before the first loss; compressors of gradients look at it
+  std::int64_t growth_tracker_ = 0;
   // Since the last update.
   std::unordered_map<torch::optim::Optimizer*, Record> records_;
   bool found_elsewhere_ = false;  ///< by a rank that this one shares an optimizer with, in another of its own

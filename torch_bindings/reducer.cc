@@ -41,6 +41,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
     owner_.add(slot.named.parameter);
   }
+  as_gradients_come_ = deals_as_gradients_come();
   make_compressor();
   deal(options_);
   const at::NoGradGuard no_gradient;
@@ -97,13 +98,15 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     Slot& slot = slots_[index];
     if (!slot.wire.defined()) slot.wire = at::empty({0}, slot.named.parameter.options().dtype(detail::scalar_type_of(wire_type(slot))));
     if (!slot.sparse) bytes_sent_ += 2 * slot.wire.nbytes() * (ranks - 1) / ranks;
-    TensorArgument argument = detail::argument(slot.wire, slot.wire, slot.named.name);
+    const at::Tensor& input = slot.given.defined() ? slot.given : slot.wire;
+    TensorArgument argument = detail::argument(input, slot.wire, slot.named.name);
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
     argument.name = slot.named.name;
     argument.padded = bucket.memory != nullptr;
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slot.wire));
+    if (slot.given.defined()) kept.push_back(std::make_shared<at::Tensor>(slot.given));
   }
   if (&bucket == &buckets_.front() && !announced_.empty()) {
     const Slot& first = slots_[bucket.slots.front()];
@@ -209,7 +212,7 @@ void GradientReducer::reduce_until_none_is_late() {
     ++rounds_;
   }
   synchronized_ = true;
-  follow_parameters();
+  follow_parameters(Between::SameBuckets);
 }
 
 void GradientReducer::submit_all(Round round) {
@@ -223,8 +226,9 @@ void GradientReducer::submit_all(Round round) {
 
 /// One round. Throws what the first failed bucket threw, when all are over.
 void GradientReducer::reduce(Round round) {
-  if (!std::exchange(round_begun_, true)) follow_parameters();
+  if (!std::exchange(round_begun_, true)) follow_parameters(Between::NewOrder);
   submit_all(round);
+  submit_order(round);
   std::exception_ptr first;
   const auto attempt = [&first](const auto& call) {
     try {
@@ -238,7 +242,9 @@ void GradientReducer::reduce(Round round) {
   if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
   for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
   if (!first) attempt([&] { reduce_sparse(round); });
+  if (!first) attempt([&] { learn_order(); });
   if (!first) return;
+  for (auto& bucket : buckets_) put_given_back(bucket);
   drop_shares();
   for (auto& slot : slots_) slot.reduced = false;
   forget();
@@ -258,6 +264,7 @@ void GradientReducer::reduce_compressed() {
 void GradientReducer::complete(Bucket& bucket, Round round) {
   if (!bucket.is_put_away) wait_for(bucket, round);
   detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions, bucket.name);
+  let_go_of_given(bucket);
   if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) give_back(bucket);
 }
@@ -282,7 +289,9 @@ void GradientReducer::forget() {
   for (auto& slot : slots_) {
     slot.passes = 0;
     slot.ready = slot.present = slot.late = slot.users = false;
+    slot.given.reset();
   }
+  arrivals_.clear();
   for (auto& bucket : buckets_) {
     bucket.counted = bucket.submitted = bucket.is_put_away = false;
     bucket.pending.reset();

@@ -5,7 +5,10 @@
 /// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
 /// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient that autograd has made in shared memory
 /// (torch_bindings/gradient_memory.h) stays there, another is copied when backward gives it, from the cache; on a GPU all of a bucket by
-/// one launch, when it is complete.
+/// one launch, when it is complete, which the backend makes on its own stream: until the bucket is reduced, autograd's memory is kept.
+///
+/// On a GPU, where the user has made no groups, buckets are dealt as PyTorch's DDP deals them: the first is small, so that something
+/// travels early, and after the first round all are dealt anew, in the order in which backward gave the gradients on the set's first rank.
 ///
 /// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
@@ -129,6 +132,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     at::Tensor place;  ///< memory of the bucket, in the parameter's layout; undefined if another type travels
     at::Tensor home;   ///< where the gradient lives: `place`, or where autograd made it if that is shared memory; undefined as `place`
     std::unique_ptr<detail::AnnouncedGradient> announced;  ///< null where autograd makes it in ordinary memory
+    at::Tensor given;                                      ///< what autograd has made, on its way into `wire`; undefined otherwise
     at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
     int passes = 0;   ///< backward passes since the last step that gave a gradient
     bool ready = false;
@@ -145,6 +149,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
   enum class Fate : std::uint8_t { Untouched, ThrownAway, Changed };
   enum class Round : std::uint8_t { Kept, KeptButCompressed, ThrownAway };
+  /// Whether buckets may be dealt in an order that was learned: before a round.
+  enum class Between : std::uint8_t { SameBuckets, NewOrder };
   struct Bucket {
     std::string name;
     std::vector<std::size_t> slots;
@@ -168,7 +174,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void submit_all(Round round);
   void finish(Round round);
   void throw_away();
-  void follow_parameters();
+  void follow_parameters(Between rounds);
   void convert_gradient(Slot& slot);
   void deal(const DistributedOptimizerOptions& options);
   void add_bucket(std::vector<std::size_t> slots);
@@ -200,6 +206,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void give_up_memory(Bucket& bucket);
   void put_away(Bucket& bucket, Round round, bool early);
   void put_away_what_is_done();
+  void let_go_of_given(Bucket& bucket);
+  void let_go_of_what_is_done();
+  void put_given_back(Bucket& bucket);
+  [[nodiscard]] bool deals_as_gradients_come() const;
+  void note_arrival(const Slot& slot);
+  [[nodiscard]] std::vector<std::size_t> order_of_dealing() const;
+  void submit_order(Round round);
+  void learn_order();
   void drop_shares();
   void refuse_with_shares(const Slot& slot);
   void refuse_replaced() const;
@@ -229,7 +243,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
   Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
-  std::function<bool()> wanted_;  ///< null: all are
+  bool as_gradients_come_ = false;              ///< how buckets are dealt
+  std::vector<std::size_t> arrivals_;           ///< slots, as backward gave their gradients in this round, until the order is known
+  std::vector<std::size_t> order_;              ///< of all slots, the same on all ranks; empty: not known yet
+  std::optional<Handle<at::Tensor>> ordering_;  ///< what tells it, under way
+  bool deal_anew_ = false;                      ///< before the next round
+  std::function<bool()> wanted_;                ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
   double join_factor_ = 1;  ///< what the last round has multiplied averages by
   GradientKeeper* keeper_ = nullptr;

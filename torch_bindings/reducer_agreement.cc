@@ -28,6 +28,7 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
       running->wait(*bucket.pending);
       break;
     } catch (const Mismatch& error) {
+      put_given_back(bucket);
       // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
       if (again || options_.sparse_as_dense || !learn_sparse(bucket)) throw explained(error, bucket);
       submit(bucket, round, true);

@@ -19,6 +19,8 @@ namespace {
 
 /// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
 constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
+/// The first one's, where they are dealt as gradients come: it is on its way while backward has just begun.
+constexpr std::size_t kFirstBucketBytes = std::size_t{1} << 20;
 
 /// Each pair of types by itself: where the first of `to` chose the kernel for all, the others were wrong (PyTorch issue 173383).
 void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
@@ -96,17 +98,17 @@ void GradientReducer::deal(const DistributedOptimizerOptions& options) {
       add_bucket(std::move(group));
     }
   }
-  // By size, last parameters first: backward gives their gradients first.
-  const std::size_t limit = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  const std::size_t most = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  const auto limit = [&] { return as_gradients_come_ && buckets_.empty() ? std::min(most, kFirstBucketBytes) : most; };
   std::vector<std::size_t> group;
   std::size_t bytes = 0;
-  for (std::size_t i = slots_.size(); i-- > 0;) {
+  for (const std::size_t i : order_of_dealing()) {
     if (dealt[i] || slots_[i].compressed) continue;
     const at::Tensor& parameter = slots_[i].named.parameter;
     const std::size_t more = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[i]));
     const bool other_kind = !group.empty() && (slots_[group.back()].named.parameter.scalar_type() != parameter.scalar_type() ||
                                                slots_[group.back()].named.parameter.device() != parameter.device());
-    if (bytes + more > limit || other_kind) {
+    if (bytes + more > limit() || other_kind) {
       add_bucket(std::exchange(group, {}));
       bytes = 0;
     }
@@ -251,17 +253,24 @@ void GradientReducer::pack(Slot& slot) {
 /// What `take_in` and `pack` do, for all of a bucket at once. What is thrown away has gone, and `.grad` may be what has come after it.
 /// `other_streams`: some were written on streams that this one waits for, and their memory is those streams'.
 void GradientReducer::take_in_together(Bucket& bucket, Round round, bool other_streams) {
+  const bool by_backend = options_.process_set.size() > 1;  // in a world of one a user may change what is under way
   std::vector<at::Tensor> from, to;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
     if (!slot.present || slot.sparse) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
     if (!gradient.defined() || round == Round::ThrownAway) {  // thrown away since backward gave it
+      slot.given.reset();
       if (slot.home.defined() && gradient.defined() && gradient.is_alias_of(slot.home)) gradient = gradient.clone();
       slot.wire.zero_();
       continue;
     }
     if (slot.home.defined() && gradient.is_alias_of(slot.home)) continue;
+    if (by_backend && slot.home.defined() && gradient.scalar_type() == slot.home.scalar_type() &&
+        gradient.strides() == slot.home.strides()) {
+      slot.given = std::exchange(gradient, slot.home);  // copied by the backend
+      continue;
+    }
     if (other_streams) detail::keep_for_current_stream(gradient);
     from.push_back(gradient);
     to.push_back(slot.wire);
@@ -273,8 +282,31 @@ void GradientReducer::take_in_together(Bucket& bucket, Round round, bool other_s
     if (slots_[index].home.defined() && slots_[index].present) slots_[index].mark.set(slots_[index].named.parameter.grad());
 }
 
-/// Parameters may have been moved since memory was made for their gradients: it is made anew. Buckets stay, unless devices have changed.
-void GradientReducer::follow_parameters() {
+void GradientReducer::let_go_of_given(Bucket& bucket) {
+  for (const auto index : bucket.slots) slots_[index].given.reset();
+}
+
+/// While backward runs: memory of the gradients that have been copied is for others.
+void GradientReducer::let_go_of_what_is_done() {
+  for (auto& bucket : buckets_)
+    if (bucket.submitted && bucket.together && bucket.pending->done && bucket.pending->status.ok()) let_go_of_given(bucket);
+}
+
+/// Of a submission that has failed nothing has been copied.
+void GradientReducer::put_given_back(Bucket& bucket) {
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    at::Tensor& gradient = slot.named.parameter.mutable_grad();
+    const at::Tensor given = std::exchange(slot.given, {});
+    if (!given.defined() || !gradient.defined() || !gradient.is_alias_of(slot.home)) continue;
+    gradient = given;
+    slot.mark.set(gradient);
+  }
+}
+
+/// Parameters may have been moved since memory was made for their gradients: it is made anew. Buckets stay, unless devices have changed, or
+/// the order in which gradients come is known now.
+void GradientReducer::follow_parameters(Between rounds) {
   bool moved = false, to_other_device = false;
   for (auto& slot : slots_) {
     const at::Tensor& parameter = slot.named.parameter;
@@ -289,7 +321,8 @@ void GradientReducer::follow_parameters() {
     moved = true;
     to_other_device = to_other_device || other_device;
   }
-  if (!moved) return;
+  const bool anew = (rounds == Between::NewOrder && std::exchange(deal_anew_, false)) || to_other_device;
+  if (!moved && !anew) return;
   for (auto& slot : slots_) {
     slot.kind = Kind(slot.named.parameter);
     slot.home.reset();
@@ -298,7 +331,7 @@ void GradientReducer::follow_parameters() {
     slot.wire.reset();
     slot.zeros_at = -1;
   }
-  if (to_other_device) {
+  if (anew) {
     buckets_.clear();
     deal(options_);
   }

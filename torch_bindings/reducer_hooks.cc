@@ -109,6 +109,7 @@ void GradientReducer::count(Slot& slot) {
     return;
   }
   open(bucket);
+  note_arrival(slot);
   bucket.streams.note(slot.named.parameter);
   take_in(slot, true);
   if (slot.passes < passes_per_step_) return;
@@ -128,6 +129,7 @@ void GradientReducer::count(Slot& slot) {
   take_rest(bucket, Round::Kept, true);
   submit(bucket, Round::Kept, false);
   put_away_what_is_done();
+  let_go_of_what_is_done();
 }
 
 /// With Sum: what a round gave must not be summed again with what is added to it now.
@@ -145,7 +147,7 @@ void GradientReducer::before_gradient(std::size_t index) {
 void GradientReducer::begin_pass(const Slot& first) {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass != std::exchange(last_pass_, pass) && fate_of_gradients(&first).first == Fate::ThrownAway) throw_away();
-  if (!std::exchange(round_begun_, true)) follow_parameters();
+  if (!std::exchange(round_begun_, true)) follow_parameters(Between::NewOrder);
 }
 
 bool GradientReducer::is_under_way(const Slot& slot) const {

@@ -57,7 +57,8 @@ bool BatchRunner::uses(const Turn& /*turn*/, int process_set) const {
 }
 
 bool BatchRunner::polls(const Turn& /*turn*/) const {
-  return std::any_of(running_.begin(), running_.end(), [](const Running& running) { return !running.backend->notifies(); });
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const Running& running) { return !running.backend->notifies() && !running.execution->is_rung(); });
 }
 
 BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index) const {

@@ -43,7 +43,7 @@ class BatchRunner {
   /// Returns whether a batch of the set is queued or under way.
   [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_running(const Turn& /*turn*/) const { return !running_.empty(); }
-  /// Whether something under way has to be polled, as its backend notifies nobody.
+  /// Whether something under way has to be polled, as nobody tells of it.
   [[nodiscard]] bool polls(const Turn& turn) const;
 
  private:

@@ -7,17 +7,23 @@
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
 #include <hvd/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "torch_bindings/distributed_options.h"
+#include "torch_bindings/reducer.h"
 
 namespace {
 
@@ -233,6 +239,132 @@ void run_capture() {
   expect(is_all(hvd::allreduce(x, {.name = "captured", .op = hvd::ReduceOp::Sum}), 7.0 * hvd::size()), "the same name after the capture");
 }
 
+/// What is submitted before a capture, and gets its outputs while the stream is captured, because the last rank comes late.
+void run_outputs_during_capture() {
+  const int ranks = hvd::size();
+  const auto all_streams = streams();
+  const at::Tensor mine = on_gpu(hvd::rank() + 1, {1000, 3}), x = on_gpu(2, {1000});
+  c10::cuda::device_synchronize();
+  for (int round = 0; round < 5; ++round) {
+    const bool late = hvd::rank() == ranks - 1;
+    hvd::barrier();
+    const CUDAStreamGuard guard(all_streams[1]);
+    leave_busy_blocks({1000 * ranks, 3});
+    at::cuda::CUDAGraph graph;
+    x.fill_(2);
+    hvd::Handle<at::Tensor> rows;
+    if (!late || ranks == 1) {
+      rows = hvd::allgather_async(mine, {.name = "rows"});
+      graph.capture_begin();
+      x.mul_(3);
+      ::usleep(100'000);  // the last rank comes, and the engine's thread makes the output
+      x.add_(1);
+      graph.capture_end();
+      graph.replay();
+    } else {
+      ::usleep(50'000);
+      rows = hvd::allgather_async(mine, {.name = "rows"});
+    }
+    const at::Tensor all = rows.wait();
+    const at::Tensor copy = all.clone();
+    for (int r = 0; r < ranks; ++r) expect(is_all(copy.slice(0, r * 1000, (r + 1) * 1000), r + 1), "what allgather gave");
+    if (!late || ranks == 1) expect(is_all(x, 7), "the graph to be whole");
+  }
+}
+
+/// What a step with a loss scaler asks of the device: once, whether anything has overflowed. c10 warns of each time that it waits.
+void run_questions() {
+  static std::atomic<int> questions{0};
+  struct Counter : c10::WarningHandler {
+    void process(const c10::Warning& warning) override {
+      if (warning.msg().find("synchroniz") != std::string::npos) ++questions;
+    }
+  } counter;
+  const at::Device device = hvd::local_device();
+  Linear net(64, 64);
+  net->to(device);
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(1e-3));
+  hvd::DistributedOptimizer optimizer(plain, net->named_parameters());
+  hvd::GradScaler scaler({.init_scale = 1024});
+  const at::Tensor x = torch::ones({8, 64}).to(device);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(net->forward(x).square().mean()).backward();
+    optimizer.synchronize();
+    c10::cuda::device_synchronize();
+    questions = 0;
+    const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
+    scaler.unscale_(optimizer);
+    scaler.step(optimizer);
+    scaler.update();
+    static_cast<void>(scaler.get_scale());
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+    expect(questions == 1, "one question in a step, not " + std::to_string(questions.load()));
+  }
+}
+
+/// Buckets whose gradients the backend copies to where they are reduced, on its own stream: steps are those of one process, and gradients'
+/// memory is not handed out again before it is read. From the second step on the buckets are dealt as gradients come.
+void run_buckets() {
+  const at::Device device = hvd::local_device();
+  torch::manual_seed(3);
+  torch::nn::Sequential net, alone;
+  for (auto* const each : {&net, &alone}) {
+    torch::manual_seed(3);
+    for (int i = 0; i < 6; ++i) (*each)->push_back(Linear(512, 512));
+    (*each)->to(device);
+  }
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1)), reference(alone->parameters(), torch::optim::SGDOptions(0.1));
+  hvd::DistributedOptimizer optimizer(plain, net->named_parameters());
+  const auto input = [&](int rank, int step) { return torch::full({16, 512}, 0.01 * (rank + 1) + 0.001 * step).to(device); };
+  for (int step = 0; step < 6; ++step) {
+    optimizer.zero_grad();
+    sleep_here();
+    net->forward(input(hvd::rank(), step)).square().mean().backward();
+    leave_busy_blocks({512, 512});  // takes what was freed, if it may
+    optimizer.step();
+    alone->zero_grad();
+    for (int rank = 0; rank < hvd::size(); ++rank) (alone->forward(input(rank, step)).square().mean() / hvd::size()).backward();
+    reference.step();
+  }
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    expect(torch::allclose(net->parameters()[i], alone->parameters()[i], 1e-4, 1e-6), "the parameters of one process");
+}
+
+/// Of a round that has failed nothing has been copied: gradients are as backward gave them, and the next round reduces those.
+void run_failed_round() {
+  const int ranks = hvd::size();
+  Linear net(64, 64);
+  net->to(hvd::local_device());
+  std::vector<hvd::GradientReducer::Named> named;
+  for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
+  const auto reducer = std::make_shared<hvd::GradientReducer>(named, hvd::DistributedOptimizerOptions{}, 0, "failing");
+  reducer->hook();
+  const at::Tensor x = on_gpu(1.0 + hvd::rank(), {8, 64});
+  for (int step = 0; step < 3; ++step) {
+    sleep_here();
+    net->forward(x).sum().backward();
+    if (ranks > 1) {
+      reducer->announce({hvd::rank() == 0 ? 2 : 3});
+      std::string said;
+      try {
+        reducer->synchronize();
+      } catch (const hvd::Mismatch& error) {
+        said = error.what();
+      }
+      expect(!said.empty(), "a Mismatch");
+      expect(is_all(net->weight.grad(), 8 * (1.0 + hvd::rank())), "this rank's own gradients after it");
+      reducer->announce({});
+    }
+    reducer->synchronize();
+    expect(is_all(net->weight.grad(), 8 * (1 + (ranks - 1) / 2.0)), "the average afterwards");
+    net->zero_grad();
+    reducer->begin_step();
+  }
+  reducer->unhook();
+}
+
 void run_devices() {
   const auto own = hvd::local_device();
   expect(torch::ones({1}, at::kCUDA).device() == own || hvd::size() == 1, "init() to have made the rank's GPU current");
@@ -272,6 +404,10 @@ int main() {
   attempt("outputs that the engine's thread allocates", run_collectives);
   attempt("gradients of one bucket on two streams", run_streams_of_gradients);
   attempt("a CUDA graph's capture", run_capture);
+  attempt("outputs that are made while the stream is captured", run_outputs_during_capture);
+  attempt("buckets that the backend fills, dealt as gradients come", run_buckets);
+  attempt("gradients of a round that has failed", run_failed_round);
+  attempt("a loss scaler's questions", run_questions);
   hvd::shutdown();
   return failures == 0 ? 0 : 1;
 }

@@ -62,6 +62,7 @@ void reduce_on_host(const std::vector<Contribution>& ranks) {
       const auto input = [&](const Contribution& rank) {
         const T value = static_cast<const T*>(rank.send)[i];
         if constexpr (!kInteger<T>) {  // premultiplied, in the type
+          if (rank.multiplied) return reduced_on_host(value, static_cast<T>(rank.factor), NcclOp::Prod);
           if (op == NcclOp::Avg) return reduced_on_host(value, static_cast<T>(1.0 / static_cast<double>(ranks.size())), NcclOp::Prod);
         }
         return value;

@@ -26,10 +26,14 @@ struct Contribution {
   NcclType type = NcclType::Uint8;
   int extra = 0;  ///< the operation; of a broadcast the root
   int root = 0;   ///< of a reduction to one
+  /// What each input is multiplied by first, if `multiplied`; ranks may differ in it.
+  double factor = 1;
+  bool multiplied = false;
   /// Where in registered memory the two lie, as text; empty: nowhere.
   std::string send_place = {}, receive_place = {};
   bool agrees_with(const Contribution& other) const {
-    return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root;
+    return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root &&
+           multiplied == other.multiplied;
   }
   /// NCCL uses registered memory if all ranks' is, at one place.
   bool lies_as(const Contribution& other) const {

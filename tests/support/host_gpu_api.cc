@@ -44,6 +44,13 @@ struct HostDevice::Comm {
     void* handle = nullptr;
   };
   std::map<const std::byte*, Place> places;
+  /// Its operations of one's own, by their number.
+  struct Operator {
+    double factor = 1;
+    NcclType type = NcclType::Float32;
+  };
+  std::map<int, Operator> operators;
+  int last_operator = 100;
   std::uint64_t windows = 0;
   void** awaited_window = nullptr;  ///< where its handle belongs
   void* awaited_memory = nullptr;
@@ -55,6 +62,10 @@ struct HostDevice::UserEvent {
   std::function<void()> before;
   const std::atomic<bool>* gate = nullptr;
 };
+
+namespace {
+bool call_reduces(const std::string& call) { return call.find("Reduce") != std::string::npos; }
+}  // namespace
 
 HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) {
   fill_cuda();
@@ -82,6 +93,10 @@ std::string HostDevice::leaks() const {
   count("opened pieces of memory", opened_);
   count("registrations", registrations_.size());
   count("capture modes", modes_.size());
+  count("pieces of registered host memory", pinned.size());
+  for (const auto& [thread, before] : pushed_) count("pushed contexts", before.size());
+  for (const auto& comm : comms_)
+    if (!comm->aborted) count("operations", comm->operators.size());
   count("open groups", static_cast<std::size_t>(group_depth_));
   return text;
 }
@@ -105,8 +120,10 @@ int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_i
 /// A call that works on a device makes a context on the one that is current; some calls break the capture of a graph.
 void HostDevice::note_side_effects(const std::string& name) {
   static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
-                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState"};
-  static const std::set<std::string> unsafe{"cudaEventQuery", "cudaMalloc", "cudaFree", "ncclMemAlloc", "ncclMemFree"};
+                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
+                                              "cuCtxPushCurrent",        "cuCtxPopCurrent"};
+  static const std::set<std::string> unsafe{"cudaEventQuery", "cudaMalloc",       "cudaFree",          "ncclMemAlloc",
+                                            "ncclMemFree",    "cudaHostRegister", "cudaHostUnregister"};
   if (!harmless.contains(name)) contexts.insert(current());
   if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
     cluster_.note(name + " breaks the capture of a graph");
@@ -175,6 +192,14 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   enqueued.push_back(contribution.call);
   const std::uint64_t number = comm->next++;
   Contribution placed = contribution;
+  if (const auto own = comm->operators.find(contribution.extra); own != comm->operators.end() && call_reduces(contribution.call)) {
+    if (own->second.type != contribution.type) cluster_.note("an operation of another type in " + contribution.call);
+    placed.extra = static_cast<int>(NcclOp::Sum);
+    placed.factor = own->second.factor;
+    placed.multiplied = true;
+  } else if (contribution.extra > 4 && call_reduces(contribution.call)) {
+    cluster_.note("an unknown operation in " + contribution.call);
+  }
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
   auto run = [this, comm, number, contribution = std::move(placed)] {
@@ -268,6 +293,7 @@ NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
   *registration = reinterpret_cast<void*>(++last_registration_);
+  memory_bytes -= registration_bytes;
   registrations_[*registration] = comm;
   comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer", *registration};
   return code;
@@ -290,6 +316,7 @@ void HostDevice::finish_window(Comm* comm) {
   void** const handle = std::exchange(comm->awaited_window, nullptr);
   if (no_windows) return;
   *handle = reinterpret_cast<void*>(++last_registration_);
+  memory_bytes -= registration_bytes;
   registrations_[*handle] = comm;
   comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {sizes_[comm->awaited_memory],
                                                                        "window " + std::to_string(comm->windows), *handle};
@@ -354,10 +381,30 @@ void HostDevice::fill_cuda() {
     });
     return code;
   };
+  fill_contexts();
   fill_streams();
   fill_memory();
   fill_sharing();
+  fill_host_memory();
   table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_contexts() {
+  table_.push_device = [this](int device) {
+    const CudaCode code = enter<CudaCode>("cuCtxPushCurrent");
+    if (code != CudaCode::Success) return code;
+    pushed_[std::this_thread::get_id()].push_back(current());
+    current() = device;
+    contexts.insert(device);
+    return code;
+  };
+  table_.pop_device = [this] {
+    auto& before = pushed_[std::this_thread::get_id()];
+    if (before.empty()) throw std::logic_error("nothing was pushed");
+    current() = before.back();
+    before.pop_back();
+    return enter<CudaCode>("cuCtxPopCurrent");
+  };
 }
 
 void HostDevice::fill_streams() {
@@ -460,11 +507,38 @@ void HostDevice::fill_memory() {
     const CudaCode code = enter<CudaCode>("cudaMemcpyAsync");
     if (code != CudaCode::Success) return code;
     enqueued.emplace_back("cudaMemcpyAsync");
+    look_at_pinned(to, bytes);
+    look_at_pinned(from, bytes);
     enqueue(known(stream), [=] {
       std::memcpy(to, from, bytes);
       return true;
     });
     return code;
+  };
+}
+
+/// CUDA refuses a copy of memory that is registered in part.
+void HostDevice::look_at_pinned(const void* memory, std::size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(memory);
+  for (const auto& [at, size] : pinned) {
+    const bool touches = begin < at + size && at < begin + bytes;
+    if (touches && (begin < at || begin + bytes > at + size)) cluster_.note("cudaMemcpyAsync of memory that is registered in part");
+  }
+}
+
+void HostDevice::fill_host_memory() {
+  table_.host_register = [this](void* memory, std::size_t bytes) {
+    const CudaCode code = enter<CudaCode>("cudaHostRegister");
+    if (code != CudaCode::Success) return code;
+    auto* const begin = static_cast<std::byte*>(memory);
+    for (const auto& [at, size] : pinned)
+      if (begin < at + size && at < begin + bytes) cluster_.note("cudaHostRegister of memory that is registered");
+    pinned[begin] = bytes;
+    return code;
+  };
+  table_.host_unregister = [this](void* memory) {
+    if (pinned.erase(static_cast<std::byte*>(memory)) != 1) cluster_.note("cudaHostUnregister of something unknown");
+    return enter<CudaCode>("cudaHostUnregister");
   };
 }
 
@@ -578,6 +652,7 @@ void HostDevice::fill_nccl() {
   };
   fill_registration();
   fill_collectives();
+  fill_operations();
   table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
 }
 
@@ -605,6 +680,22 @@ void HostDevice::fill_registration() {
   table_.mem_free = [this](void* memory) {
     give_memory(memory, "ncclMemFree");
     return enter<NcclCode>("ncclMemFree");
+  };
+}
+
+void HostDevice::fill_operations() {
+  table_.op_create = [this](NcclOp* op, double factor, NcclType type, NcclComm* handle) {
+    Comm* comm = known(handle, "ncclRedOpCreatePreMulSum");
+    const NcclCode code = enter<NcclCode>("ncclRedOpCreatePreMulSum");
+    if (code != NcclCode::Success) return code;
+    comm->operators[++comm->last_operator] = {factor, type};
+    *op = static_cast<NcclOp>(comm->last_operator);
+    return code;
+  };
+  table_.op_destroy = [this](NcclOp op, NcclComm* handle) {
+    Comm* comm = known(handle, "ncclRedOpDestroy");
+    if (comm->operators.erase(static_cast<int>(op)) != 1) cluster_.note("ncclRedOpDestroy of something unknown");
+    return enter<NcclCode>("ncclRedOpDestroy");
   };
 }
 

@@ -28,6 +28,7 @@ class HostDevice {
   int delay = 0;                                    ///< an operation lets up to so many queries pass before it runs
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
+  std::size_t registration_bytes = 0;               ///< what a window or a registration takes of the memory besides
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
   bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
@@ -41,6 +42,8 @@ class HostDevice {
   HostDevice& operator=(const HostDevice&) = delete;
 
   const GpuApi& table() const { return table_; }
+  /// As NCCL before 2.11: reductions of one's own are not there.
+  void lack_operations() { table_.op_create = nullptr, table_.op_destroy = nullptr; }
 
   /// The nth call (from 1) of that name fails, once.
   void fail_call(const std::string& name, int code, int nth = 1) { failures_[name] = {code, calls(name) + nth}; }
@@ -68,10 +71,11 @@ class HostDevice {
   /// One that happens once the gate is open. The gate outlives it.
   void* user_event(const std::atomic<bool>& gate);
 
-  int current_device = 0;  ///< what threads begin with
-  int& current();          ///< the calling thread's, as cudaSetDevice has left it
-  std::set<int> contexts;  ///< the devices on which some call has made a context
-  bool capturing = false;  ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
+  int current_device = 0;                    ///< what threads begin with
+  int& current();                            ///< the calling thread's, as cudaSetDevice has left it
+  std::map<std::byte*, std::size_t> pinned;  ///< registered host memory: where it begins, and its bytes
+  std::set<int> contexts;                    ///< the devices on which some call has made a context
+  bool capturing = false;                    ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
 
  private:
   struct Event;
@@ -85,6 +89,7 @@ class HostDevice {
   Code enter(const std::string& name);
 
   void note_side_effects(const std::string& name);
+  void look_at_pinned(const void* memory, std::size_t bytes);
   Stream* known(CudaStream* stream);
   Event* known(CudaEvent* event);
   Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
@@ -109,19 +114,23 @@ class HostDevice {
   bool take_memory(void** memory, std::size_t bytes);
   void give_memory(void* memory, const char* call);
   void fill_cuda();
+  void fill_contexts();
   void fill_streams();
   void fill_memory();
   void fill_sharing();
   void fill_nccl();
   void fill_registration();
   void fill_collectives();
+  void fill_operations();
+  void fill_host_memory();
 
   HostCluster& cluster_;
   const int index_;
   std::minstd_rand random_;
   GpuApi table_;
   std::map<std::thread::id, int> current_;
-  std::map<std::thread::id, CaptureMode> modes_;  ///< those that are not what threads begin with
+  std::map<std::thread::id, std::vector<int>> pushed_;  ///< the devices that were current before
+  std::map<std::thread::id, CaptureMode> modes_;        ///< those that are not what threads begin with
   std::map<std::string, int> calls_;
   std::map<std::string, std::pair<int, int>> failures_;  ///< code, number of the call
   std::vector<std::unique_ptr<Stream>> streams_;

@@ -1,8 +1,10 @@
 // Mixed precision: GradScaler (its scale against PyTorch's own is tests/system/scripts/grad_scaler.sh) and AutocastGuard.
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 
 #include <limits>
 #include <memory>
+#include <string_view>
 
 #include "tests/torch_bindings/support.h"
 
@@ -145,6 +147,33 @@ TEST_CASE("GradScaler: ranks on different branches, and one without any gradient
   CHECK(parameters_differ(first, small_model()) == 0);
   CHECK(scaler.get_scale() == 4);
   CHECK(same_on_all_ranks(flat(second)));
+}
+
+TEST_CASE("GradScaler: the device is asked once in a step, overflow or not, and the scale is known without it") {
+  Sequential net = small_model(kFloat);
+  SGD optimizer = sgd(net);
+  for (const bool agree : {true, false}) {
+    GradScaler scaler({.init_scale = 16, .growth_interval = 2, .agree = agree});
+    for (int step = 0; step < 5; ++step) {
+      CAPTURE(step);
+      net->zero_grad();
+      thread_local int questions;  // "item", which waits for a GPU
+      questions = 0;
+      const auto counter = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& operation) {
+        if (std::string_view(operation.name()) == "aten::item") ++questions;
+        return std::unique_ptr<at::ObserverContext>();
+      }));
+      scaler.scale(spoilt(small_loss(net, hvd::rank(), step), step == 2)).backward();
+      const int before = questions;  // the model's own
+      if (step % 2 == 0) scaler.unscale_(optimizer);
+      scaler.step(optimizer);
+      scaler.update();
+      CHECK(scaler.get_scale() == (step == 0 ? 16 : step == 1 ? 32 : step < 4 ? 16 : 32));
+      CHECK(scaler.state().growth_tracker == (step == 0 || step == 3 ? 1 : 0));
+      at::removeCallback(counter);
+      CHECK(questions - before == 1);
+    }
+  }
 }
 
 TEST_CASE("GradScaler: what PyTorch refuses is refused") {

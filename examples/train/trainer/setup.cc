@@ -25,13 +25,13 @@ std::int64_t count_parameters(const torch::nn::Module& model) {
 }  // namespace
 
 torch::Device choose_device(const std::string& said) {
-  const bool usable = torch::cuda::is_available() && hvd::cuda_built();
+  const torch::Device own = hvd::local_device();  // the CPU where hvd or LibTorch is without CUDA
+  const bool usable = torch::cuda::is_available() && own.is_cuda();
   if (said == "cuda" && !usable) {
     throw std::runtime_error(std::string("--device cuda: ") +
                              (hvd::cuda_built() ? "LibTorch finds no GPU here" : "hvd was built without CUDA") + "; use --device cpu");
   }
-  if (said == "cpu" || !usable) return torch::kCPU;
-  return {torch::kCUDA, static_cast<torch::DeviceIndex>(hvd::local_rank() % static_cast<int>(torch::cuda::device_count()))};
+  return said == "cpu" || !usable ? torch::kCPU : own;
 }
 
 std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device) {

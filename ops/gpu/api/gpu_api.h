@@ -34,13 +34,18 @@ struct NcclUniqueId {
   std::array<char, 128> bytes{};
 };
 
-/// Every entry must be callable, but those for windows. The comment names the call it stands for, as error messages spell it.
+/// Every entry must be callable, but those for windows and for operations of one's own. The comment names the call it stands for, as error
+/// messages spell it.
 struct GpuApi {
   // CUDA
   std::function<CudaCode(int* device)> get_device;  ///< cudaGetDevice
   std::function<CudaCode(int device)> set_device;   ///< cudaSetDevice
   /// cuDevicePrimaryCtxGetState: whether this process works on the device already. Makes no context.
   std::function<CudaCode(int device, bool* exists)> has_context;
+  /// cuDevicePrimaryCtxRetain, once for each device, and cuCtxPushCurrent: the device is the calling thread's current one until
+  /// `pop_device`, which leaves the thread as it was, also where it had no context.
+  std::function<CudaCode(int device)> push_device;
+  std::function<CudaCode()> pop_device;  ///< cuCtxPopCurrent
   /// cudaThreadExchangeStreamCaptureMode: `mode` becomes the calling thread's, and what that was is written to it.
   std::function<CudaCode(CaptureMode* mode)> exchange_capture_mode;
   std::function<CudaCode(CudaStream** stream)> stream_create;                       ///< cudaStreamCreateWithPriority: highest, non-blocking
@@ -62,6 +67,8 @@ struct GpuApi {
   std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
   /// cudaMemcpyAsync, either way between host and device
   std::function<CudaCode(void* to, const void* from, std::size_t bytes, CudaStream* stream)> memcpy_async;
+  std::function<CudaCode(void* memory, std::size_t bytes)> host_register;           ///< cudaHostRegister, for all contexts
+  std::function<CudaCode(void* memory)> host_unregister;                            ///< cudaHostUnregister
   std::function<CudaCode(IpcHandle* handle, void* memory)> ipc_get_memory;          ///< cudaIpcGetMemHandle; of memory from device_malloc
   std::function<CudaCode(void** memory, const IpcHandle& handle)> ipc_open_memory;  ///< cudaIpcOpenMemHandle; of another process only
   std::function<CudaCode(void* memory)> ipc_close_memory;                           ///< cudaIpcCloseMemHandle
@@ -87,8 +94,12 @@ struct GpuApi {
   std::function<NcclCode(NcclComm* comm, void* window)> window_deregister;  ///< ncclCommWindowDeregister; each rank for itself
   std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;      ///< ncclMemAlloc
   std::function<NcclCode(void* memory)> mem_free;                           ///< ncclMemFree
-  std::function<NcclCode()> group_start;                                    ///< ncclGroupStart
-  std::function<NcclCode()> group_end;                                      ///< ncclGroupEnd
+  /// ncclRedOpCreatePreMulSum: `op` becomes one that multiplies each input by `factor`, rounded to `type`, and then sums. Both entries are
+  /// empty where NCCL has none (before 2.11).
+  std::function<NcclCode(NcclOp* op, double factor, NcclType type, NcclComm* comm)> op_create;
+  std::function<NcclCode(NcclOp op, NcclComm* comm)> op_destroy;  ///< ncclRedOpDestroy, when the calls that use it have returned
+  std::function<NcclCode()> group_start;                          ///< ncclGroupStart
+  std::function<NcclCode()> group_end;                            ///< ncclGroupEnd
   /// ncclAllReduce
   std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream)>
       all_reduce;

@@ -11,31 +11,40 @@ namespace hvd::nccl {
 /// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
 /// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
 /// that needs a context is made under a guard: it would make one on the device that is current, which is half a gigabyte on the first GPU
-/// for each rank of a host.
+/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on is lent that
+/// of `site` instead, and is then as it was.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {
     check(site, table_->get_device(&before_), "cudaGetDevice");
-    if (before_ != site.device) check(site, table_->set_device(site.device), "cudaSetDevice");
-    changed_ = before_ != site.device;
+    check(site, enter(site.device), "cudaSetDevice");
     allow_calls();
   }
   /// For destructors: tries, and does without.
   DeviceGuard(const GpuApi& table, int device) noexcept : table_(&table) {
     if (table_->get_device(&before_) != CudaCode::Success) return;
-    changed_ = before_ != device && table_->set_device(device) == CudaCode::Success;
+    static_cast<void>(enter(device));
     allow_calls();
   }
   ~DeviceGuard() {
     if (relaxed_) table_->exchange_capture_mode(&mode_);
-    if (changed_ && is_used(before_)) table_->set_device(before_);
+    if (pushed_) table_->pop_device();
+    if (changed_) table_->set_device(before_);
   }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  [[nodiscard]] CudaCode enter(int device) noexcept {
+    if (before_ == device) return CudaCode::Success;
+    const bool used = is_used(before_);
+    pushed_ = !used && table_->push_device(device) == CudaCode::Success;
+    if (pushed_) return CudaCode::Success;
+    const CudaCode code = table_->set_device(device);
+    changed_ = used && code == CudaCode::Success;
+    return code;
+  }
   void allow_calls() noexcept { relaxed_ = table_->exchange_capture_mode(&mode_) == CudaCode::Success; }
-  /// To make a device current is to make a context on it. Where the process has none, the thread has nothing to find again.
   [[nodiscard]] bool is_used(int device) const noexcept {
     bool exists = false;
     return table_->has_context(device, &exists) != CudaCode::Success || exists;
@@ -44,7 +53,8 @@ class DeviceGuard {
   const GpuApi* table_;
   int before_ = 0;
   CaptureMode mode_ = CaptureMode::Relaxed;
-  bool changed_ = false;
+  bool changed_ = false;  ///< to be set again
+  bool pushed_ = false;
   bool relaxed_ = false;
 };
 

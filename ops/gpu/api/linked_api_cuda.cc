@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "ops/gpu/api/linked_nccl.h"
 
@@ -39,24 +41,66 @@ CudaCode exchange_capture_mode(CaptureMode* mode) {
   return code_of(error);
 }
 
-/// The driver's, which a machine without a GPU lacks: it is looked up.
-CudaCode has_context(int device, bool* exists) {
-  using Ask = CUresult(CUdevice device, unsigned* flags, int* active);
-  static const auto ask = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult status{};
+/// The driver's calls, which a machine without a GPU lacks: they are looked up. Null: there is none.
+template <class Call>
+Call* driver_call(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult status{};
 #if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000, cudaEnableDefault, &status);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &status);
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &status);
 #endif
-    return error == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Ask*>(found) : nullptr;
+  return error == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Call*>(found) : nullptr;
+}
+
+/// Makes no context.
+bool driver_begun() {
+  static const bool begun = [] {
+    const auto begin = driver_call<CUresult(unsigned flags)>("cuInit");
+    return begin != nullptr && begin(0) == CUDA_SUCCESS;
   }();
+  return begun;
+}
+
+CudaCode has_context(int device, bool* exists) {
+  static const auto ask = driver_call<CUresult(CUdevice device, unsigned* flags, int* active)>("cuDevicePrimaryCtxGetState");
   unsigned flags = 0;
   int active = 0;
-  if (ask == nullptr || ask(device, &flags, &active) != CUDA_SUCCESS) return CudaCode::InvalidValue;
+  if (ask == nullptr || !driver_begun() || ask(device, &flags, &active) != CUDA_SUCCESS) return CudaCode::InvalidValue;
   *exists = active != 0;
   return CudaCode::Success;
+}
+
+/// The context that the runtime uses on the device, kept for as long as the process; null where it cannot be had.
+CUcontext primary_context(int device) {
+  static const auto retain = driver_call<CUresult(CUcontext * context, CUdevice device)>("cuDevicePrimaryCtxRetain");
+  static std::mutex mutex;
+  static auto* const contexts = new std::map<int, CUcontext>;
+  const std::lock_guard lock(mutex);
+  const auto known = contexts->find(device);
+  if (known != contexts->end()) return known->second;
+  CUcontext made = nullptr;
+  if (retain == nullptr || !driver_begun() || retain(&made, device) != CUDA_SUCCESS) return nullptr;
+  contexts->emplace(device, made);
+  return made;
+}
+
+CudaCode pop_device() {
+  static const auto pop = driver_call<CUresult(CUcontext * context)>("cuCtxPopCurrent");
+  CUcontext was = nullptr;
+  return pop != nullptr && pop(&was) == CUDA_SUCCESS ? CudaCode::Success : CudaCode::InvalidValue;
+}
+
+/// Refused where the runtime, which NCCL asks, does not take the context for the current one.
+CudaCode push_device(int device) {
+  static const auto push = driver_call<CUresult(CUcontext context)>("cuCtxPushCurrent");
+  const CUcontext context = push == nullptr ? nullptr : primary_context(device);
+  if (context == nullptr || push(context) != CUDA_SUCCESS) return CudaCode::InvalidValue;
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device) return CudaCode::Success;
+  static_cast<void>(pop_device());
+  return CudaCode::InvalidValue;
 }
 
 CudaCode create_event(CudaEvent** event) {
@@ -129,6 +173,12 @@ void fill_sharing(GpuApi& table) {
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
     return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
   };
+  table.host_register = [](void* memory, std::size_t bytes) {
+    const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+    if (error != cudaSuccess) (void)cudaGetLastError();  // does without, and must not be found by the user's next check
+    return code_of(error);
+  };
+  table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
     cudaIpcMemHandle_t made{};
     const cudaError_t error = cudaIpcGetMemHandle(&made, memory);
@@ -159,6 +209,8 @@ GpuApi make_table() {
   table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
   table.set_device = [](int device) { return code_of(cudaSetDevice(device)); };
   table.has_context = has_context;
+  table.push_device = push_device;
+  table.pop_device = pop_device;
   table.exchange_capture_mode = exchange_capture_mode;
   table.stream_create = create_stream;
   table.stream_destroy = [](CudaStream* stream) { return code_of(cudaStreamDestroy(native(stream))); };

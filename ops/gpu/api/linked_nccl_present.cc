@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "ops/gpu/api/linked_nccl.h"
+#include "ops/kernels/scalar_formats.h"
 
 namespace hvd::nccl {
 
@@ -69,6 +71,52 @@ void fill_windows(GpuApi& table) {
 void fill_windows(GpuApi& /*table*/) {}
 #endif
 
+// As windows; they came with 2.11.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 11, 0)
+union Scalar {
+  float as_float;
+  double as_double;
+  std::uint16_t bits;
+};
+
+/// Returns whether NCCL has such an operation of the type. 16-bit numbers have the factor exactly (see reduction_plan.h).
+bool store(Scalar* scalar, double factor, NcclType type) {
+  switch (type) {
+    case NcclType::Float32:
+      scalar->as_float = static_cast<float>(factor);
+      return true;
+    case NcclType::Float64:
+      scalar->as_double = factor;
+      return true;
+    case NcclType::Float16:
+      scalar->bits = kernels::scalar::float_to_half(static_cast<float>(factor));
+      return true;
+    case NcclType::Bfloat16:
+      scalar->bits = kernels::scalar::float_to_bfloat(static_cast<float>(factor));
+      return true;
+    default:
+      return false;
+  }
+}
+
+void fill_operations(GpuApi& table) {
+  const auto make = reinterpret_cast<decltype(&ncclRedOpCreatePreMulSum)>(dlsym(RTLD_DEFAULT, "ncclRedOpCreatePreMulSum"));
+  const auto end = reinterpret_cast<decltype(&ncclRedOpDestroy)>(dlsym(RTLD_DEFAULT, "ncclRedOpDestroy"));
+  if (make == nullptr || end == nullptr) return;
+  table.op_create = [make](NcclOp* op, double factor, NcclType type, NcclComm* comm) {
+    Scalar scalar{};
+    if (!store(&scalar, factor, type)) return NcclCode::InvalidArgument;
+    ncclRedOp_t made{};
+    const ncclResult_t result = make(&made, &scalar, native(type), ncclScalarHostImmediate, native(comm));
+    *op = static_cast<NcclOp>(made);
+    return code_of(result);
+  };
+  table.op_destroy = [end](NcclOp op, NcclComm* comm) { return code_of(end(native(op), native(comm))); };
+}
+#else
+void fill_operations(GpuApi& /*table*/) {}
+#endif
+
 }  // namespace
 
 void fill_nccl(GpuApi& table) {
@@ -86,6 +134,7 @@ void fill_nccl(GpuApi& table) {
   };
   table.comm_deregister = [](NcclComm* comm, void* registration) { return code_of(ncclCommDeregister(native(comm), registration)); };
   fill_windows(table);
+  fill_operations(table);
   table.mem_alloc = [](void** memory, std::size_t bytes) { return code_of(ncclMemAlloc(memory, bytes)); };
   table.mem_free = [](void* memory) { return code_of(ncclMemFree(memory)); };
   table.group_start = [] { return code_of(ncclGroupStart()); };

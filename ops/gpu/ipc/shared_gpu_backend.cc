@@ -52,7 +52,9 @@ class SharedGpuExecution : public Execution {
     auto& turns = backend_.control(backend_.self()).packed_turn;
     turns[batch_.sequence % turns.size()] = static_cast<std::uint32_t>(turn_);
     const bool is_last = state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size();
-    if (is_last && batch_.traits.kind == OpKind::Allreduce) reduce_for_all();
+    if (!is_last) return;
+    if (batch_.traits.kind == OpKind::Allreduce) reduce_for_all();
+    ring_the_others();
   }
 
   Progress advance() override {
@@ -69,6 +71,7 @@ class SharedGpuExecution : public Execution {
 
   void* completion_event() override { return completion_.get(); }
   [[nodiscard]] bool is_enqueued() const override { return stage_ != Stage::Gathering; }
+  [[nodiscard]] bool is_rung() const override { return stage_ == Stage::Gathering; }  // by the rank that arrives last
 
  private:
   enum class Stage : std::uint8_t { Gathering, Finishing, Done };
@@ -161,6 +164,11 @@ class SharedGpuExecution : public Execution {
     unpack();
     state_.next_chunk.store(static_cast<std::uint64_t>(backend_.self()) * SharedControl::kEvents + turn_, std::memory_order_relaxed);
     state_.complete.store(true, std::memory_order_release);
+  }
+  /// They may go on: whoever waits there, or, where nobody does, their coordination threads.
+  void ring_the_others() {
+    for (const int index : indices_)
+      if (index != backend_.self()) backend_.board().ring_worker(index);
     backend_.board().ring_waiters();
   }
 
@@ -179,7 +187,7 @@ class SharedGpuExecution : public Execution {
     return Progress::Advanced;
   }
   Progress still_waiting() {
-    static_cast<void>(happened(backend_.turn(turn_).packed));  // an error of this GPU is noticed while others are awaited
+    static_cast<void>(happened(backend_.turn(turn_).packed));  // an error of this GPU is noticed when this thread looks at all
     return Progress::Idle;
   }
 

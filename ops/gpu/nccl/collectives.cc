@@ -11,9 +11,10 @@ namespace {
 
 void all_reduce(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
                 const ReductionPlan& plan) {
-  const NcclCode code = context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op, comm_group.communicator->get(),
+  const PlannedOp op(context, comm_group, plan);
+  const NcclCode code = context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), op.get(), comm_group.communicator->get(),
                                                        context.stream.get());
-  comm_group.communicator->settle(context.site, code, "ncclAllReduce");
+  op.settle(code, "ncclAllReduce");
 }
 
 void all_reduce_by_levels(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
@@ -23,17 +24,19 @@ void all_reduce_by_levels(const LaunchContext& context, const void* send, void* 
   const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(receive);
+  ReductionPlan again = plan;  // what the hosts have is multiplied already
+  again.premultiplied = 1;
   if (share > 0) {
     std::byte* mine = to + static_cast<std::size_t>(host.rank) * share * element;
     reduce_scatter(context, host, from, mine, share, plan);
-    all_reduce(context, across, mine, mine, share, plan);
+    all_reduce(context, across, mine, mine, share, again);
     const NcclCode code =
         context.site.table->all_gather(mine, to, share, nccl_type(plan.wire), host.communicator->get(), context.stream.get());
     host.communicator->settle(context.site, code, "ncclAllGather");
   }
   if (shared == count) return;
   all_reduce(context, host, from + shared * element, to + shared * element, count - shared, plan);
-  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, plan);
+  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, again);
 }
 
 void all_reduce(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
@@ -77,28 +80,38 @@ void reduce_direct(const LaunchContext& context, const ReductionPlan& plan, cons
   scale(context, piece.output, count, plan.type, plan.after);
 }
 
-/// Where the pieces lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
-std::byte* in_place(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
+/// Where the outputs lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
+std::byte* home_of(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
   if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
     const Piece& piece = *layout.pieces[i];
-    if (piece.input != piece.output || piece.output != begin + layout.offsets[i]) return nullptr;
+    if (piece.output != begin + layout.offsets[i]) return nullptr;
     const std::size_t bytes = bytes_of(piece.count * plan.lanes, element_bytes(plan.wire));
     if (!piece.padded && bytes != aligned_to_member(bytes)) return nullptr;
   }
   return context.lent.has(begin, layout.bytes) ? begin : nullptr;
 }
 
+/// Copies there what does not lie there yet, and scales.
+void take_home(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout, std::byte* home, std::int64_t count) {
+  const auto is_there = [](const Piece* piece) { return piece->input == piece->output; };
+  if (std::all_of(layout.pieces.begin(), layout.pieces.end(), is_there)) return scale(context, home, count, plan.wire, plan.before);
+  std::vector<CopyItem> items;
+  for (const Piece* piece : layout.pieces)
+    if (!is_there(piece) || !plan.before.none()) items.push_back({piece->input, piece->output, piece->count * plan.lanes});
+  copy(context, items, plan.type, plan.type, plan.before);
+}
+
 void reduce_fused(const LaunchContext& context, const ReductionPlan& plan, ReduceOp op, std::span<const Piece> pieces) {
   const std::size_t element = element_bytes(plan.wire);
   const Layout layout = lay_out(pieces, element * static_cast<std::size_t>(plan.lanes));
   const auto count = static_cast<std::int64_t>(layout.bytes / element);
-  std::byte* const home = in_place(context, plan, layout);
+  std::byte* const home = home_of(context, plan, layout);
   std::byte* const buffer =
       home != nullptr ? home : context.fusion.reserve(context.site, layout.bytes, context.stream, context.communicators());
   if (home != nullptr) {
-    scale(context, home, count, plan.wire, plan.before);
+    take_home(context, plan, layout, home, count);
   } else {
     pack(context, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
   }
@@ -141,7 +154,7 @@ void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction,
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
-  const ReductionPlan plan = plan_reduction(reduction, context.ranks);
+  const ReductionPlan plan = context.plan(reduction);
   if (context.ranks == 1 && reduction.joined == 0) return copy_alone(context, plan, pieces);
   if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
     reduce_direct(context, plan, *std::find_if(pieces.begin(), pieces.end(), full));

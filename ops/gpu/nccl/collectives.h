@@ -3,9 +3,9 @@
 /// connects them at a communicator's first collectives. They are for the thread that has the turn, and fail with BackendError, which leaves
 /// the stream half filled.
 ///
-/// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors that lie
-/// in lent memory (lent_memory.h) as they would lie in the fusion buffer are reduced there. Whether they do is this rank's own affair: the
-/// other ranks' calls are the same.
+/// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors
+/// whose outputs lie in lent memory (lent_memory.h) as they would lie in the fusion buffer are reduced there, and packed there where their
+/// inputs lie elsewhere. Whether they do is this rank's own affair: the other ranks' calls are the same.
 
 #include <span>
 

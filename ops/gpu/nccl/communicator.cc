@@ -14,8 +14,9 @@ namespace hvd::nccl {
 
 using Clock = std::chrono::steady_clock;
 
-/// In the steady state NCCL's thread has done its part by then; a sleep takes longer.
-constexpr std::chrono::microseconds kYielding{100};
+/// In the steady state NCCL's thread, which only enqueues then, has long done its part by this time: nothing sleeps. What takes longer
+/// waits for other ranks.
+constexpr std::chrono::milliseconds kYielding{1};
 
 namespace {
 
@@ -45,7 +46,7 @@ Communicator::Communicator(const CallContext& site, const Patience& patience, in
 void Communicator::settle(const CallContext& site, NcclCode code, std::string_view call) const {
   if (code != NcclCode::InProgress) return check(site, code, call, comm_);
   const auto start = Clock::now(), deadline = start + patience_->limit;
-  auto pause = std::chrono::microseconds(0);
+  auto pause = std::chrono::microseconds(50);
   for (;;) {
     NcclCode state = NcclCode::Success;
     check(site, table_->comm_get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_);
@@ -59,7 +60,7 @@ void Communicator::settle(const CallContext& site, NcclCode code, std::string_vi
       continue;
     }
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause + std::chrono::microseconds(10), std::chrono::microseconds(1000));
+    pause = std::min(pause + std::chrono::microseconds(50), std::chrono::microseconds(1000));
   }
 }
 

@@ -21,14 +21,16 @@ void FusionMemory::register_with(const CallContext& site, const std::shared_ptr<
   const auto known = [&](const Registered& entry) { return entry.communicator == communicator; };
   if (std::any_of(registrations_.begin(), registrations_.end(), known)) return;
   auto& [owner, as, handle] = registrations_.emplace_back(communicator, registration_, nullptr);
+  const MemoryUse use(site, *remark_);
   if (as == Registration::Window) {
     // NCCL 2.28 says Success while it is still at work.
     const NcclCode code = table_->window_register(communicator->get(), data_, bytes_, &handle);
     communicator->settle(site, code == NcclCode::Success ? NcclCode::InProgress : code, "ncclCommWindowRegister");
-    if (handle != nullptr) return;
+    if (handle != nullptr) return use.say("a symmetric window of NCCL's over a fusion buffer takes besides", bytes_);
     as = Registration::Buffer;  // no window reaches from rank to rank here, which holds for all of them
   }
   communicator->settle(site, table_->comm_register(communicator->get(), data_, bytes_, &handle), "ncclCommRegister");
+  use.say("the registration of a fusion buffer with NCCL takes besides", bytes_);
 }
 
 std::byte* FusionBuffer::reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
@@ -55,6 +57,7 @@ void FusionBuffer::grow(const CallContext& site, std::size_t bytes, const Stream
 }
 
 std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, std::size_t wanted_bytes, std::size_t needed_bytes) {
+  const MemoryUse use(site, remark_);
   void* data = nullptr;
   std::size_t bytes = wanted_bytes;
   NcclCode code = site.table->mem_alloc(&data, bytes);
@@ -71,7 +74,8 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site, st
          formatted("{} (NCCL error {}): {} were asked for as fusion buffer{}; lower the fusion threshold or free device memory",
                    site.table->nccl_error(code, nullptr), static_cast<int>(code), to_mib(bytes), room));
   }
-  return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_);
+  use.say("a fusion buffer of NCCL's takes", bytes);
+  return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_, remark_);
 }
 
 void FusionBuffer::leak() noexcept {

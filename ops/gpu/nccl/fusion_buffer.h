@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ops/gpu/api/handles.h"
+#include "ops/gpu/api/memory_use.h"
 #include "ops/gpu/nccl/communicator.h"
 
 namespace hvd::nccl {
@@ -32,8 +33,9 @@ enum class Registration : std::uint8_t {
 /// One piece of device memory and its registrations.
 class FusionMemory {
  public:
-  FusionMemory(const GpuApi& table, void* data, std::size_t bytes, Registration registration)
-      : table_(&table), data_(data), bytes_(bytes), registration_(registration) {}
+  /// `remark` is told what registrations take; it outlives this.
+  FusionMemory(const GpuApi& table, void* data, std::size_t bytes, Registration registration, const Remark& remark)
+      : table_(&table), data_(data), bytes_(bytes), registration_(registration), remark_(&remark) {}
   /// Aborted communicators have forgotten their registrations.
   ~FusionMemory();
   FusionMemory(const FusionMemory&) = delete;
@@ -52,6 +54,7 @@ class FusionMemory {
   void* data_;
   std::size_t bytes_;
   Registration registration_;
+  const Remark* remark_;
   struct Registered {
     std::shared_ptr<Communicator> communicator;
     Registration as;
@@ -62,8 +65,10 @@ class FusionMemory {
 
 class FusionBuffer {
  public:
-  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs.
-  FusionBuffer(std::size_t threshold_bytes, Registration registration) : threshold_bytes_(threshold_bytes), registration_(registration) {}
+  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs. `remark` is told what memory and
+  /// registrations take; it outlives the buffer.
+  FusionBuffer(std::size_t threshold_bytes, Registration registration, const Remark& remark)
+      : threshold_bytes_(threshold_bytes), registration_(registration), remark_(remark) {}
 
   /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
   std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
@@ -82,6 +87,7 @@ class FusionBuffer {
 
   const std::size_t threshold_bytes_;
   const Registration registration_;
+  const Remark& remark_;
   std::unique_ptr<FusionMemory> current_;
   std::vector<Outgrown> outgrown_;
 };

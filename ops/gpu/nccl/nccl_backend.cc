@@ -117,6 +117,7 @@ NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange excha
       rest_limit_(options.rest_limit),
       takes_(options.takes),
       host_of_rank_(options.host_of_rank),
+      remark_(options.remark),
       communicators_(std::make_shared<Communicators>(table, device, options.patience)),
       lent_(std::make_shared<LentMemory>(table, device)) {
   for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
@@ -183,7 +184,7 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
     return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
   };
   const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
-  FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_).first->second;
+  FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_, remark_).first->second;
   LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return context;

@@ -54,6 +54,8 @@ struct NcclOptions {
   /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
   /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
+  /// Is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
+  Remark remark;
 };
 
 class NcclBackend : public Backend {
@@ -90,6 +92,7 @@ class NcclBackend : public Backend {
   const std::chrono::milliseconds rest_limit_;
   const std::function<bool(const ProcessSetInfo& set)> takes_;
   const std::vector<int> host_of_rank_;
+  const Remark remark_;
   std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;

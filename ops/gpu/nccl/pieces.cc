@@ -12,6 +12,23 @@ std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const 
   return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
 }
 
+ReductionPlan LaunchContext::plan(const Reduction& reduction) const {
+  const bool travels = ranks > 1 || reduction.joined > 0;
+  return plan_reduction(reduction, ranks, travels && site.table->op_create);
+}
+
+PlannedOp::PlannedOp(const LaunchContext& context, const CommGroup& comm_group, const ReductionPlan& plan)
+    : context_(context), communicator_(*comm_group.communicator), op_(plan.op), made_(plan.premultiplied != 1) {
+  if (!made_) return;
+  const NcclCode code = context.site.table->op_create(&op_, plan.premultiplied, nccl_type(plan.wire), communicator_.get());
+  communicator_.settle(context.site, code, "ncclRedOpCreatePreMulSum");
+}
+
+void PlannedOp::settle(NcclCode code, std::string_view call) const {
+  communicator_.settle(context_.site, code, call);
+  if (made_) communicator_.settle(context_.site, context_.site.table->op_destroy(op_, communicator_.get()), "ncclRedOpDestroy");
+}
+
 std::size_t bytes_of(std::int64_t count, std::size_t element) { return static_cast<std::size_t>(count) * element; }
 
 Layout lay_out(std::span<const Piece> pieces, std::size_t element) {
@@ -59,9 +76,10 @@ void unpack(const LaunchContext& context, const Layout& layout, int lanes, const
 
 void reduce_scatter(const LaunchContext& context, const CommGroup& comm_group, const void* send, void* receive, std::size_t count,
                     const ReductionPlan& plan) {
-  const NcclCode code = context.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op,
+  const PlannedOp op(context, comm_group, plan);
+  const NcclCode code = context.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), op.get(),
                                                            comm_group.communicator->get(), context.stream.get());
-  comm_group.communicator->settle(context.site, code, "ncclReduceScatter");
+  op.settle(code, "ncclReduceScatter");
 }
 
 void move(const LaunchContext& context, std::string_view call, NcclCode code, const std::optional<Group>& group) {

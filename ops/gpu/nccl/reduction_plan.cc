@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "hvd/errors.h"
+#include "ops/kernels/scalar_formats.h"
 
 namespace hvd::nccl {
 
@@ -42,9 +43,33 @@ NcclOp nccl_op(ReduceOp op) {
   }
 }
 
+bool is_wide(DataType type) { return type == DataType::Float32 || type == DataType::Float64; }
+
+/// Whether a number of the type has this value.
+bool holds(DataType type, double value) {
+  namespace scalar = kernels::scalar;
+  const auto single = static_cast<float>(value);
+  if (type == DataType::Float16) return static_cast<double>(scalar::half_to_float(scalar::float_to_half(single))) == value;
+  return static_cast<double>(scalar::bfloat_to_float(scalar::float_to_bfloat(single))) == value;
+}
+
+/// Leaves to NCCL what it does while it sums.
+void premultiply(ReductionPlan& plan, int divisor, bool all_are_there) {
+  const bool sums = plan.op == NcclOp::Sum || plan.op == NcclOp::Avg;
+  if (!sums || is_integer(plan.type) || plan.before.divisor > 1 || (plan.op == NcclOp::Avg && plan.before.none())) return;
+  const bool divides = plan.op == NcclOp::Avg || (plan.after.divisor > 1 && is_wide(plan.type) && all_are_there);
+  const double factor = divides ? plan.before.factor / divisor : plan.before.factor;
+  if (factor == 1 || (!is_wide(plan.type) && !holds(plan.type, factor))) return;
+  plan.premultiplied = factor;
+  plan.before.factor = 1;
+  if (!divides) return;
+  plan.op = NcclOp::Sum;
+  plan.after.divisor = 1;
+}
+
 }  // namespace
 
-ReductionPlan plan_reduction(const Reduction& reduction, int ranks) {
+ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool premultiplies) {
   const bool average = reduction.op == ReduceOp::Average;
   ReductionPlan plan;
   plan.type = real_type(reduction.dtype);
@@ -56,15 +81,17 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks) {
   plan.before.factor = reduction.prescale;
   plan.after.factor = reduction.postscale;
   const int divisor = ranks + reduction.joined;
-  if (!average || divisor == 1) return plan;
   const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) && reduction.joined == 0;
-  if (exact) {
-    plan.op = NcclOp::Avg;
-  } else if (plan.type == DataType::Float16) {
-    plan.before.divisor = divisor;
-  } else {
-    plan.after.divisor = divisor;
+  if (average && divisor > 1) {
+    if (exact) {
+      plan.op = NcclOp::Avg;
+    } else if (plan.type == DataType::Float16) {
+      plan.before.divisor = divisor;
+    } else {
+      plan.after.divisor = divisor;
+    }
   }
+  if (premultiplies) premultiply(plan, divisor, reduction.joined == 0);
   return plan;
 }
 

@@ -72,17 +72,18 @@ void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::
     std::byte* own = buffer + parts.starts[static_cast<std::size_t>(context.rank)];
     return reduce_scatter(context, context, buffer, own, parts.starts[1] / element, plan);
   }
+  const PlannedOp op(context, context, plan);
   std::optional<Group> group;
   group.emplace(context.site);
   for (std::size_t rank = 0; rank < parts.layouts.size(); ++rank) {
     if (parts.layouts[rank].bytes == 0) continue;
     std::byte* part = buffer + parts.starts[rank];
     move(context, "ncclReduce",
-         context.site.table->reduce(part, part, parts.layouts[rank].bytes / element, nccl_type(plan.wire), plan.op, static_cast<int>(rank),
+         context.site.table->reduce(part, part, parts.layouts[rank].bytes / element, nccl_type(plan.wire), op.get(), static_cast<int>(rank),
                                     context.communicator->get(), context.stream.get()),
          group);
   }
-  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  op.settle(group->end(), "ncclGroupEnd");
 }
 
 }  // namespace
@@ -107,7 +108,7 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
   const auto self = static_cast<std::size_t>(context.rank);
-  const ReductionPlan plan = plan_reduction(reduction, context.ranks);
+  const ReductionPlan plan = context.plan(reduction);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
     reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan);

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/base/log.h"
 #include "ops/host_ops.h"
 
 namespace hvd::nccl {
@@ -20,6 +21,10 @@ BatchTraits on_host(const BatchTraits& traits) {
   BatchTraits made = traits;
   made.device = {};
   return made;
+}
+
+void tell_refused(const std::string& why) {
+  log(LogLevel::Info, "staged GPU tensors go through memory that is not registered with CUDA, which is slower: {}", why);
 }
 
 /// The elements of a member's output.
@@ -91,12 +96,13 @@ class StagedExecution : public Execution {
 }  // namespace
 
 StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
-                             std::function<bool()> interrupted)
+                             std::function<bool()> interrupted, std::shared_ptr<void> memory)
     : table_(table),
       rank_(rank),
       device_(device),
       host_(std::move(host)),
       arena_(std::move(arena)),
+      pinned_(std::make_shared<PinnedPool>(table, device, arena_, std::move(memory), tell_refused)),
       index_(static_cast<std::size_t>(index)),
       interrupted_(std::move(interrupted)),
       guard_(arena_->allocate(1)) {}
@@ -109,10 +115,11 @@ Backend* StagedBackend::host_backend(const BatchTraits& traits) const {
   return found == host_.end() ? nullptr : *found;
 }
 
-std::shared_ptr<std::byte> StagedBackend::host_block(std::size_t bytes) const {
-  if (std::byte* const block = arena_->try_allocate(bytes)) return {block, [arena = arena_](std::byte* taken) { arena->free(taken); }};
+StagedBackend::HostBlock StagedBackend::host_block(std::size_t bytes) const {
+  if (std::byte* const block = pinned_->allocate(bytes)) return {{block, [pool = pinned_](std::byte* taken) { pool->free(taken); }}, true};
+  if (std::byte* const block = arena_->try_allocate(bytes)) return {{block, [arena = arena_](std::byte* taken) { arena->free(taken); }}};
   constexpr std::align_val_t kLine{64};  // the arena is full: the backend for host tensors copies once more
-  return {static_cast<std::byte*>(::operator new(bytes, kLine)), [](std::byte* taken) { ::operator delete(taken, kLine); }};
+  return {{static_cast<std::byte*>(::operator new(bytes, kLine)), [](std::byte* taken) { ::operator delete(taken, kLine); }}};
 }
 
 /// Returns when the stream has done what it was given.
@@ -130,7 +137,7 @@ void StagedBackend::pass(const CallContext& site, const Stream& stream) const {
 }
 
 /// Returns when the tensor is on the host.
-void StagedBackend::fetch(const CallContext& site, const BatchMember& member, std::byte* to, std::size_t bytes) {
+void StagedBackend::fetch(const CallContext& site, const BatchMember& member, const HostBlock& to, std::size_t bytes) {
   const DeviceGuard guard(site);
   std::unique_ptr<Stream> stream;
   {
@@ -146,9 +153,9 @@ void StagedBackend::fetch(const CallContext& site, const BatchMember& member, st
   }
   if (member.ready_event != nullptr) {
     check(site, table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)), "cudaStreamWaitEvent");
-    pass(site, *stream);  // here, where the wait can be given up: a copy to pageable memory blocks until its turn has come
+    if (!to.pinned) pass(site, *stream);  // here, where the wait can be given up: such a copy blocks until its turn has come
   }
-  check(site, table_.memcpy_async(to, member.input, bytes, stream->get()), "cudaMemcpyAsync");
+  check(site, table_.memcpy_async(to.memory.get(), member.input, bytes, stream->get()), "cudaMemcpyAsync");
   pass(site, *stream);
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(stream));
@@ -156,10 +163,11 @@ void StagedBackend::fetch(const CallContext& site, const BatchMember& member, st
 
 std::uint64_t StagedBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const std::size_t bytes = bytes_of(traits, member.count);
-  Held held{.block = host_block(bytes)};
+  const HostBlock block = host_block(bytes);
+  Held held{.block = block.memory};
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == rank_;
   const std::string_view name = member.name;
-  if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, held.block.get(), bytes);
+  if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, block, bytes);
   BatchMember host = member;
   host.input = held.block.get();
   host.output = is_pulled(traits.kind) ? nullptr : held.block.get();
@@ -195,7 +203,7 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
     if (held.block == nullptr) fail(site(std::span(&names.back(), 1)), "a staged batch", "a tensor was launched that was never prepared");
     mine = held.location;
     const std::size_t bytes = bytes_of(traits, output_count(traits, member));
-    auto output = is_pulled(traits.kind) ? host_block(bytes) : held.block;
+    auto output = is_pulled(traits.kind) ? host_block(bytes).memory : held.block;
     const bool has_it = traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
     outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes, static_cast<CudaEvent*>(member.ready_event)});
     member.input = held.block.get();

@@ -4,6 +4,8 @@
 /// there like any host tensor, with the same results, and is copied back. The price is that the submitting thread waits until the tensor is
 /// there, and that every byte crosses to the host and back.
 ///
+/// What it copies to and from is registered with CUDA (pinned_pool.h) as long as that and the arena give such memory.
+///
 /// Its threads are those that Backend names. It owns the host blocks, its streams, and nothing else: the host's backends and the arena
 /// belong to the world. It fails with BackendError.
 
@@ -19,6 +21,7 @@
 #include "hvd/backend.h"
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
+#include "ops/gpu/staged/pinned_pool.h"
 #include "ops/shm/arena.h"
 
 namespace hvd::nccl {
@@ -26,9 +29,9 @@ namespace hvd::nccl {
 class StagedBackend final : public Backend {
  public:
   /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this rank's in the domain. `interrupted`: true
-  /// once the world has failed, which ends every wait; may be empty.
+  /// once the world has failed, which ends every wait; may be empty. `memory`: what the arena's memory lives by; may be null.
   StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
-                std::function<bool()> interrupted);
+                std::function<bool()> interrupted, std::shared_ptr<void> memory = nullptr);
   ~StagedBackend() override;
 
   std::string_view name() const override { return "staged"; }
@@ -40,7 +43,11 @@ class StagedBackend final : public Backend {
   std::unique_ptr<Execution> launch(Batch batch) override;
 
   // ---- for the executions
-  [[nodiscard]] std::shared_ptr<std::byte> host_block(std::size_t bytes) const;
+  struct HostBlock {
+    std::shared_ptr<std::byte> memory;
+    bool pinned = false;  ///< registered with CUDA, which then copies without a thread of the host
+  };
+  [[nodiscard]] HostBlock host_block(std::size_t bytes) const;
   [[nodiscard]] CallContext site(std::span<const std::string_view> tensors) const {
     return {.table = &table_, .rank = rank_, .device = device_, .tensors = tensors};
   }
@@ -55,13 +62,14 @@ class StagedBackend final : public Backend {
   [[nodiscard]] Backend* host_backend(const BatchTraits& traits) const;
   [[nodiscard]] Held take(std::uint64_t location);
   void pass(const CallContext& site, const Stream& stream) const;
-  void fetch(const CallContext& site, const BatchMember& member, std::byte* to, std::size_t bytes);
+  void fetch(const CallContext& site, const BatchMember& member, const HostBlock& to, std::size_t bytes);
 
   const GpuApi& table_;
   const int rank_;
   const int device_;
   const std::vector<Backend*> host_;
   const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<PinnedPool> pinned_;
   const std::size_t index_;
   const std::function<bool()> interrupted_;
   std::byte* const guard_;  ///< so that no tensor's place is 0, which stands for "nothing brought"

@@ -101,6 +101,44 @@ TEST_CASE("shared gpu: a batch that is done stays done") {
   CHECK(alone.cluster.misuses().empty());
 }
 
+TEST_CASE("shared gpu: who waits for other ranks is rung by the last, and asks again and again only for the device") {
+  Sharer many(3);
+  many.traits.kind = OpKind::Broadcast;
+  many.traits.root = 0;
+  const auto doorbells = [&many] {
+    return std::array{many.board().wait_doorbell().load(), many.board().work_doorbell(0).load(), many.board().work_doorbell(1).load(),
+                      many.board().work_doorbell(2).load()};
+  };
+  SharedGpuOptions options;
+  options.rest_limit = std::chrono::milliseconds(0);  // the others never close this rank's memory
+  const auto backend = many.backend(options);
+  std::vector<float> values{1, 2, 3};
+  Batch batch = many.batch(*backend, values);
+  auto& state = many.board().batch(1);
+  SUBCASE("the first") {
+    const auto before = doorbells();
+    const auto execution = backend->launch(std::move(batch));
+    CHECK(doorbells() == before);
+    CHECK(execution->advance() == Progress::Idle);
+    CHECK(execution->is_rung());
+    state.finished = 3;
+    CHECK(execution->advance() != Progress::Idle);
+    CHECK_FALSE(execution->is_rung());
+    while (execution->advance() != Progress::Done) continue;
+  }
+  SUBCASE("the last") {
+    state.finished = 2;
+    const auto before = doorbells();
+    const auto execution = backend->launch(std::move(batch));
+    const auto now = doorbells();
+    CHECK(now[0] != before[0]);
+    CHECK(now[1] == before[1]);  // its own
+    CHECK(now[2] != before[2]);
+    CHECK(now[3] != before[3]);
+    while (execution->advance() != Progress::Done) continue;
+  }
+}
+
 TEST_CASE("shared gpu: what others may still read is not given to the next tensor before they are through with it") {
   Sharer two(2);
   two.traits.kind = OpKind::Broadcast;

@@ -165,6 +165,55 @@ TEST_CASE("nccl: fused and unfused results are the same bits") {
   }
 }
 
+TEST_CASE("nccl: what NCCL multiplies before it sums has the bits of the kernel, but for averages of wide floats, which are near") {
+  // Numbers of many digits, so that the order of rounding shows; the factors are exact in 16 bits, are not, and are none.
+  const auto results = [](int ranks, bool premultiplies, DataType dtype, ReduceOp op, double prescale, bool alone) {
+    World world(ranks);
+    for (auto& device : world.devices)
+      if (!premultiplies) device->lack_operations();
+    std::vector<std::byte> bytes;
+    world.run([&](Rank& self) {
+      auto traits = self.traits(OpKind::Allreduce, dtype, op);
+      traits.prescale_factor = prescale;
+      std::vector<Tensor> tensors(alone ? 1 : 2);
+      for (auto& tensor : tensors) {
+        std::vector<double> values;
+        for (std::int64_t i = 0; i < 50 * lanes_of(dtype); ++i) values.push_back(0.37 * static_cast<double>(i + 1) * (self.rank + 1.1));
+        tensor.input = encoded(dtype, values);
+        tensor.output.resize(tensor.input.size());
+      }
+      self.run(traits, tensors);
+      if (self.rank == 0) bytes = tensors[0].output;
+    });
+    return bytes;
+  };
+  for (const int ranks : {2, 3}) {
+    for (const DataType dtype : {DataType::Float16, DataType::BFloat16, DataType::Float32, DataType::Float64, DataType::Complex64}) {
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max}) {
+        if (!reducible(dtype, op)) continue;
+        for (const double prescale : {1.0, 0.5, 3.0, 0.3, 1.0 / 3}) {
+          for (const bool alone : {true, false}) {
+            CAPTURE(ranks);
+            CAPTURE(name_of(dtype));
+            CAPTURE(name_of(op));
+            CAPTURE(prescale);
+            const auto by_nccl = results(ranks, true, dtype, op, prescale, alone);
+            const auto by_kernel = results(ranks, false, dtype, op, prescale, alone);
+            const bool wide = dtype == DataType::Float32 || dtype == DataType::Float64 || dtype == DataType::Complex64;
+            if (wide && op == ReduceOp::Average) {
+              const auto mine = decoded(dtype, by_nccl), theirs = decoded(dtype, by_kernel);
+              for (std::size_t i = 0; i < mine.size(); ++i)
+                CHECK(std::fabs(mine[i] - theirs[i]) <= 4 * std::fabs(theirs[i]) * (dtype == DataType::Float64 ? 1.2e-16 : 6e-8));
+            } else {
+              CHECK(by_nccl == by_kernel);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("nccl: integer averages are exact where a sum in the type would wrap") {
   World world(4);
   world.run([&](Rank& self) {
@@ -258,6 +307,10 @@ class Lent {
     return tensors_;
   }
   [[nodiscard]] const void* data() const { return memory_.get(); }
+  /// What lies there is nobody's.
+  void spoil() const {
+    for (std::size_t t = 0; t < places_.size(); ++t) std::fill_n(places_[t], tensors_[t].input.size(), std::byte{0x7b});
+  }
 
  private:
   BatchTraits traits_;
@@ -267,6 +320,29 @@ class Lent {
 };
 
 }  // namespace
+
+TEST_CASE("nccl: scaled gradients in lent memory take no pass of their own, and operations of one's own are let go") {
+  for (const int ranks : {2, 3}) {
+    World world(ranks);
+    make_slow(world, 1, 2);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : {DataType::Float32, DataType::BFloat16}) {
+        auto traits = self.traits(OpKind::Allreduce, dtype, ReduceOp::Average);
+        traits.prescale_factor = 0.25;
+        Lent lent(self, traits, {100, 7});
+        self.device.enqueued.clear();
+        self.finish(*self.backend->launch(lent.batch()));
+        expect_reduced(traits, lent.results());
+        const bool divided_after = dtype == DataType::BFloat16 && ranks == 3;
+        const std::vector<std::string> calls{"ncclAllReduce", "cudaEventRecord"};
+        const std::vector<std::string> with_division{"ncclAllReduce", "launch_batched_copy", "cudaEventRecord"};
+        expect(self.device.enqueued == (divided_after ? with_division : calls), "no pass of the kernel's");
+      }
+      expect(self.device.calls("ncclRedOpCreatePreMulSum") == 2, "an operation each");
+      expect(self.device.calls("ncclRedOpDestroy") == 2, "both let go");
+    });
+  }
+}
 
 TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the other ranks do is their own affair") {
   for (const int ranks : {2, 3, 4}) {
@@ -278,7 +354,7 @@ TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the oth
         for (const ReduceOp op : kOps) {
           auto traits = self.traits(OpKind::Allreduce, dtype, op);
           if (!self.backend->supports(traits)) continue;
-          const ReductionPlan plan = plan_reduction({dtype, op, 1, 1}, ranks);
+          const ReductionPlan plan = plan_reduction({dtype, op, 1, 1}, ranks, true);
           const bool other_type = plan.wire != plan.type;
           for (const int odd_one : {-1, 0}) {  // a rank that has its tensors elsewhere, or apart
             for (const bool apart : {false, true}) {
@@ -304,6 +380,35 @@ TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the oth
       Lent alone(self, scaled, {65});
       self.finish(*self.backend->launch(alone.batch()));
       expect_reduced(scaled, alone.results());
+    });
+  }
+}
+
+TEST_CASE("nccl: tensors are packed straight into lent memory that their outputs lie in, some or all, scaled or not") {
+  for (const int ranks : {2, 3}) {
+    World world(ranks);
+    make_slow(world, 2, 1);
+    world.run([&](Rank& self) {
+      for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::Int32, DataType::Complex64}) {
+        for (const double prescale : {1.0, 0.5, 1.0 / 3}) {
+          for (const bool all : {true, false}) {
+            auto traits = self.traits(OpKind::Allreduce, dtype, ReduceOp::Sum);
+            traits.prescale_factor = prescale;
+            Lent lent(self, traits, kCounts);
+            auto elsewhere = tensors_of(dtype, self.rank, kCounts);
+            Batch batch = lent.batch();
+            for (std::size_t t = 0; t < batch.members.size(); ++t)
+              if (all || t % 2 == 0) batch.members[t].input = elsewhere[t].input.data();
+            if (all) lent.spoil();
+            const auto before = elsewhere;
+            self.device.enqueued.clear();
+            self.finish(*self.backend->launch(std::move(batch)));
+            expect_reduced(traits, lent.results());
+            for (std::size_t t = 0; t < before.size(); ++t) expect(elsewhere[t].input == before[t].input, "the input as it was");
+            expect(count(self.device.enqueued, "launch_batched_copy") == 1, "one launch, into place");
+          }
+        }
+      }
     });
   }
 }
@@ -793,11 +898,19 @@ TEST_CASE("nccl: a rank leaves no context on a GPU that is not its own, and what
     }
     auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
     auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
-    expect(self.device.current() == (asks_in_vain ? 5 : self.rank), "the rank's device to stay where there was none");
+    expect(self.device.current() == (asks_in_vain ? 5 : 0), "the thread to be on the device that it was on, context or not");
     std::thread([&] { self.finish(*execution); }).join();  // in the engine's thread, which begins with device 0, too
     std::thread([&] { execution.reset(); }).join();        // and the events go with whoever drops the last handle
     const auto lent = self.backend->allocate(self.traits(OpKind::Allreduce, DataType::Float32), 100);
     expect(lent != nullptr, "memory");
+    if (self.rank == 1) {  // no driver to ask: a thread without a context stays on the rank's device, rather than make one on another
+      self.device.fail_call("cuCtxPushCurrent", 1);
+      std::thread([&] {
+        const auto more = self.backend->allocate(self.traits(OpKind::Allreduce, DataType::Float32), std::size_t{64} << 20);
+        expect(more != nullptr && self.device.current() == self.rank, "the rank's device to stay");
+      }).join();
+      expect(!self.device.fail_pending("cuCtxPushCurrent"), "the failure to have been used");
+    }
     std::thread([&] { self.backend.reset(); }).join();
   });
 }
@@ -824,6 +937,7 @@ TEST_CASE("nccl: no call breaks the capture of a CUDA graph, and every thread's 
 
 TEST_CASE("nccl: executions may outlive the backend") {
   World world(2);
+  world.users_devices = {0};  // where the thread is found, when it cannot be asked where it is
   world.run([](Rank& self) {
     auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4});
     auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
@@ -901,7 +1015,28 @@ TEST_CASE("nccl: how reductions are planned") {
   CHECK(plan(Int16, ReduceOp::Max, 2).wire == Int32);
   CHECK(plan(Complex64, ReduceOp::Sum, 2).wire == Float32);
   CHECK(plan(Complex64, ReduceOp::Sum, 2).lanes == 2);
-  CHECK(plan(Float64, ReduceOp::Min, 1) == ReductionPlan{Float64, 1, Float64, NcclOp::Min, {}, {}});
+  CHECK(plan(Float64, ReduceOp::Min, 1) == ReductionPlan{.type = Float64, .wire = Float64, .op = NcclOp::Min});
+  const auto by_nccl = [](DataType dtype, ReduceOp op, int ranks, double prescale = 1, int joined = 0) {
+    return plan_reduction({dtype, op, prescale, 1, joined}, ranks, true);
+  };
+  CHECK(by_nccl(Float32, ReduceOp::Average, 4) == plan(Float32, ReduceOp::Average, 4));
+  CHECK(by_nccl(Float32, ReduceOp::Average, 4, 0.3).premultiplied == 0.3 / 4);
+  CHECK(by_nccl(Float32, ReduceOp::Average, 4, 0.3).op == NcclOp::Sum);
+  CHECK(by_nccl(Float64, ReduceOp::Average, 3).premultiplied == 1.0 / 3);
+  CHECK(by_nccl(Float64, ReduceOp::Average, 3).after.none());
+  CHECK(by_nccl(Complex64, ReduceOp::Average, 4, 2).premultiplied == 0.5);
+  CHECK(by_nccl(Float32, ReduceOp::Average, 3, 2, 1).premultiplied == 2);
+  CHECK(by_nccl(Float32, ReduceOp::Average, 3, 2, 1).after.divisor == 4);
+  CHECK(by_nccl(Complex64, ReduceOp::Sum, 3, 2, 1).before.none());
+  CHECK(by_nccl(BFloat16, ReduceOp::Sum, 3, 0.3) == plan(BFloat16, ReduceOp::Sum, 3, 0.3));
+  CHECK(by_nccl(BFloat16, ReduceOp::Average, 3, 0.5).premultiplied == 0.5);
+  CHECK(by_nccl(BFloat16, ReduceOp::Average, 3, 0.5).after.divisor == 3);
+  CHECK(by_nccl(Float16, ReduceOp::Average, 3, 0.5) == plan(Float16, ReduceOp::Average, 3, 0.5));
+  CHECK(by_nccl(Float16, ReduceOp::Average, 2, 0.5).premultiplied == 0.25);
+  CHECK(by_nccl(Float16, ReduceOp::Sum, 2, 1e6) == plan(Float16, ReduceOp::Sum, 2, 1e6));  // more than it holds
+  CHECK(by_nccl(Int32, ReduceOp::Average, 2, 0.5) == plan(Int32, ReduceOp::Average, 2, 0.5));
+  CHECK(by_nccl(Float32, ReduceOp::Max, 2, 0.5) == plan(Float32, ReduceOp::Max, 2, 0.5));
+  CHECK(by_nccl(Bool, ReduceOp::Max, 2, 0.5) == plan(Bool, ReduceOp::Max, 2, 0.5));
   for (const DataType dtype : kTypes) {
     for (const ReduceOp op : kOps) {
       if (!reducible(dtype, op)) continue;

@@ -47,7 +47,9 @@ void use_everything(Rank& self, std::vector<Tensor>& tensors, std::vector<Tensor
     tensor.sends = tensor.counts;
   }
   self.run(self.traits(OpKind::Alltoall, DataType::Float32), gathered);
-  self.run(self.traits(OpKind::Reducescatter, DataType::Float32), gathered);
+  auto scaled = self.traits(OpKind::Reducescatter, DataType::Float32);
+  scaled.prescale_factor = 0.3;
+  self.run(scaled, gathered);
   for (auto& tensor : gathered) {  // all for the first rank
     tensor.counts.assign(self.set.ranks.size(), 0);
     tensor.counts[0] = ranks;
@@ -107,7 +109,9 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclSend", 2, true},
                                 {"ncclRecv", 1, true},
                                 {"ncclReduceScatter", 1},
-                                {"ncclReduce", 1, true}};
+                                {"ncclReduce", 1, true},
+                                {"ncclRedOpCreatePreMulSum", 1, true},
+                                {"ncclRedOpDestroy", 1, true}};
   for (const auto& [ranks, registration] : {std::pair(1, Registration::Buffer), std::pair(3, Registration::Buffer),
                                             std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
     for (const auto& [call, nth, of_several_ranks] : cases) {
@@ -121,8 +125,10 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
       const int guilty = name == "ncclGetUniqueId" || ranks == 1 ? 0 : 1;
       World world(ranks);
       world.options.registration = registration;
+      world.users_devices = {99};
       for (auto& device : world.devices) {
         device->current_device = 99;  // so that there is a device to set
+        if (name == "cudaSetDevice") device->contexts = {99};
         device->settle_polls = 1;
         device->delay = 1;
       }

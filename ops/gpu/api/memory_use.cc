@@ -1,0 +1,26 @@
+#include "ops/gpu/api/memory_use.h"
+
+#include "hvd/base/text.h"
+
+namespace hvd::nccl {
+
+MemoryUse::MemoryUse(const CallContext& site, const Remark& remark)
+    : site_(site), remark_(remark), before_(remark ? free_now() : std::nullopt) {}
+
+std::optional<std::size_t> MemoryUse::free_now() const {
+  std::size_t free_bytes = 0, total_bytes = 0;
+  if (site_.table->mem_info(&free_bytes, &total_bytes) != CudaCode::Success) return std::nullopt;
+  return free_bytes;
+}
+
+std::string MemoryUse::describe(std::string_view what, std::size_t asked_bytes) const {
+  const auto now = before_ ? free_now() : std::nullopt;
+  if (!now || *now > *before_) return {};
+  return formatted("{} {} of cuda:{}'s memory ({} were asked for)", what, to_mib(*before_ - *now), site_.device, to_mib(asked_bytes));
+}
+
+void MemoryUse::say(std::string_view what, std::size_t asked_bytes) const {
+  if (const std::string text = describe(what, asked_bytes); !text.empty()) remark_(text);
+}
+
+}  // namespace hvd::nccl
