@@ -245,6 +245,8 @@ void GradientReducer::pack(Slot& slot) {
     return;
   }
   if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  if (keeper_ != nullptr && gradient.strides() != slot.named.parameter.strides() && slot.named.parameter.is_non_overlapping_and_dense())
+    gradient = at::empty_strided(gradient.sizes(), slot.named.parameter.strides(), gradient.options()).copy_(gradient);
   slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
 }
 
