@@ -16,6 +16,7 @@
 
 #include "hvd/errors.h"
 
+#pragma GCC visibility push(default)
 namespace hvd::detail {
 
 template <class T>
@@ -123,3 +124,4 @@ void visit_together(const std::vector<const T*>& values, const Visit& visit) {
 }
 
 }  // namespace hvd::detail
+#pragma GCC visibility pop
