@@ -16,9 +16,9 @@ using namespace hvd::test;
 using at::kDouble, at::kLong;
 using torch::nn::Linear;
 
-struct Extras {
+struct StructuredExtras {
   double factor = 1;
-  bool operator==(const Extras&) const = default;
+  bool operator==(const StructuredExtras&) const = default;
 };
 
 /// Takes and gives most of what may be taken and given.
@@ -35,7 +35,7 @@ struct StructuredNet : torch::nn::Cloneable<StructuredNet> {
     const torch::NoGradGuard no_gradient;
     for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
   }
-  Output forward(const Batch& batch, const Features& features, const at::Tensor& bias, const Extras& extras,
+  Output forward(const Batch& batch, const Features& features, const at::Tensor& bias, const StructuredExtras& extras,
                  const std::optional<at::Tensor>& absent) {
     const at::Tensor x = rows(batch.at("rows")) * batch.at("weights").unsqueeze(1) + features.first * features.second.at(0);
     const at::Tensor y = torch::tanh(body(x) + bias) * extras.factor;
@@ -46,8 +46,8 @@ struct StructuredNet : torch::nn::Cloneable<StructuredNet> {
   Linear body{nullptr};
 };
 
-struct Given {
-  explicit Given(std::int64_t items)
+struct StructuredInputs {
+  explicit StructuredInputs(std::int64_t items)
       : batch{{"rows", torch::arange(items, kLong) % 5}, {"weights", data({items}, kDouble, hvd::rank(), 1)}},
         features{data({items, 4}, kDouble, hvd::rank(), 2), {data({items, 4}, kDouble, hvd::rank(), 3)}},
         bias(data({1}, kDouble, hvd::rank(), 4).squeeze(0)) {
@@ -59,7 +59,7 @@ struct Given {
   at::Tensor bias;
 };
 
-at::Tensor loss_of(const StructuredNet::Output& output, bool all) {
+at::Tensor loss_of_structures(const StructuredNet::Output& output, bool all) {
   const auto& [y, named, cut, name, sum] = output;
   const at::Tensor loss = y.square().sum() + named.at("sums").exp().sum();
   return all ? loss + cut->square().sum() + sum.sum() : loss;
@@ -73,8 +73,8 @@ TEST_CASE("DataParallel: several inputs, tuples, lists, maps and what is no tens
         CAPTURE(items);
         const auto net = std::make_shared<StructuredNet>(), alone = std::make_shared<StructuredNet>();
         const hvd::DataParallel<StructuredNet> parallel(net, {.replicas = replicas});
-        Given given(items), same(items);
-        const Extras extras{.factor = 1.5};
+        StructuredInputs given(items), same(items);
+        const StructuredExtras extras{.factor = 1.5};
         const std::optional<at::Tensor> absent;
         const auto output = parallel.forward(given.batch, given.features, given.bias, extras, absent);
         const auto expected = alone->forward(same.batch, same.features, same.bias, extras, absent);
@@ -86,8 +86,8 @@ TEST_CASE("DataParallel: several inputs, tuples, lists, maps and what is no tens
         CHECK(std::get<3>(output) == "name");
         CHECK(std::get<4>(output).dim() == (replicas == 1 ? 0 : 1));  // a number of each replica
         CHECK(difference(std::get<4>(output).sum(), std::get<4>(expected)) < 1e-12);
-        loss_of(output, all).backward();
-        loss_of(expected, all).backward();
+        loss_of_structures(output, all).backward();
+        loss_of_structures(expected, all).backward();
         for (std::size_t i = 0; i < net->parameters().size(); ++i)
           CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
         for (std::size_t i = 0; i < given.trained().size(); ++i)
