@@ -194,6 +194,7 @@ fi
 
 # For the tests that compare with Python: taken along where its torch can be imported, never demanded (the tests say that they are skipped).
 if [ "$with_tests" = 1 ] && own_torch_complete && [ ! -e "$deps/torchvision-tried" ]; then
+  "$deps/venv/bin/pip" install --disable-pip-version-check typing-extensions sympy >>"$deps/setup.log" 2>&1 || true # torch imports them
   if (cd "$deps" && "$deps/venv/bin/python" -c 'import torch') >>"$deps/setup.log" 2>&1; then
     say "torchvision==$torchvision_version, for the tests"
     "$deps/venv/bin/pip" install --disable-pip-version-check numpy pillow >>"$deps/setup.log" 2>&1 &&

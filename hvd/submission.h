@@ -19,13 +19,15 @@ namespace hvd {
 struct TensorArgument {
   const void* input = nullptr;  ///< its first element; the memory is the user's
   void* output = nullptr;  ///< null for Allgather and Alltoall, whose output is allocated when its size is known; may be for Reducescatter
-  DataType dtype = DataType::Float32;     ///< the type of its elements
-  Shape shape;                            ///< of the input
-  void* ready_event = nullptr;            ///< native device event after which `input` may be read; null: it already may
-  bool present = true;                    ///< false: this rank has nothing to say, its input counts as the zeros that it holds
-  std::vector<std::int64_t> splits = {};  ///< Alltoall: rows for each rank of the set, in the set's order
-  std::string name = {};                  ///< of a member of a group: what messages call it; not negotiated
-  bool padded = false;                    ///< from the end of `output` to the next multiple of `kMemberAlignment` it may be overwritten
+  DataType dtype = DataType::Float32;  ///< the type of its elements
+  Shape shape;                         ///< of the input
+  void* ready_event = nullptr;         ///< native device event after which `input` may be read; null: it already may
+  bool present = true;                 ///< false: this rank has nothing to say, its input counts as the zeros that it holds
+  /// For each rank of the set, in the set's order. Alltoall: rows that go to it. Reducescatter: elements that it keeps, all of them
+  /// together, the same on all ranks; `output` may then be where this rank's lie in `input`. Empty: by rows, the first get one more.
+  std::vector<std::int64_t> splits = {};
+  std::string name = {};  ///< of a member of a group: what messages call it; not negotiated
+  bool padded = false;    ///< from the end of `output` to the next multiple of `kMemberAlignment` it may be overwritten
   /// Allgather, Alltoall into memory that exists: the rows that it has, which must be as many as come; -1: `allocate` makes as many.
   std::int64_t output_rows = -1;
 };

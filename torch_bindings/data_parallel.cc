@@ -156,31 +156,69 @@ struct Pass : torch::CustomClassHolder {
   BorrowedReplicas borrowed;  ///< the first member: the graphs through them end before they are given back
   std::vector<at::Device> devices;
   std::int64_t dim = 0;
-  bool input_trained = false;
-  Tensors inputs, outputs;          ///< of each replica, with its graph between them
+  std::vector<bool> trained;        ///< by input: its gradient is wanted
+  std::vector<at::Device> origins;  ///< by input: where it was
+  std::vector<Tensors> inputs;      ///< of each replica
+  std::vector<Tensors> outputs;     ///< of each replica, with their graphs
   std::vector<Tensors> parameters;  ///< of each replica, those that require gradients
+  Tensors joined;                   ///< the outputs, until they are returned
 
-  /// Of the input, if it takes any, and of the parameters.
-  Tensors backward(const at::Tensor& gradient) {
+  /// The gradient of an output, cut as the output is joined; undefined ones where there is none.
+  Tensors cut(const at::Tensor& gradient, std::size_t place) const {
+    Tensors pieces(devices.size());
+    if (!gradient.defined()) return pieces;
+    const auto one_each = [&](std::size_t i) { return outputs[i][place].dim() == 0; };
     std::vector<std::int64_t> sizes;
-    for (const auto& output : outputs) sizes.push_back(output.size(dim));
-    const Tensors pieces = gradient.split_with_sizes(sizes, dim);
-    std::vector<ReplicaPass> passes;
+    for (std::size_t i = 0; i < devices.size(); ++i) sizes.push_back(one_each(i) ? 1 : outputs[i][place].size(dim));
+    if (gradient.dim() == 0) return {gradient};
+    pieces = gradient.split_with_sizes(sizes, one_each(0) ? 0 : dim);
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+      if (one_each(i)) pieces[i] = pieces[i].squeeze(0);
+    return pieces;
+  }
+
+  std::vector<ReplicaPass> passes(const Tensors& gradients) const {
+    std::vector<ReplicaPass> all;
     for (std::size_t i = 0; i < devices.size(); ++i) {
-      passes.push_back({outputs[i].device(), outputs[i], pieces[i], parameters[i]});
-      if (input_trained) passes.back().wanted.push_back(inputs[i]);
+      all.push_back({devices[i], {}, {}, parameters[i]});
+      auto& one = all.back();
+      for (std::size_t k = 0; k < trained.size(); ++k)
+        if (trained[k]) one.wanted.push_back(inputs[i][k]);
     }
-    borrowed.sound = false;
-    const auto of_replicas = devices.front().is_cpu() ? gradients_in_parallel(passes) : gradients_in_one_pass(passes);
-    passes.clear();
-    Tensors result(1);
-    if (input_trained) {
-      Tensors of_inputs;
+    for (std::size_t place = 0; place < gradients.size(); ++place) {
+      const Tensors pieces = cut(gradients[place], place);
       for (std::size_t i = 0; i < devices.size(); ++i) {
-        const at::Tensor& piece = of_replicas[i].back();
-        of_inputs.push_back((piece.defined() ? piece : at::zeros_like(inputs[i])).to(gradient.device()));
+        if (!pieces[i].defined()) continue;
+        all[i].outputs.push_back(outputs[i][place]);
+        all[i].gradients.push_back(pieces[i]);
       }
-      result[0] = at::cat(of_inputs, dim);
+    }
+    return all;
+  }
+
+  /// The gradient of input `k` of those of its pieces, or of the copies that all replicas had.
+  at::Tensor join(std::size_t k, const Tensors& of_pieces) const {
+    Tensors pieces;
+    for (std::size_t i = 0; i < devices.size(); ++i)
+      pieces.push_back((of_pieces[i].defined() ? of_pieces[i] : at::zeros_like(inputs[i][k])).to(origins[k]));
+    return inputs.front()[k].dim() == 0 ? at::stack(pieces).sum(0) : at::cat(pieces, dim);
+  }
+
+  /// Of the inputs that take any, and of the parameters.
+  Tensors backward(const Tensors& gradients) {
+    borrowed.sound = false;
+    const auto of_replicas = [&] {
+      const auto all = passes(gradients);
+      return devices.front().is_cpu() ? gradients_in_parallel(all) : gradients_in_one_pass(all);
+    }();
+    Tensors result(trained.size());
+    std::size_t next = parameters.front().size();
+    for (std::size_t k = 0; k < trained.size(); ++k) {
+      if (!trained[k]) continue;
+      Tensors of_pieces;
+      for (const auto& of_replica : of_replicas) of_pieces.push_back(of_replica[next]);
+      result[k] = join(k, of_pieces);
+      ++next;
     }
     for (std::size_t p = 0; p < parameters.front().size(); ++p) {
       at::Tensor sum;
@@ -198,13 +236,21 @@ struct Pass : torch::CustomClassHolder {
   }
 };
 
-/// Ties the output to the input and the parameters of the one module.
+/// Ties the outputs to the inputs and the parameters of the one module.
 class Replicated : public torch::autograd::Function<Replicated> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::TensorList /*input and parameters*/, const at::Tensor& output,
-                            const c10::IValue& pass) {
-    context->saved_data["pass"] = pass;
-    return output.view_as(output);
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList /*inputs and parameters*/,
+                                                const c10::IValue& capsule) {
+    context->saved_data["pass"] = capsule;
+    context->set_materialize_grads(false);
+    auto& pass = *static_cast<Pass*>(capsule.toCapsule().get());
+    Tensors joined = std::exchange(pass.joined, {}), constant;
+    for (std::size_t place = 0; place < joined.size(); ++place) {
+      const auto trained = [place](const Tensors& of_replica) { return of_replica[place].requires_grad(); };
+      if (std::none_of(pass.outputs.begin(), pass.outputs.end(), trained)) constant.push_back(joined[place]);
+    }
+    context->mark_non_differentiable(constant);
+    return joined;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
@@ -212,17 +258,17 @@ class Replicated : public torch::autograd::Function<Replicated> {
     const auto capsule = context->saved_data["pass"].toCapsule();
     auto* const pass = static_cast<Pass*>(capsule.get());
     if (pass->outputs.empty()) throw InvalidArgument("data_parallel(): a second backward pass through the same forward pass");
-    Tensors result = pass->backward(gradients[0]);
-    result.resize(result.size() + 2);  // none for the output and the pass
+    Tensors result = pass->backward(gradients);
+    result.emplace_back();  // none for the pass
     return result;
   }
 };
 
-std::vector<at::Device> places(const Module& module, const at::Tensor& input, const DataParallelOptions& options) {
+std::vector<at::Device> places(const Module& module, const Tensors& inputs, const DataParallelOptions& options) {
   if (options.replicas < 0) throw InvalidArgument(formatted("data_parallel: {} replicas", options.replicas));
   if (!options.devices.empty()) return options.devices;
   const Tensors parameters = module.parameters();
-  const at::Device own = parameters.empty() ? input.device() : parameters.front().device();
+  const at::Device own = !parameters.empty() ? parameters.front().device() : !inputs.empty() ? inputs.front().device() : at::kCPU;
   if (own.is_cpu())
     return std::vector<at::Device>(static_cast<std::size_t>(options.replicas > 0 ? options.replicas : at::get_num_threads()), own);
   std::vector<at::Device> devices{own};
@@ -232,43 +278,96 @@ std::vector<at::Device> places(const Module& module, const at::Tensor& input, co
   return devices;
 }
 
+/// By input, the pieces of all replicas: as many as the inputs fall into, `wanted` at most.
+std::vector<Tensors> scatter(const Tensors& inputs, std::size_t wanted, std::int64_t dim) {
+  std::vector<Tensors> pieces;
+  const at::Tensor* first = nullptr;
+  std::size_t replicas = 0;
+  for (const auto& input : inputs) {
+    auto& own = pieces.emplace_back();
+    if (input.dim() == 0) continue;
+    own = input.detach().chunk(static_cast<std::int64_t>(wanted), dim);
+    if (first == nullptr) replicas = own.size();
+    if (own.size() != replicas)
+      throw InvalidArgument(
+          formatted("data_parallel: an input of {} falls into {} pieces, and one of {} into {}; dimension {} of all is to "
+                    "count the same items",
+                    to_string(Shape(first->sizes().vec())), replicas, to_string(Shape(input.sizes().vec())), own.size(), dim));
+    if (first == nullptr) first = &input;
+  }
+  if (first == nullptr)
+    throw InvalidArgument("data_parallel: none of the inputs is, or holds, a tensor with a dimension to cut along; call the module itself");
+  for (std::size_t k = 0; k < inputs.size(); ++k)
+    if (inputs[k].dim() == 0) pieces[k].assign(replicas, inputs[k].detach());
+  return pieces;
+}
+
+/// One after the other on the first device; numbers become a list, unless there is one replica by choice.
+Tensors gather(const std::vector<Tensors>& by_place, std::int64_t dim, at::Device device, bool single) {
+  Tensors joined;
+  for (const auto& of_replicas : by_place) {
+    Tensors here;
+    for (const auto& output : of_replicas) here.push_back(output.detach().to(device));
+    const bool numbers = std::all_of(here.begin(), here.end(), [](const auto& output) { return output.dim() == 0; });
+    joined.push_back(!numbers ? at::cat(here, dim) : single ? here.front().clone() : at::stack(here));
+  }
+  return joined;
+}
+
+/// Takes replicas and gives each its inputs.
+void prepare(Pass& pass, const std::shared_ptr<Module>& module, const std::vector<Tensors>& pieces) {
+  const ModuleStructure structure(*module);
+  auto& borrowed = pass.borrowed;
+  if (borrowed.pool) borrowed.replicas = borrowed.pool->take(structure);
+  if (!borrowed.replicas) borrowed.replicas = std::make_unique<Replicas>(structure);
+  borrowed.replicas->bring_up_to_date(module, pass.devices);
+  for (std::size_t i = 0; i < pass.devices.size(); ++i) {
+    auto& inputs = pass.inputs.emplace_back();
+    for (std::size_t k = 0; k < pieces.size(); ++k)
+      inputs.push_back(pieces[k][i].to(pass.devices[i]).detach().set_requires_grad(pass.trained[k]));
+    auto& parameters = pass.parameters.emplace_back();
+    for (const auto& parameter : (i == 0 ? *module : *borrowed.replicas->copies[i - 1].second).parameters())
+      if (parameter.requires_grad()) parameters.push_back(parameter);
+  }
+}
+
 }  // namespace
 
-at::Tensor data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const at::Tensor& input,
-                         const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool) {
+void refuse_to_join(const char* what) {
+  throw InvalidArgument(formatted("data_parallel: the replicas returned values that cannot be joined: they differ in {}", what));
+}
+
+Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const Outputs& outputs, const Tensors& inputs,
+                      const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool) {
   look_at_number_of_threads();
   auto pass = c10::make_intrusive<Pass>();
   pass->dim = options.dim;
-  pass->devices = places(*module, input, options);
-  const Tensors pieces = input.detach().chunk(static_cast<std::int64_t>(pass->devices.size()), options.dim);
-  pass->devices.erase(pass->devices.begin() + static_cast<std::ptrdiff_t>(pieces.size()), pass->devices.end());
-  const at::Device own = pass->devices.front();
-
+  pass->devices = places(*module, inputs, options);
+  const bool single = pass->devices.size() == 1;
+  const std::vector<Tensors> pieces = scatter(inputs, pass->devices.size(), options.dim);
+  pass->devices.resize(pieces.front().size(), pass->devices.front());
   const bool gradients = at::GradMode::is_enabled();
-  pass->input_trained = gradients && input.requires_grad();
-  const ModuleStructure structure(*module);
-  pass->borrowed.pool = pool;
-  if (pool) pass->borrowed.replicas = pool->take(structure);
-  if (!pass->borrowed.replicas) pass->borrowed.replicas = std::make_unique<Replicas>(structure);
-  pass->borrowed.replicas->bring_up_to_date(module, pass->devices);
-  std::vector<std::shared_ptr<Module>> replicas;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    replicas.push_back(i == 0 ? module : pass->borrowed.replicas->copies[i - 1].second);
-    pass->inputs.push_back(pieces[i].to(pass->devices[i]).detach().set_requires_grad(pass->input_trained));
-    pass->parameters.emplace_back();
-    for (const auto& parameter : replicas.back()->parameters())
-      if (parameter.requires_grad()) pass->parameters.back().push_back(parameter);
+  for (const auto& input : inputs) {
+    pass->trained.push_back(gradients && input.requires_grad());
+    pass->origins.push_back(input.device());
   }
-  pass->outputs.resize(pieces.size());
-  in_parallel(pass->devices, [&](std::size_t i) { pass->outputs[i] = forward(*replicas[i], pass->inputs[i]); });
+  pass->borrowed.pool = pool;
+  prepare(*pass, module, pieces);
+  in_parallel(pass->devices,
+              [&](std::size_t i) { forward(i == 0 ? *module : *pass->borrowed.replicas->copies[i - 1].second, i, pass->inputs[i]); });
   pass->borrowed.sound = true;
-  Tensors detached;
-  for (const auto& output : pass->outputs) detached.push_back(output.detach().to(own));
-  const at::Tensor output = at::cat(detached, options.dim);
-  if (!gradients || (!pass->input_trained && pass->parameters.front().empty())) return output;
-  Tensors tied{input};
+  const auto by_place = outputs();
+  for (std::size_t i = 0; i < pass->devices.size(); ++i) {
+    auto& own = pass->outputs.emplace_back();
+    for (const auto& of_replicas : by_place) own.push_back(of_replicas[i]);
+  }
+  Tensors joined = gather(by_place, options.dim, pass->devices.front(), single);
+  const bool any_trained = std::find(pass->trained.begin(), pass->trained.end(), true) != pass->trained.end();
+  if (!gradients || joined.empty() || (!any_trained && pass->parameters.front().empty())) return joined;
+  pass->joined = std::move(joined);
+  Tensors tied = inputs;
   tied.insert(tied.end(), pass->parameters.front().begin(), pass->parameters.front().end());
-  return Replicated::apply(at::TensorList(tied), output, c10::IValue::make_capsule(std::move(pass)));
+  return Replicated::apply(at::TensorList(tied), c10::IValue::make_capsule(std::move(pass)));
 }
 
 }  // namespace hvd::detail

@@ -12,14 +12,20 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
+#include "torch_bindings/tensor_structure.h"
 
 namespace hvd::detail {
 class ReplicaPool;
@@ -33,23 +39,56 @@ struct DataParallelOptions {
   /// Number of replicas; 0: as many as LibTorch has threads (at::get_num_threads()) for a module on the CPU; all GPUs for one on a GPU.
   int replicas = 0;
   /// Where each replica runs, the module's own device first; empty: threads of the CPU, or the first `replicas` GPUs.
-  std::vector<at::Device> devices;
-  /// Dimension of the input and of the output that counts the items.
+  std::vector<at::Device> devices = {};
+  /// Dimension of the inputs and of the outputs that counts the items.
   std::int64_t dim = 0;
 };
 
 namespace detail {
-using Forward = std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)>;
+/// Calls the replica of this number with these tensors in the place of the inputs, and keeps what it returns.
+using Forward = std::function<void(torch::nn::Module& replica, std::size_t number, const std::vector<at::Tensor>& inputs)>;
+/// Returns, when all replicas have been called, what they have returned: for each place the tensor of each replica.
+using Outputs = std::function<std::vector<std::vector<at::Tensor>>()>;
 /// Returns a pool of replicas of one module that no forward pass uses at present. Any thread.
 std::shared_ptr<ReplicaPool> make_replica_pool();
-/// `pool`: where replicas are taken from, and go to when their pass is over; null: they are made, and end with it.
-at::Tensor data_parallel(const std::shared_ptr<torch::nn::Module>& module, const Forward& forward, const at::Tensor& input,
-                         const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool = nullptr);
-template <class Module>
-at::Tensor data_parallel_of(const std::shared_ptr<Module>& module, const at::Tensor& input, const DataParallelOptions& options,
-                            const std::shared_ptr<ReplicaPool>& pool = nullptr) {
-  const auto forward = [](torch::nn::Module& replica, const at::Tensor& piece) { return dynamic_cast<Module&>(replica).forward(piece); };
-  return data_parallel(module, forward, input, options, pool);
+/// Returns the outputs, joined. `pool`: where replicas are taken from, and go to when their pass is over; null: they are made, and end
+/// with it.
+std::vector<at::Tensor> data_parallel(const std::shared_ptr<torch::nn::Module>& module, const Forward& forward, const Outputs& outputs,
+                                      const std::vector<at::Tensor>& inputs, const DataParallelOptions& options,
+                                      const std::shared_ptr<ReplicaPool>& pool = nullptr);
+
+template <class Module, class... Inputs>
+auto data_parallel_of(const std::shared_ptr<Module>& module, const std::tuple<Inputs...>& inputs, const DataParallelOptions& options,
+                      const std::shared_ptr<ReplicaPool>& pool = nullptr) {
+  using Output = std::decay_t<decltype(module->forward(std::declval<const Inputs&>()...))>;
+  std::vector<at::Tensor> given;  // each once
+  std::unordered_map<const void*, std::size_t> places;
+  visit_tensors(inputs, [&](const at::Tensor& tensor) {
+    if (places.emplace(tensor.unsafeGetTensorImpl(), given.size()).second) given.push_back(tensor);
+  });
+  std::mutex mutex;  // replicas are called in threads of their own
+  std::vector<std::optional<Output>> returned;
+  const auto forward = [&](torch::nn::Module& replica, std::size_t number, const std::vector<at::Tensor>& pieces) {
+    auto own = inputs;
+    visit_tensors(own, [&](at::Tensor& tensor) { tensor = pieces[places.at(tensor.unsafeGetTensorImpl())]; });
+    const auto call = [&](const Inputs&... arguments) -> Output { return dynamic_cast<Module&>(replica).forward(arguments...); };
+    Output output = std::apply(call, own);
+    const std::lock_guard lock(mutex);
+    returned.resize(std::max(returned.size(), number + 1));
+    returned[number].emplace(std::move(output));
+  };
+  const auto outputs = [&] {
+    std::vector<const Output*> all;
+    for (const auto& output : returned) all.push_back(&*output);
+    std::vector<std::vector<at::Tensor>> by_place;
+    visit_together(all, [&](const std::vector<at::Tensor>& of_replicas) { by_place.push_back(of_replicas); });
+    return by_place;
+  };
+  const std::vector<at::Tensor> joined = data_parallel(module, forward, outputs, given, options, pool);
+  Output result = std::move(*returned.front());
+  std::size_t place = 0;
+  visit_tensors(result, [&](at::Tensor& tensor) { tensor = joined[place++]; });
+  return result;
 }
 }  // namespace detail
 
@@ -58,20 +97,31 @@ at::Tensor data_parallel_of(const std::shared_ptr<Module>& module, const at::Ten
 /// first (as PyTorch's DataParallel does). The module must be cloneable (torch::nn::Cloneable); without that, replicas on its own device
 /// share it, if it has no buffers or evaluates, and InvalidArgument is thrown otherwise. Backward once per forward. An error of a replica
 /// is thrown here or by `backward()`.
-template <class Module>
-at::Tensor data_parallel(const std::shared_ptr<Module>& module, const at::Tensor& input, const DataParallelOptions& options = {}) {
-  return detail::data_parallel_of(module, input, options);
+///
+/// A std::tuple has several inputs. Each input may be a tensor or made of tensors (std::vector, optional, array, pair, tuple, map and
+/// torch::OrderedDict, one within another): all of them are cut; tensors without dimensions and whatever else there is (numbers, strings,
+/// options) go to all replicas. Throws InvalidArgument if the tensors fall into different numbers of pieces, or none can be cut.
+/// What the module returns may be made of tensors likewise, which are joined along `dim`; values without dimensions become a tensor of one
+/// dimension, with one of each replica (as PyTorch's do; with one replica they stay). What is no tensor must be the same on all replicas,
+/// and InvalidArgument is thrown otherwise.
+template <class Module, class Input>
+auto data_parallel(const std::shared_ptr<Module>& module, const Input& input, const DataParallelOptions& options = {}) {
+  return detail::data_parallel_of(module, std::tuple<Input>(input), options);
+}
+/// Does the same with several inputs.
+template <class Module, class... Inputs>
+auto data_parallel(const std::shared_ptr<Module>& module, const std::tuple<Inputs...>& inputs, const DataParallelOptions& options = {}) {
+  return detail::data_parallel_of(module, inputs, options);
 }
 /// Does the same for a holder, such as torch::nn::Sequential.
-template <class Holder>
-requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> at::Tensor data_parallel(const Holder& module,
-                                                                                                  const at::Tensor& input,
-                                                                                                  const DataParallelOptions& options = {}) {
+template <class Holder, class Input>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>
+auto data_parallel(const Holder& module, const Input& input, const DataParallelOptions& options = {}) {
   return data_parallel(module.ptr(), input, options);
 }
 /// Does the same with so many replicas.
-template <class Module>
-at::Tensor data_parallel(const Module& module, const at::Tensor& input, int replicas) {
+template <class Module, class Input>
+auto data_parallel(const Module& module, const Input& input, int replicas) {
   return data_parallel(module, input, DataParallelOptions{.replicas = replicas});
 }
 
@@ -92,10 +142,16 @@ class DataParallel {
   requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>
   explicit DataParallel(const Holder& module, DataParallelOptions options = {}) : DataParallel(module.ptr(), std::move(options)) {}
 
-  /// Returns what data_parallel() returns.
-  at::Tensor forward(const at::Tensor& input) const { return detail::data_parallel_of(module_, input, options_, pool_); }
+  /// Returns what data_parallel() returns, for as many inputs as the module's forward() takes.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    return detail::data_parallel_of(module_, std::tuple<std::decay_t<Inputs>...>(inputs...), options_, pool_);
+  }
   /// Returns what forward() returns.
-  at::Tensor operator()(const at::Tensor& input) const { return forward(input); }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return forward(inputs...);
+  }
 
   /// Makes the next calls make new replicas. Requires that no other thread calls forward() meanwhile.
   void forget_replicas() { pool_ = detail::make_replica_pool(); }

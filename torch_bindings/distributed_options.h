@@ -35,12 +35,12 @@ struct DistributedOptimizerOptions {
   /// state cannot be saved.
   bool shard_optimizer_state = false;
   /// Whether gradients are shared out as well, ZeRO stage 2; it implies shard_optimizer_state, and the parameters are those of the plain
-  /// optimizer, bit for bit. Each rank keeps of the reduced gradients what its share of the update needs, until `step()`, `zero_grad()` or
-  /// a step that is left out; the memory of a bucket is free as soon as it is reduced. `.grad` is undefined then:
-  /// `DistributedOptimizer::gradient_shares()` has the shares, and clip_grad_norm_ (whose norm is that of all shares, up to rounding) and
-  /// GradScaler work on them. Several backward passes go by backward_passes_per_step: another one after `synchronize()`, and sparse
-  /// gradients without sparse_as_dense, are refused in the pass. Throws InvalidArgument with Adasum, share_parameters, and int8, topk or
-  /// powersgd compression, which remembers all gradients on every rank.
+  /// optimizer, bit for bit. Gradients travel as reducescatters: each rank gets of them what its share of the update needs, and keeps that
+  /// until `step()`, `zero_grad()` or a step that is left out; the memory of a bucket is free as soon as it is reduced. `.grad` is
+  /// undefined then: `DistributedOptimizer::gradient_shares()` has the shares, and clip_grad_norm_ (whose norm is that of all shares, up to
+  /// rounding) and GradScaler work on them. Several backward passes go by backward_passes_per_step: another one after `synchronize()`, and
+  /// sparse gradients without sparse_as_dense, are refused in the pass. Throws InvalidArgument with Adasum, share_parameters, and int8,
+  /// topk or powersgd compression, which remembers all gradients on every rank.
   bool shard_gradients = false;
   /// Whether there is one copy of the parameters and of the optimizer's state per host (torch_bindings/shared_parameters.h): each rank of
   /// a host updates its share of both in place, and nothing is sent afterwards; the parameters are those of the plain optimizer, bit for

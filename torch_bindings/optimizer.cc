@@ -158,11 +158,12 @@ void DistributedOptimizer::take_in(std::size_t first) {
   const std::string part = first == 0 ? "" : formatted("/added.{}", reducers_.size());
   auto reducer =
       std::make_shared<GradientReducer>(from(parameters, first), options_, number_, "optimizer", GradientReducer::Taking::ByDevice, part);
+  const auto runs = options_.shard_gradients ? reducer->parameters_by_bucket() : OptimizerShards::Runs{};
   if (shards_) {
-    shards_->add(parameters, first);
+    shards_->add(parameters, first, runs);
   } else if (options_.shard_optimizer_state || options_.share_parameters) {
-    shards_ =
-        std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters, master_copies());
+    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters,
+                                                master_copies(), runs);
   }
   if (shards_gradients()) {
     shards_->keep_gradients();

@@ -51,7 +51,7 @@ void OptimizerShards::refuse_shares(const Optimizer& optimizer) {
 }
 
 OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
-                                 bool share_parameters, detail::MasterCopies* masters)
+                                 bool share_parameters, detail::MasterCopies* masters, const Runs& runs)
     : wrapped_(wrapped),
       process_set_(process_set),
       shared_(share_parameters && process_set.size() > 1 ? std::make_unique<SharedParameters>(process_set, name) : nullptr),
@@ -63,7 +63,7 @@ OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_s
       stepped_(!wrapped.state().empty()) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
     throw InvalidArgument("shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be shared out");
-  add(parameters, 0);
+  add(parameters, 0, runs);
   const auto all = shared_out();
   const std::lock_guard lock(all->mutex);
   all->optimizers.insert(&wrapped_);
@@ -93,7 +93,7 @@ bool OptimizerShards::has_state() const {
          });
 }
 
-void OptimizerShards::add(const Named& parameters, std::size_t first) {
+void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs& runs) {
   const at::NoGradGuard no_gradient;
   const std::span added = std::span(parameters).subspan(first);
   shared_ ? shared_->add(added) : move_into_shared_memory(added);
@@ -106,7 +106,7 @@ void OptimizerShards::add(const Named& parameters, std::size_t first) {
     states[found->first] = std::move(found->second);
     wrapped_.state().erase(found);
   }
-  auto pieces = cut(added);
+  auto pieces = cut(added, runs);
   for (auto& piece : pieces) {
     piece.travels = view_of(piece);
     piece.strides = piece.parameter.strides().vec();

@@ -2,7 +2,8 @@
 /// One optimizer's work, shared out over the ranks: ZeRO stage 1 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 /// Parameter Models", SC 2020). Each rank updates its share of the parameters, keeps the state of that share alone, and gets the other
 /// shares from their owners. The share: one run of all parameters laid end to end, cut where 1/size of the bytes ends, also within a
-/// parameter; whole parameters for optimizers that LibTorch does not know, which may look at all of one. A parameter that a group lists
+/// parameter; with shares of gradients, one run of each bucket in which gradients travel, so that all ranks have an equal part in each;
+/// whole parameters for optimizers that LibTorch does not know, which may look at all of one. A parameter that a group lists
 /// several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory that the ranks share, unless
 /// something else refers to their storage.
 /// With `share_parameters` there is one copy of the parameters per host (torch_bindings/shared_parameters.h), the shares are those of the
@@ -32,12 +33,14 @@ namespace hvd {
 class OptimizerShards : public GradientKeeper {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
+  /// Parameters that are laid end to end and cut together; none: all are.
+  using Runs = std::vector<std::vector<at::Tensor>>;
 
   /// Local. `masters`: of the optimizer's 16-bit parameters, which this has from now on until `give_back()`; null without them.
   /// `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
   /// that the optimizer has already is cut too.
   OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
-                  bool share_parameters = false, detail::MasterCopies* masters = nullptr);
+                  bool share_parameters = false, detail::MasterCopies* masters = nullptr, const Runs& runs = {});
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
   /// stepping the optimizer or wrapping it again is an error.
   ~OptimizerShards() override;
@@ -46,6 +49,7 @@ class OptimizerShards : public GradientKeeper {
 
   /// From now on this rank has its shares of the gradients alone, which come by `keep()`: ZeRO stage 2. Until `drop_gradients()`.
   void keep_gradients() { keeps_gradients_ = true; }
+  [[nodiscard]] const std::vector<std::int64_t>& parts(const at::Tensor& parameter) const override;
   void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
   void drop(const at::Tensor& parameter) override;
   void drop_gradients();
@@ -56,7 +60,7 @@ class OptimizerShards : public GradientKeeper {
   static void refuse_shares(const torch::optim::Optimizer& optimizer);
 
   /// After the wrapped optimizer's groups have changed: shares out the parameters from place `first` on of all that there are now. Local.
-  void add(const Named& parameters, std::size_t first);
+  void add(const Named& parameters, std::size_t first, const Runs& runs = {});
   /// Throws InvalidArgument if the wrapped optimizer has been stepped by itself, as its state shows.
   void check_untouched();
 
@@ -108,7 +112,8 @@ class OptimizerShards : public GradientKeeper {
 
   void move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
   void deal(std::vector<Piece>& whole) const;
-  [[nodiscard]] std::vector<Piece> cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
+  [[nodiscard]] std::vector<Piece> cut(std::span<const std::pair<std::string, at::Tensor>> parameters, const Runs& runs) const;
+  void cut_run(const std::vector<std::size_t>& run, std::size_t first, std::vector<std::vector<Piece>>& pieces) const;
   [[nodiscard]] at::Tensor view_of(const Piece& piece) const;
   void follow_memory();
   void arrange();
@@ -136,7 +141,8 @@ class OptimizerShards : public GradientKeeper {
   detail::MasterCopies* const masters_;
   const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
   std::vector<Piece> pieces_;
-  std::unordered_map<const void*, std::vector<std::size_t>> mine_;  ///< by parameter: this rank's pieces
+  std::unordered_map<const void*, std::vector<std::size_t>> mine_;    ///< by parameter: this rank's pieces
+  std::unordered_map<const void*, std::vector<std::int64_t>> parts_;  ///< by parameter: elements in each share
   bool keeps_gradients_ = false;
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked

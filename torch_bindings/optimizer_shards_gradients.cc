@@ -6,6 +6,10 @@
 
 namespace hvd {
 
+const std::vector<std::int64_t>& OptimizerShards::parts(const at::Tensor& parameter) const {
+  return parts_.at(parameter.unsafeGetTensorImpl());
+}
+
 void OptimizerShards::keep(const at::Tensor& parameter, const at::Tensor& reduced) {
   const auto mine = mine_.find(parameter.unsafeGetTensorImpl());
   if (mine == mine_.end()) return;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/optimizer_shards.h"
@@ -51,24 +52,14 @@ void OptimizerShards::deal(std::vector<Piece>& whole) const {
   }
 }
 
-std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pair<std::string, at::Tensor>> parameters) const {
+/// Cuts the parameters at these places of `pieces`, where each is one piece still, as if they lay end to end; `first` has the first share.
+void OptimizerShards::cut_run(const std::vector<std::size_t>& run, std::size_t first, std::vector<std::vector<Piece>>& pieces) const {
   const std::size_t ranks = owners_.size();
-  std::size_t total = 0;
-  std::vector<Piece> whole, pieces;
-  for (const auto& [name, parameter] : parameters) {
-    total += bytes_of(parameter);
-    whole.push_back({name, parameter, 0, parameter.numel(), 0, {}, {}, {}});
-  }
-  if (!is_known_) {
-    deal(whole);
-    return whole;
-  }
-  std::vector<std::size_t> loads(ranks, 0);  // of what was cut before: who has least comes first
-  for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.travels);
-  const auto first = static_cast<std::size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
-  const auto end_of = [&](std::size_t turn) { return total / ranks * (turn + 1) + total % ranks * (turn + 1) / ranks; };
-  std::size_t turn = 0, dealt = 0;
-  for (auto piece : whole) {
+  std::size_t total = 0, turn = 0, dealt = 0;
+  for (const auto place : run) total += bytes_of(pieces[place].front().parameter);
+  const auto end_of = [&](std::size_t of) { return total / ranks * (of + 1) + total % ranks * (of + 1) / ranks; };
+  for (const auto place : run) {
+    Piece piece = std::exchange(pieces[place], {}).front();
     const auto size = static_cast<std::int64_t>(piece.parameter.element_size());
     const std::int64_t elements = piece.end;
     do {
@@ -78,11 +69,42 @@ std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pa
       const bool all = turn + 1 == ranks || !piece.parameter.is_non_overlapping_and_dense() || wanted + kGrain >= elements - piece.begin;
       piece.end = all ? elements : piece.begin + std::max(wanted, kGrain);
       piece.owner = (first + turn) % ranks;
-      pieces.push_back(piece);
+      pieces[place].push_back(piece);
       dealt += static_cast<std::size_t>((piece.end - piece.begin) * size);
       piece.begin = piece.end;
     } while (piece.begin < elements);
   }
+}
+
+/// Several runs begin with the first share each: of a parameter, a later share has what lies behind, as GradientKeeper::parts needs it.
+std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pair<std::string, at::Tensor>> parameters,
+                                                         const Runs& runs) const {
+  std::vector<Piece> whole;
+  for (const auto& [name, parameter] : parameters) whole.push_back({name, parameter, 0, parameter.numel(), 0, {}, {}, {}});
+  if (!is_known_) {
+    deal(whole);
+    return whole;
+  }
+  std::vector<std::size_t> every_place(whole.size());
+  std::iota(every_place.begin(), every_place.end(), std::size_t{0});
+  std::unordered_map<const void*, std::size_t> places;
+  std::vector<std::vector<Piece>> by_parameter;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    places[whole[i].parameter.unsafeGetTensorImpl()] = i;
+    by_parameter.push_back({whole[i]});
+  }
+  if (runs.empty()) {
+    std::vector<std::size_t> loads(owners_.size(), 0);  // of what was cut before: who has least comes first
+    for (const auto& piece : pieces_) loads[piece.owner] += bytes_of(piece.travels);
+    cut_run(every_place, static_cast<std::size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin()), by_parameter);
+  }
+  for (const auto& run : runs) {
+    std::vector<std::size_t> in_run;
+    for (const auto& parameter : run) in_run.push_back(places.at(parameter.unsafeGetTensorImpl()));
+    cut_run(in_run, 0, by_parameter);
+  }
+  std::vector<Piece> pieces;
+  for (const auto& of_one : by_parameter) pieces.insert(pieces.end(), of_one.begin(), of_one.end());
   return pieces;
 }
 
@@ -112,8 +134,14 @@ void OptimizerShards::arrange() {
   for (const auto& piece : pieces_)
     if (is_mine(piece)) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
   mine_.clear();
-  for (std::size_t i = 0; i < pieces_.size(); ++i)
-    if (is_mine(pieces_[i])) mine_[pieces_[i].parameter.unsafeGetTensorImpl()].push_back(i);
+  parts_.clear();
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    const void* const key = piece.parameter.unsafeGetTensorImpl();
+    auto& parts = parts_.try_emplace(key, owners_.size(), 0).first->second;
+    parts[piece.owner] += piece.end - piece.begin;
+    if (is_mine(piece)) mine_[key].push_back(i);
+  }
   shares_.clear();
   for (const auto& group : wrapped_.param_groups()) {
     auto& share = shares_.emplace_back();

@@ -82,7 +82,8 @@ void GradientReducer::scale(AllreduceOptions& terms) const {
 Submission GradientReducer::like(const Bucket& bucket) const {
   AllreduceOptions terms{.name = bucket.name, .process_set = options_.process_set};
   scale(terms);
-  Submission submission = request(OpKind::Allreduce, terms, detail::device_of(slots_[bucket.slots.front()].named.parameter));
+  const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
+  Submission submission = request(kind, terms, detail::device_of(slots_[bucket.slots.front()].named.parameter));
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   return submission;
 }
@@ -91,19 +92,22 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
   const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
   if (bucket.together) take_in_together(bucket, round, other_streams);
+  static std::byte nowhere;  // of what has no elements
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
   const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
+  const bool scattered = submission.kind == OpKind::Reducescatter;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
     if (!slot.wire.defined()) slot.wire = at::empty({0}, slot.named.parameter.options().dtype(detail::scalar_type_of(wire_type(slot))));
-    if (!slot.sparse) bytes_sent_ += 2 * slot.wire.nbytes() * (ranks - 1) / ranks;
+    if (!slot.sparse) bytes_sent_ += (scattered ? 1 : 2) * slot.wire.nbytes() * (ranks - 1) / ranks;
     const at::Tensor& input = slot.given.defined() ? slot.given : slot.wire;
     TensorArgument argument = detail::argument(input, slot.wire, slot.named.name);
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
     argument.name = slot.named.name;
-    argument.padded = bucket.memory != nullptr;
+    argument.padded = bucket.memory != nullptr && !scattered;
+    if (scattered) scatter(slot, argument);
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slot.wire));
     if (slot.given.defined()) kept.push_back(std::make_shared<at::Tensor>(slot.given));
@@ -112,6 +116,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     const Slot& first = slots_[bucket.slots.front()];
     const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, first.wire.options()));
     TensorArgument argument = detail::argument(*nothing, *nothing, "");
+    argument.output = &nowhere;
     argument.shape = announced_;
     argument.shape.push_back(0);
     argument.name = formatted("how many parameters each group of {} has", name_);

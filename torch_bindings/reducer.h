@@ -104,6 +104,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// Returns the parameters, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
+  /// Returns the parameters whose gradients travel together.
+  [[nodiscard]] std::vector<std::vector<at::Tensor>> parameters_by_bucket() const;
   /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
   /// all ranks are between two rounds.
   void announce(Shape layout);
@@ -183,6 +185,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] bool gradients_may_be_made_there() const;
   void scale(AllreduceOptions& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
+  [[nodiscard]] bool scatters(const Bucket& bucket) const;
+  void scatter(const Slot& slot, TensorArgument& argument) const;
   void on_gradient(std::size_t slot);
   [[noreturn]] void refuse(const std::string& text);
   void before_gradient(std::size_t slot);

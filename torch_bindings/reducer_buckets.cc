@@ -247,13 +247,16 @@ void GradientReducer::pack(Slot& slot) {
     return;
   }
   if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  if (keeper_ != nullptr && gradient.strides() != slot.named.parameter.strides() && slot.named.parameter.is_non_overlapping_and_dense())
+    gradient = at::empty_strided(gradient.sizes(), slot.named.parameter.strides(), gradient.options()).copy_(gradient);
   slot.wire = gradient.to(detail::scalar_type_of(wire_type(slot)));  // the gradient itself if that is its type
 }
 
 /// What `take_in` and `pack` do, for all of a bucket at once. What is thrown away has gone, and `.grad` may be what has come after it.
 /// `other_streams`: some were written on streams that this one waits for, and their memory is those streams'.
 void GradientReducer::take_in_together(Bucket& bucket, Round round, bool other_streams) {
-  const bool by_backend = options_.process_set.size() > 1;  // in a world of one a user may change what is under way
+  // In a world of one a user may change what is under way; of what is scattered each rank has another part.
+  const bool by_backend = options_.process_set.size() > 1 && keeper_ == nullptr;
   std::vector<at::Tensor> from, to;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];

@@ -2,6 +2,10 @@
 // reduced, and `.grad` ends with it.
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <numeric>
 #include <span>
 
 #include "hvd/base/text.h"
@@ -26,6 +30,46 @@ void GradientReducer::keep_shares(GradientKeeper* keeper) {
   const at::NoGradGuard no_gradient;
   if (keeper_ == nullptr) return make_room();
   for (auto& bucket : buckets_) give_up_memory(bucket);
+}
+
+std::vector<std::vector<at::Tensor>> GradientReducer::parameters_by_bucket() const {
+  std::vector<std::vector<at::Tensor>> all;
+  for (const auto& bucket : buckets_) {
+    auto& parameters = all.emplace_back();
+    for (const auto index : bucket.slots) parameters.push_back(slots_[index].named.parameter);
+  }
+  return all;
+}
+
+/// Whether the bucket goes as a reducescatter, in which each rank is sent its part alone. NCCL makes all parts as long as the longest:
+/// where whole parameters are kept, so that one rank may have all of a bucket, an allreduce on a GPU sends less.
+bool GradientReducer::scatters(const Bucket& bucket) const {
+  if (keeper_ == nullptr) return false;
+  if (slots_[bucket.slots.front()].named.parameter.is_cpu()) return true;
+  std::vector<std::int64_t> parts(static_cast<std::size_t>(options_.process_set.size()), 0);
+  std::int64_t all = 0;
+  for (const auto index : bucket.slots) {
+    const auto& of_one = keeper_->parts(slots_[index].named.parameter);
+    std::transform(of_one.begin(), of_one.end(), parts.begin(), parts.begin(), std::plus<>());
+    all += slots_[index].named.parameter.numel();
+  }
+  return *std::max_element(parts.begin(), parts.end()) * static_cast<std::int64_t>(parts.size()) <= 2 * all;
+}
+
+/// This rank's part of the result goes where it lies in the gradient: nobody else reads that of it.
+void GradientReducer::scatter(const Slot& slot, TensorArgument& argument) const {
+  static std::byte nowhere;
+  if (argument.shape.empty()) argument.shape = {1};
+  argument.splits = keeper_->parts(slot.named.parameter);
+  const std::int64_t elements = element_count(argument.shape);
+  if (std::accumulate(argument.splits.begin(), argument.splits.end(), std::int64_t{0}) != elements) {  // sparse, or of another shape now
+    std::fill(argument.splits.begin(), argument.splits.end(), 0);
+    argument.splits.front() = elements;
+  }
+  const auto own = argument.splits.begin() + options_.process_set.rank();
+  const auto before = static_cast<std::size_t>(std::accumulate(argument.splits.begin(), own, std::int64_t{0}));
+  if (argument.output == nullptr) argument.output = &nowhere;
+  argument.output = static_cast<std::byte*>(argument.output) + before * element_bytes(argument.dtype);
 }
 
 /// Before a gradient of the bucket is taken in. On a GPU gradients stay where autograd has made them.

@@ -10,15 +10,26 @@ namespace hvd::detail {
 
 using Tensors = std::vector<at::Tensor>;
 
+namespace {
+
+/// The outputs that are trained, and their gradients on the replica's device.
+void append_to(Tensors& outputs, Tensors& gradients, const ReplicaPass& replica) {
+  for (std::size_t i = 0; i < replica.outputs.size(); ++i) {
+    if (!replica.outputs[i].requires_grad()) continue;
+    outputs.push_back(replica.outputs[i]);
+    gradients.push_back(replica.gradients[i].to(replica.device));
+  }
+}
+
+}  // namespace
+
 std::vector<Tensors> gradients_in_one_pass(const std::vector<ReplicaPass>& replicas) {
   Tensors outputs, gradients, wanted;
   std::unordered_map<const void*, std::size_t> places;  // of what is wanted, each once
   for (const auto& replica : replicas) {
     for (const auto& tensor : replica.wanted)
       if (places.emplace(tensor.unsafeGetTensorImpl(), wanted.size()).second) wanted.push_back(tensor);
-    if (!replica.output.requires_grad()) continue;
-    outputs.push_back(replica.output);
-    gradients.push_back(replica.gradient.to(replica.device));
+    append_to(outputs, gradients, replica);
   }
   Tensors found(wanted.size());
   if (!outputs.empty() && !wanted.empty())
@@ -37,12 +48,14 @@ std::vector<Tensors> gradients_in_parallel(const std::vector<ReplicaPass>& repli
   std::vector<Tensors> of_replicas(replicas.size());
   in_parallel(devices, [&](std::size_t i) {
     const auto& replica = replicas[i];
-    if (!replica.output.requires_grad()) {
+    Tensors outputs, gradients;
+    append_to(outputs, gradients, replica);
+    if (outputs.empty() || replica.wanted.empty()) {
       of_replicas[i].resize(replica.wanted.size());
       return;
     }
-    of_replicas[i] = torch::autograd::grad({replica.output}, replica.wanted, {replica.gradient.to(replica.device)}, /*retain_graph=*/false,
-                                           /*create_graph=*/false, /*allow_unused=*/true);
+    of_replicas[i] = torch::autograd::grad(outputs, replica.wanted, gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                           /*allow_unused=*/true);
   });
   return of_replicas;
 }

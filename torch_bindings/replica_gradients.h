@@ -11,9 +11,9 @@ namespace hvd::detail {
 /// A ReplicaPass is the forward pass of one replica.
 struct ReplicaPass {
   at::Device device;
-  at::Tensor output;               ///< with its graph
-  at::Tensor gradient;             ///< of the output, on any device
-  std::vector<at::Tensor> wanted;  ///< leaves of the graph, whose gradients are asked for; replicas may have some in common
+  std::vector<at::Tensor> outputs;    ///< with their graphs; those that lead to nothing trained are left out
+  std::vector<at::Tensor> gradients;  ///< of the outputs, on any device
+  std::vector<at::Tensor> wanted;     ///< leaves of the graph, whose gradients are asked for; replicas may have some in common
 };
 
 /// Returns for each replica the gradients of what it wants; undefined where there is none. What several replicas want is given to the first

@@ -80,7 +80,8 @@ BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index
   std::int64_t own = 0;
   if (kind == OpKind::Reducescatter) {
     const auto& set = table_.process_set(entry.key.process_set);
-    for (std::size_t i = 0; i < set.ranks.size(); ++i)
+    member.counts = tensor.splits;
+    for (std::size_t i = member.counts.size(); i < set.ranks.size(); ++i)
       member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
     own = scattered_rows(tensor.shape.front(), set.ranks.size(), static_cast<std::size_t>(set.rank));
   } else {

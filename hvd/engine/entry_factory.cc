@@ -23,6 +23,15 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
   }
 }
 
+void check_elements(const TensorArgument& tensor, std::size_t ranks, const std::string& what) {
+  const auto& splits = tensor.splits;
+  std::int64_t left = element_count(tensor.shape);
+  for (const auto elements : splits) left = elements < 0 || elements > left ? -1 : left - elements;
+  if (splits.size() == ranks && left == 0) return;
+  throw InvalidArgument(formatted("{}: the splits {} are not all {} elements of the tensor, dealt to {} ranks", what, to_string(splits),
+                                  element_count(tensor.shape), ranks));
+}
+
 void check_memory(const Submission& submission) {
   if (submission.kind == OpKind::Control) return;  // its shape is a list of ranks
   const bool needs_output = submission.kind == OpKind::Allreduce || submission.kind == OpKind::Broadcast;
@@ -63,6 +72,7 @@ void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set
       throw InvalidArgument(formatted("{}: a scalar has no first dimension to {} along", what(),
                                       submission.kind == OpKind::Allgather ? "gather" : "scatter"));
     if (submission.kind == OpKind::Alltoall) check_splits(tensor, set.ranks.size(), what());
+    if (submission.kind == OpKind::Reducescatter && !tensor.splits.empty()) check_elements(tensor, set.ranks.size(), what());
   }
 }
 

@@ -31,6 +31,22 @@ bool same_shapes(const Signature& a, const Signature& b) {
   return true;
 }
 
+constexpr bool may_have_splits(OpKind kind) { return kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
+
+/// Those of a Reducescatter are the same on all ranks.
+bool same_splits(const Signature& a, const Signature& b) {
+  if (a.kind != OpKind::Reducescatter) return true;
+  const auto same = [](const TensorSignature& one, const TensorSignature& other) { return one.splits == other.splits; };
+  return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same);
+}
+
+/// Of a group: one list after the other.
+std::string splits_text(const Signature& signature) {
+  std::string text;
+  for (const auto& tensor : signature.tensors) text += tensor.splits.empty() ? "by rows " : to_string(tensor.splits) + " ";
+  return text.substr(0, text.size() - 1);
+}
+
 bool same_dtypes(const Signature& a, const Signature& b) {
   const std::size_t common = std::min(a.tensors.size(), b.tensors.size());
   for (std::size_t i = 0; i < common; ++i)
@@ -87,6 +103,7 @@ const std::vector<Check>& checks() {
        [](const Signature& s) { return formatted("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor); }},
       {"the reduce op", [](const Signature& a, const Signature& b) { return a.op == b.op; },
        [](const Signature& s) { return std::string(name_of(s.op)); }},
+      {"the splits", same_splits, splits_text},
       {"the root rank", [](const Signature& a, const Signature& b) { return a.root == b.root; },
        [](const Signature& s) { return formatted("root {}", s.root); }},
       {"the device", [](const Signature& a, const Signature& b) { return a.device == b.device; },
@@ -104,7 +121,7 @@ void encode(Writer& writer, const Signature& signature) {
   for (const auto& tensor : signature.tensors) {
     writer.put(tensor.dtype);
     writer.put_list(std::span<const std::int64_t>(tensor.shape));
-    if (signature.kind == OpKind::Alltoall) writer.put_list(std::span<const std::int64_t>(tensor.splits));
+    if (may_have_splits(signature.kind)) writer.put_list(std::span<const std::int64_t>(tensor.splits));
     if (dims_after_first_only(signature.kind)) writer.put(tensor.output_rows);
   }
 }
@@ -122,7 +139,7 @@ Signature decode_signature(Reader& reader) {
     TensorSignature tensor;
     tensor.dtype = checked_enum(reader.get<std::uint8_t>(), DataType::Complex128);
     tensor.shape = reader.get_list<std::int64_t>();
-    if (signature.kind == OpKind::Alltoall) tensor.splits = reader.get_list<std::int64_t>();
+    if (may_have_splits(signature.kind)) tensor.splits = reader.get_list<std::int64_t>();
     if (dims_after_first_only(signature.kind)) tensor.output_rows = reader.get<std::int64_t>();
     signature.tensors.push_back(std::move(tensor));
   }
@@ -142,13 +159,15 @@ bool is_plausible(const Signature& signature, std::size_t ranks) {
     }
     if (by_rows && tensor.shape.empty()) return false;
     if (tensor.output_rows < -1) return false;
-    if (kind != OpKind::Alltoall) continue;
+    const bool by_elements = kind == OpKind::Reducescatter && !tensor.splits.empty();
+    if (kind != OpKind::Alltoall && !by_elements) continue;
     if (tensor.splits.size() != ranks) return false;
-    std::int64_t left = tensor.shape.front();
+    std::int64_t left = by_elements ? element_count(tensor.shape) : tensor.shape.front();
     for (const auto rows : tensor.splits) {
       if (rows < 0 || rows > left) return false;
       left -= rows;
     }
+    if (by_elements && left != 0) return false;
   }
   return true;
 }

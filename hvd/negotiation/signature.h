@@ -19,8 +19,9 @@ namespace hvd {
 struct TensorSignature {
   DataType dtype = DataType::Float32;
   Shape shape;
-  std::vector<std::int64_t> splits;  ///< Alltoall: rows for each rank of the set, in the set's order; otherwise empty
-  std::int64_t output_rows = -1;     ///< Allgather, Alltoall: rows of the memory that the result goes to; -1: as many as come
+  /// For each rank of the set, in the set's order: rows (Alltoall), or elements (Reducescatter that is not split by rows); else empty.
+  std::vector<std::int64_t> splits;
+  std::int64_t output_rows = -1;  ///< Allgather, Alltoall: rows of the memory that the result goes to; -1: as many as come
   bool operator==(const TensorSignature&) const = default;
 };
 

@@ -82,6 +82,38 @@ TEST_CASE("shard_gradients steps as the plain optimizer does, bit for bit") {
   }
 }
 
+/// What one step of gradients sends to other hosts, of this rank.
+std::uint64_t sent_by_reduction(BranchNet& net, DistributedOptimizer& optimizer, int step) {
+  const auto before = hvd::stats().bytes_to_other_hosts;
+  net.loss(hvd::rank(), step).backward();
+  optimizer.synchronize();
+  hvd::barrier();  // what is sent for others has been sent
+  const auto sent = hvd::stats().bytes_to_other_hosts - before;
+  optimizer.step();
+  optimizer.zero_grad();
+  return sent;
+}
+
+TEST_CASE("shard_gradients sends half: each rank gets its part alone, the same of every bucket") {
+  for (const bool in_groups : {false, true}) {
+    DistributedOptimizerOptions options;
+    if (in_groups) options.groups = 3;
+    Pair pair(torch_optimizers()[0], options);
+    std::uint64_t of_shares = 0, of_plain = 0;
+    for (int step = 0; step < 3; ++step) {
+      of_shares += sent_by_reduction(pair.shares, *pair.with_shares, step);
+      of_plain += sent_by_reduction(pair.plain, *pair.with_plain, step);
+    }
+    CHECK(pair.same_parameters());
+    if (hvd::size() == 1) continue;
+    const double ratio = static_cast<double>(pair.with_shares->bytes_sent()) / static_cast<double>(pair.with_plain->bytes_sent());
+    CHECK(ratio == doctest::Approx(0.5).epsilon(0.01));
+    const at::Tensor sent =
+        hvd::allreduce(torch::tensor({static_cast<double>(of_shares), static_cast<double>(of_plain)}, kDouble), {.op = hvd::ReduceOp::Sum});
+    CHECK(sent[0].item<double>() <= 0.6 * sent[1].item<double>());  // none at all on one host
+  }
+}
+
 TEST_CASE("shard_gradients with accumulation, sums, predivision, fp16, groups and gradients of their own") {
   const auto& kind = torch_optimizers()[1];
   const std::vector<DistributedOptimizerOptions> all{

@@ -213,10 +213,10 @@ TEST_CASE("data_parallel: gradients of one pass for all replicas, as GPUs need i
     std::vector<hvd::detail::ReplicaPass> made;
     for (Sequential net : {one, second}) {
       const at::Tensor output = net->forward(x.slice(0, made.empty() ? 0 : 3, made.empty() ? 3 : 6));
-      made.push_back({at::kCPU, output, data({3, 3}, kDouble, hvd::rank(), static_cast<int>(made.size())), net->parameters()});
+      made.push_back({at::kCPU, {output}, {data({3, 3}, kDouble, hvd::rank(), static_cast<int>(made.size()))}, net->parameters()});
     }
     made.front().wanted.push_back(unused);
-    made.push_back({at::kCPU, torch::ones({3}, kDouble), torch::ones({3}, kDouble), {unused}});  // nothing of it is trained
+    made.push_back({at::kCPU, {torch::ones({3}, kDouble)}, {torch::ones({3}, kDouble)}, {unused}});  // nothing of it is trained
     return made;
   };
   for (const auto& second : {other, one}) {

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <numeric>
+
 #include "hvd/engine/engine.h"
 #include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"
@@ -113,6 +115,71 @@ TEST_CASE("reducescatter: the rows of the allreduce, bitwise, the first ranks on
         const std::int64_t count = scattered_rows(rows, static_cast<std::size_t>(n), static_cast<std::size_t>(rank));
         CHECK(own == std::vector<float>(whole.begin() + begin * 5, whole.begin() + (begin + count) * 5));
       }
+    });
+  });
+}
+
+TEST_CASE("reducescatter by elements: each rank keeps what all have agreed, in place, and bitwise what an allreduce gives") {
+  each_world([](ThreadWorld& world, int n) {
+    world.run([n](int rank, Engine& engine) {
+      const auto ranks = static_cast<std::size_t>(n);
+      const auto self = static_cast<std::size_t>(rank);
+      for (int round = 0; round < 3; ++round) {
+        std::vector<std::int64_t> splits(ranks), none(ranks, 0);
+        for (std::size_t r = 0; r < ranks; ++r) splits[r] = static_cast<std::int64_t>((r * 7 + static_cast<std::size_t>(round)) % 3 * 11);
+        splits.back() += 40000;
+        none[static_cast<std::size_t>(round) % ranks] = 5;
+        const auto count = static_cast<std::size_t>(std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
+        std::vector<float> mine(count), few(5);
+        for (std::size_t i = 0; i < count; ++i) mine[i] = 0.1F * static_cast<float>(i % 997 + 1) / static_cast<float>(rank + 3);
+        for (std::size_t i = 0; i < few.size(); ++i) few[i] = static_cast<float>(rank * 10) + static_cast<float>(i);
+        auto whole = mine;
+        const auto sent = few;
+        run(engine, allreduce_of(whole, "whole", DataType::Float32, ReduceOp::Average));
+        const auto begin = static_cast<std::size_t>(std::accumulate(splits.begin(), splits.begin() + rank, std::int64_t{0}));
+        Submission submission = of_kind(OpKind::Reducescatter, "elements");
+        submission.op = ReduceOp::Average;
+        submission.tensors.push_back(
+            {mine.data(), mine.data() + begin, DataType::Float32, {static_cast<std::int64_t>(count)}, nullptr, true, splits});
+        submission.tensors.push_back({few.data(), few.data(), DataType::Float32, {1, 5}, nullptr, true, none});
+        run(engine, std::move(submission));
+        const auto own = static_cast<std::size_t>(splits[self]);
+        CHECK(std::equal(whole.begin() + static_cast<std::ptrdiff_t>(begin), whole.begin() + static_cast<std::ptrdiff_t>(begin + own),
+                         mine.begin() + static_cast<std::ptrdiff_t>(begin)));
+        for (std::size_t i = 0; i < few.size(); ++i)
+          CHECK(few[i] == (none[self] == 0 ? sent[i] : doctest::Approx(static_cast<float>((n - 1) * 5) + static_cast<float>(i))));
+      }
+    });
+  });
+}
+
+TEST_CASE("reducescatter by elements: splits that differ are a Mismatch on all ranks, those that do not fit are refused at the call") {
+  each_world([](ThreadWorld& world, int n) {
+    world.run([n](int rank, Engine& engine) {
+      std::vector<float> values(12, 1), own(12);
+      const auto scatter = [&](std::vector<std::int64_t> splits) {
+        Submission submission = of_kind(OpKind::Reducescatter, "elements");
+        submission.op = ReduceOp::Sum;
+        submission.tensors.push_back({values.data(), own.data(), DataType::Float32, {3, 4}, nullptr, true, std::move(splits)});
+        run(engine, std::move(submission));
+      };
+      std::vector<std::int64_t> all_to_first(static_cast<std::size_t>(n), 0), too_few(static_cast<std::size_t>(n), 0);
+      all_to_first.front() = 12;
+      too_few.front() = 11;
+      auto all_to_last = all_to_first;
+      std::swap(all_to_last.front(), all_to_last.back());
+      if (n > 1) {
+        const std::string error = error_of([&] { scatter(rank == 0 ? all_to_first : all_to_last); });
+        CHECK(error.starts_with("Mismatch: reducescatter 'elements': the splits differ between ranks: rank 0: [12"));
+        CHECK(error_of([&] { scatter(rank == 0 ? std::vector<std::int64_t>{} : all_to_last); }).find("rank 0: by rows; rank") !=
+              std::string::npos);
+      }
+      CHECK(error_of([&] { scatter(too_few); }).find("are not all 12 elements of the tensor") != std::string::npos);
+      all_to_first.push_back(0);
+      CHECK(error_of([&] { scatter(all_to_first); }).starts_with("InvalidArgument: reducescatter 'elements': the splits"));
+      all_to_first.pop_back();
+      scatter(all_to_first);
+      if (rank == 0) CHECK(own == std::vector<float>(12, static_cast<float>(n)));
     });
   });
 }
