@@ -33,6 +33,7 @@ void print_build() {
   fmt::print("hvd {}\n\nBuilt with:\n", HVD_VERSION);
   line(HVD_HAS_TORCH != 0, "LibTorch");
   line(true, mpi.substr(0, mpi.find_first_of(",\n")));
+  line(HVD_HAS_UCX != 0, "UCX");
   line(hvd::cuda_built(), "CUDA");
   line(hvd::nccl_built(), "NCCL");
   fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun, or by ssh without MPI.\n");

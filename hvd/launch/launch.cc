@@ -125,7 +125,8 @@ bool is_in_pod(const Environment& environment) { return environment("KUBERNETES_
 /// of one.
 Environment with_index_of_job(const Environment& environment) {
   const bool is_rank = environment("WORLD_SIZE") && !environment("RANK") && environment("JOB_COMPLETION_INDEX");
-  return [&environment, is_rank](const std::string& name) { return environment(is_rank && name == "RANK" ? "JOB_COMPLETION_INDEX" : name); };
+  return
+      [&environment, is_rank](const std::string& name) { return environment(is_rank && name == "RANK" ? "JOB_COMPLETION_INDEX" : name); };
 }
 
 std::string token_of(const Environment& environment) { return environment("HVD_INIT_TOKEN").value_or(""); }

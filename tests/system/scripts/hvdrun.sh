@@ -95,6 +95,7 @@ start hosts
 start says "an allocation of several nodes" 0 1 "mpirun -np 8 " env SLURM_JOB_ID=1 SLURM_NTASKS=8 SLURM_JOB_NUM_NODES=2 "$run" --dry-run ls
 start says "an allocation of one node" 0 4 "^RANK=[0-3] WORLD_SIZE=4 " env SLURM_JOB_ID=1 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1 "$run" --dry-run ls
 start says "what is built" 0 1 "\[X\] Open MPI|\[X\] MPICH|\[X\] Intel" "$run" --check-build
+start says "whether with UCX" 0 1 "\[[X ]\] UCX$" "$run" --check-build
 
 # ---- On several hosts by ssh, for which tests/support/fake_ssh.sh stands; and by the real one, where a server can be started
 by_ssh=("$run" --launcher ssh --ssh "bash $root/tests/support/fake_ssh.sh")
@@ -159,6 +160,7 @@ export -f complete_words
 export root run
 completion_cases() {
   says "completion of options" 0 1 "^--timeline-filename$" bash -c 'complete_words --timeline-f'
+  says "completion of launchers" 0 1 "^ssh$" bash -c 'complete_words --launcher s'
   says "completion of values" 0 1 "^warning$" bash -c 'complete_words --log-level w'
 }
 start completion_cases
