@@ -311,7 +311,7 @@ real_ssh() { # two servers at ports of this host, which know one key
   says "by a real ssh: ranks" 0 6 "rank [0-2] of 3, .*MPI is not used" "$run" --launcher ssh --ssh "ssh -F $work/config -i $work/key -oBatchMode=yes" -H first:2,second:1 "$meets"
   says "by a real ssh: the exit code, and arguments" 7 2 "^\[[01]\]<stderr>:two ' \"words" "$run" --launcher ssh --ssh "ssh -F $work/config -i $work/key -oBatchMode=yes" \
     -H first:1,second:1 bash -c 'echo "$1" >&2; exit $((RANK * 7))' bash "two ' \"words"
-  says "by a real ssh: a key that is not known" 1 1 "^hvdrun: first: ssh does not get there: .*Permission denied" "$run" --launcher ssh \
+  says "by a real ssh: a key that is not known" 1 1 "^hvdrun: (first|second): ssh does not get there: .*Permission denied" "$run" --launcher ssh \
     --ssh "ssh -F $work/config -i $work/host -oIdentitiesOnly=yes -oBatchMode=yes" -H first:1,second:1 "$meets"
   kill $server
 }
