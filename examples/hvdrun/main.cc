@@ -13,8 +13,10 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "examples/hvdrun/helper.h"
 #include "examples/hvdrun/options.h"
 #include "examples/hvdrun/plan.h"
 #include "examples/hvdrun/ranks.h"
@@ -31,35 +33,41 @@ void print_build() {
   fmt::print("hvd {}\n\nBuilt with:\n", HVD_VERSION);
   line(HVD_HAS_TORCH != 0, "LibTorch");
   line(true, mpi.substr(0, mpi.find_first_of(",\n")));
+  line(HVD_HAS_UCX != 0, "UCX");
   line(hvd::cuda_built(), "CUDA");
   line(hvd::nccl_built(), "NCCL");
-  fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun.\n");
+  fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun, or by ssh without MPI.\n");
 }
 
 void print_plan(const Plan& plan) {
-  if (!plan.launcher.empty()) {
-    std::vector<std::string> words;
-    for (const auto& [name, value] : plan.variables) words.push_back(fmt::format("{}={}", name, value));
+  const auto print = [&](std::vector<std::string> words, const std::vector<std::pair<std::string, std::string>>& more) {
+    for (const auto& [name, value] : plan.program.variables) words.push_back(fmt::format("{}={}", name, value));
+    for (const auto& [name, value] : more) words.push_back(fmt::format("{}={}", name, value));
     words.insert(words.end(), plan.launcher.begin(), plan.launcher.end());
-    words.insert(words.end(), plan.command.begin(), plan.command.end());
+    words.insert(words.end(), plan.program.command.begin(), plan.program.command.end());
     fmt::print("{}\n", quoted(words));
-    return;
+  };
+  if (!plan.launcher.empty()) {
+    print({}, {});
+  } else if (plan.hosts.empty()) {
+    for (int rank = 0; rank < plan.ranks; ++rank) print({}, variables_of_rank(rank, plan.ranks, rank, plan.ranks));
   }
-  for (int rank = 0; rank < plan.ranks; ++rank) {
-    std::vector<std::string> words;
-    for (const auto& [name, value] : plan.variables) words.push_back(fmt::format("{}={}", name, value));
-    for (const auto& [name, value] : variables_of_rank(plan, rank)) words.push_back(fmt::format("{}={}", name, value));
-    words.insert(words.end(), plan.command.begin(), plan.command.end());
-    fmt::print("{}\n", quoted(words));
+  for (const auto& host : plan.hosts) {
+    std::vector<std::string> way{"exec"};
+    if (!host.is_this_host) {
+      way = plan.ssh;
+      way.push_back(host.name);
+    }
+    for (int local = 0; local < host.count; ++local) print(way, variables_of_rank(host.first + local, plan.ranks, local, host.count));
   }
 }
 
 /// Becomes mpirun. Returns only if that cannot be.
 int become_launcher(const Plan& plan) {
-  for (const auto& name : plan.unset) ::unsetenv(name.c_str());
-  for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& name : plan.program.unset) ::unsetenv(name.c_str());
+  for (const auto& [name, value] : plan.program.variables) ::setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> words;
-  for (const auto* part : {&plan.launcher, &plan.command})
+  for (const auto* part : {&plan.launcher, &plan.program.command})
     for (const auto& word : *part) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words.front(), words.data());
@@ -68,6 +76,7 @@ int become_launcher(const Plan& plan) {
 }
 
 int run(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--host-helper") return run_helper();  // hvdrun's own, on other hosts
   const Options options = parse_command_line(argc, argv);
   if (!options.help.empty()) {
     std::fputs(options.help.c_str(), stdout);

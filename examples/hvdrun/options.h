@@ -13,6 +13,13 @@ struct WrongOptions : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What starts the ranks.
+enum class Launcher {
+  None,  ///< hvdrun itself, where all are this host's; else what is found
+  Mpirun,
+  Ssh,
+};
+
 struct Options {
   int ranks = 0;                                               ///< 0: as many as there are slots
   std::string hosts;                                           ///< "first:4,second:4"
@@ -21,8 +28,13 @@ struct Options {
   std::vector<std::string> exports;                            ///< names to be passed to other hosts
   std::string output_folder;
   bool prefixes = true;
-  bool uses_mpi = false;
+  Launcher launcher = Launcher::None;
   std::string mpi_arguments;
+  std::string ssh;  ///< the command that is told a host's name and what to run there; empty: ssh
+  int ssh_port = 0;
+  std::string ssh_identity;
+  std::string interfaces;      ///< that the hosts share, with commas
+  std::string master_address;  ///< at which the ranks of several hosts meet
   bool dry_run = false;
   bool check_build = false;
   bool verbose = false;

@@ -1,6 +1,6 @@
 #pragma once
-/// Outlet is standard output or error of hvdrun, for a program that must not wait for who reads there: lines are kept until they can be
-/// written. It borrows the descriptor, and is for one thread.
+/// Outlet is a descriptor that hvdrun or its helper writes to, such as its standard output, for a program that must not wait for who reads
+/// there: bytes are kept until they can be written. It borrows the descriptor, and is for one thread.
 
 #include <sys/types.h>
 
@@ -12,7 +12,7 @@ namespace hvdrun {
 
 class Outlet {
  public:
-  explicit Outlet(int descriptor) : descriptor_(descriptor) {}
+  explicit Outlet(int descriptor);
   Outlet(const Outlet&) = delete;
   Outlet& operator=(const Outlet&) = delete;
 
@@ -30,6 +30,7 @@ class Outlet {
  private:
   static constexpr std::size_t kMost = std::size_t{1} << 20;
   int descriptor_;
+  bool is_socket_;  // then whoever has gone is no SIGPIPE
   std::string waiting_;
   std::size_t begin_ = 0;  // what stands before it is written
 };

@@ -10,74 +10,56 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <stdexcept>
-#include <utility>
-#include <vector>
-
-#include "examples/hvdrun/ranks.h"
+#include <string_view>
 
 namespace hvdrun {
 
 namespace {
 
-constexpr std::size_t kLastWords = 10;
-constexpr std::size_t kMostWords = 1000;                     // of a line of them
-constexpr std::size_t kLongestLine = std::size_t{64} << 10;  // longer ones come in pieces
-
 [[noreturn]] void fail(const char* call) { throw std::runtime_error(fmt::format("{}: {}", call, std::strerror(errno))); }
 
 /// In the new process: becomes the rank's program. `output`: standard output and error; -1 where they stay.
-[[noreturn]] void become(const Plan& plan, const std::string& meeting, int rank, const std::array<int, 2>& output) {
+[[noreturn]] void become(const Program& program, const RankProcess::Own& own, const std::array<int, 2>& output) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // also where hvdrun is killed no rank is left
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  // A group in the background may not read from a terminal.
-  if (rank != 0 || ::isatty(STDIN_FILENO) != 0) {
-    const int nothing = ::open("/dev/null", O_RDONLY);
-    if (nothing >= 0) ::dup2(nothing, STDIN_FILENO);
-  }
+  const int nothing = own.input < 0 ? ::open("/dev/null", O_RDONLY) : -1;
+  if (const int input = own.input < 0 ? nothing : own.input; input > STDIN_FILENO) ::dup2(input, STDIN_FILENO);
   if (output[0] >= 0) ::dup2(output[0], STDOUT_FILENO);
   if (output[1] >= 0) ::dup2(output[1], STDERR_FILENO);
-  for (const auto& name : plan.unset) ::unsetenv(name.c_str());
-  for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
-  for (const auto& [name, value] : variables_of_rank(plan, rank)) ::setenv(name.c_str(), value.c_str(), 1);
-  ::setenv("HVD_INIT", meeting.c_str(), 1);
+  for (const auto& name : program.unset) ::unsetenv(name.c_str());
+  for (const auto& [name, value] : program.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : own.variables) ::setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> words;
-  for (const auto& word : plan.command) words.push_back(const_cast<char*>(word.c_str()));
+  for (const auto& word : program.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words.front(), words.data());
-  const std::string text = fmt::format("hvdrun: {}: {}\n", plan.command.front(), std::strerror(errno));
+  const std::string text = fmt::format("hvdrun: {}: {}\n", program.command.front(), std::strerror(errno));
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   ::_exit(127);
 }
 
 }  // namespace
 
-RankProcess::RankProcess(const Plan& plan, const std::string& meeting, int rank, const OutputOptions& options,
-                         const std::array<Outlet*, 2>& outlets)
-    : rank_(rank) {
-  constexpr std::array<const char*, 2> kNames{"stdout", "stderr"};
+std::string End::text() const {
+  return signal != 0 ? fmt::format("was ended by signal {} ({})", signal, ::strsignal(signal))
+                     : fmt::format("ended with exit code {}", code);
+}
+
+RankProcess::RankProcess(const Program& program, const Own& own, RankSink* sink) : sink_(sink) {
   std::array<int, 2> to{-1, -1};
-  const bool is_read = options.prefixes || !options.folder.empty();
-  for (std::size_t i = 0; i < streams_.size() && is_read; ++i) {
+  for (std::size_t i = 0; i < pipes_.size() && sink_ != nullptr; ++i) {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("pipe2");
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    streams_[i].pipe = ends[0];
+    pipes_[i] = ends[0];
     to[i] = ends[1];
-    streams_[i].to = outlets[i];
-    if (options.prefixes) streams_[i].prefix = fmt::format("[{}]<{}>:", rank, kNames[i]);
-    if (options.folder.empty()) continue;
-    const std::string folder = fmt::format("{}/rank.{}", options.folder, rank);
-    std::filesystem::create_directories(folder);
-    streams_[i].copy.reset(std::fopen(fmt::format("{}/{}", folder, kNames[i]).c_str(), "we"));
-    if (!streams_[i].copy) fail(folder.c_str());
   }
   process_ = ::fork();
-  if (process_ == 0) become(plan, meeting, rank, to);
+  if (process_ == 0) become(program, own, to);
   for (const int end : to)
     if (end >= 0) ::close(end);
   if (process_ < 0) fail("fork");
@@ -89,55 +71,31 @@ RankProcess::~RankProcess() {
     send(SIGKILL);
     ::waitpid(process_, nullptr, 0);
   }
-  for (const auto& stream : streams_)
-    if (stream.pipe >= 0) ::close(stream.pipe);
+  for (const int pipe : pipes_)
+    if (pipe >= 0) ::close(pipe);
 }
 
-std::array<int, 2> RankProcess::outputs() const {
-  std::array<int, 2> waited{-1, -1};
-  for (std::size_t i = 0; i < streams_.size(); ++i)
-    if (streams_[i].pipe >= 0 && !streams_[i].to->is_full()) waited[i] = streams_[i].pipe;
-  return waited;
+void RankProcess::add_waited(std::vector<pollfd>& waited) const {
+  for (std::size_t i = 0; i < pipes_.size(); ++i)
+    if (pipes_[i] >= 0 && !sink_->is_full(i)) waited.push_back({pipes_[i], POLLIN, 0});
 }
 
-void RankProcess::say(Stream& stream, std::string_view line, bool is_whole) {
-  stream.to->add(stream.prefix);
-  stream.to->add(line);
-  if (is_whole || !stream.prefix.empty()) stream.to->add("\n");
-  if (stream.copy) {
-    std::fwrite(line.data(), 1, line.size(), stream.copy.get());
-    if (is_whole) std::fputc('\n', stream.copy.get());
-    std::fflush(stream.copy.get());
-  }
-  if (&stream != &streams_[1]) return;
-  last_words_.emplace_back(line.substr(0, kMostWords));
-  if (last_words_.size() > kLastWords) last_words_.pop_front();
-}
-
-void RankProcess::read(Stream& stream) {
-  if (stream.pipe < 0 || stream.to->is_full()) return;
+void RankProcess::read(std::size_t stream) {
+  int& pipe = pipes_[stream];
+  if (pipe < 0 || sink_->is_full(stream)) return;
   std::array<char, 1 << 16> buffer;
-  const auto length = ::read(stream.pipe, buffer.data(), buffer.size());
+  const auto length = ::read(pipe, buffer.data(), buffer.size());
   if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (length <= 0) {
-    ::close(stream.pipe);
-    stream.pipe = -1;
+    ::close(pipe);
+    pipe = -1;
     return;
   }
-  std::string_view arrived(buffer.data(), static_cast<std::size_t>(length));
-  for (std::size_t end = 0; (end = arrived.find('\n')) != std::string_view::npos; arrived.remove_prefix(end + 1))
-    say(stream, std::exchange(stream.partial, {}).append(arrived.substr(0, end)), true);
-  stream.partial += arrived;
-  if (stream.partial.size() >= kLongestLine) say(stream, std::exchange(stream.partial, {}), false);
+  sink_->hear(stream, std::string_view(buffer.data(), static_cast<std::size_t>(length)));
 }
 
 void RankProcess::pass_output_on() {
-  for (auto& stream : streams_) read(stream);
-}
-
-void RankProcess::finish_output() {
-  for (auto& stream : streams_)
-    if (const std::string rest = std::exchange(stream.partial, {}); !rest.empty()) say(stream, rest, false);
+  for (std::size_t stream = 0; stream < pipes_.size(); ++stream) read(stream);
 }
 
 bool RankProcess::has_ended() {
@@ -155,13 +113,5 @@ bool RankProcess::has_ended() {
 }
 
 void RankProcess::send(int signal) const { ::kill(-process_, signal); }
-
-int RankProcess::exit_code() const { return how_.signal != 0 ? 128 + how_.signal : how_.code; }
-
-std::string RankProcess::describe_end() const {
-  if (how_.signal != 0)
-    return fmt::format("rank {} (process {}) was ended by signal {} ({})", rank_, process_, how_.signal, ::strsignal(how_.signal));
-  return fmt::format("rank {} (process {}) ended with exit code {}", rank_, process_, how_.code);
-}
 
 }  // namespace hvdrun

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,14 +9,17 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <list>
+#include <memory>
 #include <optional>
-#include <stdexcept>
+#include <thread>
+#include <vector>
 
+#include "examples/hvdrun/local_group.h"
 #include "examples/hvdrun/outlet.h"
-#include "examples/hvdrun/rank_process.h"
+#include "examples/hvdrun/rank.h"
+#include "examples/hvdrun/remote_hosts.h"
+#include "examples/hvdrun/signals.h"
 
 namespace hvdrun {
 
@@ -30,87 +32,39 @@ constexpr auto kTimeToNotice = 5s;  // in which the other ranks learn by themsel
 constexpr auto kOneSignal = 1s;     // in which a signal that comes again is the same one, which a terminal and a wrapper both have sent
 constexpr auto kLastOutput = 1s;    // of what a rank has started and left behind
 
-/// A folder of this user's alone, for the file by which the ranks meet.
-class MeetingPlace {
+class Job {
  public:
-  MeetingPlace() {
-    const char* const folder = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/hvdrun-XXXXXX", folder != nullptr && *folder != '\0' ? folder : "/tmp");
-    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error(fmt::format("{}: {}", path_, std::strerror(errno)));
-  }
-  ~MeetingPlace() {
-    ::unlink((path_ + "/ranks").c_str());
-    ::rmdir(path_.c_str());
-  }
-  MeetingPlace(const MeetingPlace&) = delete;
-  MeetingPlace& operator=(const MeetingPlace&) = delete;
-  /// As HVD_INIT has it.
-  [[nodiscard]] std::string address() const { return fmt::format("file://{}/ranks", path_); }
-
- private:
-  std::string path_;
-};
-
-/// The signals that hvdrun hears, as a descriptor: not those that its caller wants ignored, as nohup does.
-class Signals {
- public:
-  Signals() {
-    ::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it no end of a rank would be told
-    ::sigemptyset(&heard_);
-    ::sigaddset(&heard_, SIGCHLD);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-      struct sigaction now {};
-      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&heard_, signal);
-    }
-    ::sigprocmask(SIG_BLOCK, &heard_, nullptr);
-    descriptor_ = ::signalfd(-1, &heard_, SFD_NONBLOCK | SFD_CLOEXEC);
-    if (descriptor_ < 0) throw std::runtime_error(fmt::format("signalfd: {}", std::strerror(errno)));
-  }
-  ~Signals() { ::close(descriptor_); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-  [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// Returns the next one that is none of a child's; 0 if there is none.
-  [[nodiscard]] int next() const {
-    signalfd_siginfo info{};
-    while (::read(descriptor_, &info, sizeof info) == static_cast<ssize_t>(sizeof info))
-      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
-    return 0;
-  }
-
- private:
-  sigset_t heard_{};
-  int descriptor_ = -1;
-};
-
-class Ranks {
- public:
-  Ranks(const Plan& plan, const OutputOptions& options) : time_to_end_(options.time_to_end) {
+  Job(const Plan& plan, const OutputOptions& options) : time_to_end_(options.time_to_end) {
     const std::array<Outlet*, 2> outlets{&output_, error_.is_same_file(output_) ? &output_ : &error_};
-    for (int rank = 0; rank < plan.ranks; ++rank) {
-      all_.emplace_back(plan, place_.address(), rank, options, outlets);
-      if (options.verbose) std::fprintf(stderr, "hvdrun: rank %d is process %d\n", rank, static_cast<int>(all_.back().process()));
+    if (plan.hosts.empty()) {
+      local_ = std::make_unique<LocalGroup>(plan, options, outlets);
+      groups_.push_back(local_.get());
+    } else {
+      remote_ = std::make_unique<RemoteHosts>(plan, options, outlets, signals_);
+      for (auto& group : remote_->groups()) groups_.push_back(&group);
     }
+    for (RankGroup* const group : groups_)
+      for (Rank* const rank : group->ranks()) all_.push_back(rank);
   }
 
   int run() {
     while (!is_over()) {
       wait();
       while (const int signal = signals_.next()) hear(signal);
-      for (auto& rank : all_) rank.pass_output_on();
+      for (RankGroup* const group : groups_) group->pass_on();
       for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
       note_ends();
       keep_time();
     }
-    for (auto& rank : all_) rank.finish_output();
+    for (RankGroup* const group : groups_) group->finish_output();
     write_rest();
     return conclude();
   }
 
  private:
   bool is_over() {
-    const bool all_ended = std::all_of(all_.begin(), all_.end(), [](auto& rank) { return rank.has_ended(); });
-    const bool all_said = std::all_of(all_.begin(), all_.end(), [](const auto& rank) { return rank.has_said_all(); });
+    const bool all_ended = std::all_of(all_.begin(), all_.end(), [](Rank* rank) { return rank->has_ended(); });
+    const bool all_said = std::all_of(groups_.begin(), groups_.end(), [](const RankGroup* group) { return group->has_said_all(); });
     // What the ranks have said is not given up because somebody reads it slowly; only who sends a signal will not wait for that.
     const bool is_full = output_.is_full() || error_.is_full();
     if (all_ended && (!last_output_ || (is_full && signal_ == 0))) last_output_ = Clock::now() + kLastOutput;
@@ -122,6 +76,8 @@ class Ranks {
     for (const auto last = Clock::now() + kLastOutput; !output_.is_empty() || !error_.is_empty();) {
       for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
       if (signal_ == 0) signal_ = signals_.next();
+      if (signal_ == SIGTSTP) ::kill(::getpid(), SIGSTOP);
+      if (signal_ == SIGTSTP) signal_ = 0;
       if (signal_ != 0 && Clock::now() > last) return;
       std::vector<pollfd> waited{{signals_.descriptor(), POLLIN, 0}};
       add_outlets(waited);
@@ -137,13 +93,18 @@ class Ranks {
   void wait() {
     std::vector<pollfd> waited{{signals_.descriptor(), POLLIN, 0}};
     add_outlets(waited);
-    for (const auto& rank : all_)
-      for (const int output : rank.outputs()) waited.push_back({output, POLLIN, 0});  // -1 is left out
+    for (const RankGroup* const group : groups_) group->add_waited(waited);
     const bool has_time = end_them_ || last_output_;
     ::poll(waited.data(), waited.size(), has_time ? 100 : 10'000);
   }
 
+  void send_all(int signal) {
+    for (Rank* const rank : all_)
+      if (!rank->has_ended()) rank->send(signal);
+  }
+
   void hear(int signal) {
+    if (signal == SIGTSTP) return stop();
     const auto now = Clock::now();
     const bool is_again = signal_ != 0 && now >= first_heard_ + kOneSignal;
     if (signal_ == signal && !is_again) return;
@@ -151,31 +112,49 @@ class Ranks {
       signal_ = signal;
       first_heard_ = now;
       end_them_ = now + time_to_end_;
+      for (RankGroup* const group : groups_) group->begin_to_end();
     }
-    for (auto& rank : all_)
-      if (!rank.has_ended()) rank.send(is_again ? SIGKILL : signal);
+    send_all(is_again ? SIGKILL : signal);
     has_sent_term_ = true;
   }
 
+  /// Stops the ranks and this process, as Ctrl-Z has it, until somebody sends SIGCONT; then all go on.
+  void stop() {
+    const auto begin = Clock::now();
+    send_all(SIGSTOP);
+    // What goes to other hosts is to leave before; not to one that has stopped to listen.
+    for (const auto last = begin + 1s; Clock::now() < last; std::this_thread::sleep_for(1ms)) {
+      std::vector<pollfd> waited;
+      for (RankGroup* const group : groups_) {
+        group->pass_on();
+        group->add_waited(waited);
+      }
+      if (std::none_of(waited.begin(), waited.end(), [](const pollfd& one) { return one.events == POLLOUT; })) break;
+    }
+    ::kill(::getpid(), SIGSTOP);
+    send_all(SIGCONT);
+    for (auto* const time : {&end_them_, &last_output_})
+      if (*time) **time += Clock::now() - begin;
+  }
+
   void note_ends() {
-    for (auto& rank : all_) {
-      if (first_ != nullptr || !rank.has_ended() || rank.exit_code() == 0) continue;
-      first_ = &rank;
+    for (Rank* const rank : all_) {
+      if (first_ != nullptr || !rank->has_ended() || rank->exit_code() == 0) continue;
+      first_ = rank;
       if (!end_them_) end_them_ = Clock::now() + kTimeToNotice;
     }
   }
 
   void keep_time() {
     if (!end_them_ || Clock::now() < *end_them_) return;
-    for (auto& rank : all_)
-      if (!rank.has_ended()) rank.send(has_sent_term_ ? SIGKILL : SIGTERM);
+    send_all(has_sent_term_ ? SIGKILL : SIGTERM);
     has_sent_term_ = true;
     end_them_ = Clock::now() + time_to_end_;
   }
 
   int conclude() {
     // What a rank has started and left behind ends with it.
-    for (auto& rank : all_) rank.send(SIGKILL);
+    for (Rank* const rank : all_) rank->send(SIGKILL);
     if (signal_ != 0) {
       const bool is_read = output_.is_empty() && error_.is_empty();
       if (is_read) std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
@@ -189,12 +168,14 @@ class Ranks {
   }
 
   const std::chrono::seconds time_to_end_;  // after SIGTERM
-  MeetingPlace place_;
   Signals signals_;
   Outlet output_{STDOUT_FILENO}, error_{STDERR_FILENO};
-  std::list<RankProcess> all_;
-  RankProcess* first_ = nullptr;  // to fail
-  int signal_ = 0;                // that hvdrun was sent
+  std::unique_ptr<LocalGroup> local_;
+  std::unique_ptr<RemoteHosts> remote_;
+  std::vector<RankGroup*> groups_;
+  std::vector<Rank*> all_;
+  Rank* first_ = nullptr;  // to fail
+  int signal_ = 0;         // that hvdrun was sent
   Clock::time_point first_heard_;
   bool has_sent_term_ = false;
   std::optional<Clock::time_point> end_them_, last_output_;
@@ -202,6 +183,13 @@ class Ranks {
 
 }  // namespace
 
-int run_ranks(const Plan& plan, const OutputOptions& options) { return Ranks(plan, options).run(); }
+int run_ranks(const Plan& plan, const OutputOptions& options) {
+  try {
+    return Job(plan, options).run();
+  } catch (const Interrupted& interrupted) {
+    std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", interrupted.signal, ::strsignal(interrupted.signal));
+    return 128 + interrupted.signal;
+  }
+}
 
 }  // namespace hvdrun

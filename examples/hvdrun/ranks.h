@@ -1,7 +1,7 @@
 #pragma once
-/// run_ranks() starts the ranks of a plan on this host and looks after them until all have ended: it passes their output on line by line,
-/// passes SIGINT, SIGTERM and SIGHUP on to them, and ends the others some seconds after one has failed. It is for the main thread of a
-/// process that does nothing else.
+/// run_ranks() starts the ranks of a plan, on this host or by helpers on several, and looks after them until all have ended: it passes
+/// their output on line by line, passes SIGINT, SIGTERM and SIGHUP on to them, stops and goes on with them (SIGTSTP), and ends the others
+/// some seconds after one has failed. It is for the main thread of a process that does nothing else.
 
 #include <chrono>
 #include <string>

@@ -119,6 +119,16 @@ StoreAddress read_tcp(const std::string& text) {
   return address;
 }
 
+bool is_in_pod(const Environment& environment) { return environment("KUBERNETES_SERVICE_HOST").has_value(); }
+
+/// In a pod of an indexed job that says WORLD_SIZE, and no RANK, that is the job's index. Without WORLD_SIZE the pods may be as many worlds
+/// of one.
+Environment with_index_of_job(const Environment& environment) {
+  const bool is_rank = environment("WORLD_SIZE") && !environment("RANK") && environment("JOB_COMPLETION_INDEX");
+  return
+      [&environment, is_rank](const std::string& name) { return environment(is_rank && name == "RANK" ? "JOB_COMPLETION_INDEX" : name); };
+}
+
 std::string token_of(const Environment& environment) { return environment("HVD_INIT_TOKEN").value_or(""); }
 
 /// Where MASTER_ADDR and MASTER_PORT say that ranks meet; empty if they do not say. The port itself belongs to torchrun, or to the
@@ -139,6 +149,7 @@ std::optional<StoreAddress> read_master(const Environment& environment) {
   address.job =
       formatted("{} {} {}", *port, environment("TORCHELASTIC_RUN_ID").value_or(""), environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
   address.token = token_of(environment);
+  address.may_be_named_later = is_in_pod(environment);
   return address;
 }
 
@@ -211,6 +222,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
     address.job = formatted("{} {} {}", address.first_port, environment("TORCHELASTIC_RUN_ID").value_or(""),
                             environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
     address.token = token_of(environment);
+    address.may_be_named_later = is_in_pod(environment);
     Announcement by = read_for_store(environment);
     if (!is_complete(by))
       throw InvalidArgument(
@@ -271,7 +283,8 @@ std::string StoreAddress::text() const {
   return ports == 1 ? formatted("{}:{}", name, first_port) : formatted("{}:{}-{}", name, first_port, first_port + ports - 1);
 }
 
-Launch read_launch(const Environment& environment) {
+Launch read_launch(const Environment& said) {
+  const Environment environment = with_index_of_job(said);
   if (const auto wanted = environment("HVD_INIT")) return read_forced(environment, *wanted);
   Announcement mpi = read_mpi_launcher(environment);
   std::string outer;

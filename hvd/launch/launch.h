@@ -22,6 +22,8 @@ struct StoreAddress {
   std::string path;    ///< of the file in which rank 0 says where it listens
   std::string job;     ///< what tells this job from others on the same host; no secret
   std::string token;   ///< HVD_INIT_TOKEN: the job's secret; empty where there is none
+  /// In a pod of Kubernetes, where `host` may be a pod that is not there yet: until then nobody knows its name.
+  bool may_be_named_later = false;
 
   /// Returns the address as a message has it.
   [[nodiscard]] std::string text() const;

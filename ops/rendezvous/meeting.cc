@@ -73,13 +73,14 @@ class Meeting {
     return formatted("{} s ({})", std::chrono::duration_cast<std::chrono::seconds>(patience_).count(), kKnob);
   }
 
-  /// A name may take a moment to be known.
+  /// A name may take a moment to be known: that of a pod until it is there, which may be long after this one.
   std::vector<SocketAddress> resolve_host() {
     for (;;) {
       std::string problem;
-      auto found = resolve(address_.host, problem);
+      bool may_pass = false;
+      auto found = resolve(address_.host, problem, &may_pass);
       if (!found.empty()) return found;
-      if (Clock::now() > began_ + kSure)
+      if (Clock::now() > (may_pass || address_.may_be_named_later ? deadline_ : began_ + kSure))
         throw BackendError(
             formatted("hvd::init(): the host '{}', at which the ranks are to meet, is not found: {}; MASTER_ADDR, or HVD_INIT, "
                       "must name the host of rank 0",

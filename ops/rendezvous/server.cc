@@ -92,8 +92,7 @@ int StoreServer::time_to_wait() const {
 void StoreServer::wait() {
   std::vector<pollfd> all;
   all.push_back({wake_.get(), POLLIN, 0});
-  const auto strangers = std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.rank == kStranger; });
-  if (static_cast<std::size_t>(strangers) < kMostStrangers) all.push_back({listener_.get(), POLLIN, 0});
+  all.push_back({listener_.get(), POLLIN, 0});
   for (const Peer& peer : peers_) all.push_back({peer.connection.get(), static_cast<short>(is_next(peer) ? POLLIN | POLLOUT : POLLIN), 0});
   ::poll(all.data(), all.size(), time_to_wait());
 }
@@ -102,12 +101,20 @@ void StoreServer::accept_all() {
   for (std::size_t strangers = 0; strangers < kMostStrangers; ++strangers) {
     auto connection = accept_from(listener_);
     if (!connection) return;
+    make_room();
     Peer& peer = peers_.emplace_back();
     peer.connection = std::move(*connection);
     peer.nonce = make_nonce();
     peer.deadline = Clock::now() + kPatienceWithStrangers;
     put_frame(peer.out, FrameKind::Greeting, make_greeting(peer.nonce));
   }
+}
+
+/// Strangers that say nothing must keep nobody out: of too many, the one that has had the most time to prove itself goes.
+void StoreServer::make_room() {
+  const auto is_unproven = [](const Peer& peer) { return peer.rank == kStranger && !peer.hello; };
+  if (static_cast<std::size_t>(std::count_if(peers_.begin(), peers_.end(), is_unproven)) >= kMostStrangers)
+    peers_.erase(std::find_if(peers_.begin(), peers_.end(), is_unproven));
 }
 
 void StoreServer::read(Peer& peer) {

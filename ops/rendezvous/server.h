@@ -49,6 +49,7 @@ class StoreServer {
   void run();
   void wait();
   void accept_all();
+  void make_room();
   void read(Peer& peer);
   void hear(Peer& peer, const Frame& frame);
   void introduce(Peer& peer, const Frame& frame);

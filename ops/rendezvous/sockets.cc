@@ -40,11 +40,12 @@ SocketAddress SocketAddress::with_port(int port) const {
   return other;
 }
 
-std::vector<SocketAddress> resolve(const std::string& host, std::string& problem) {
+std::vector<SocketAddress> resolve(const std::string& host, std::string& problem, bool* may_pass) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   if (const int error = ::getaddrinfo(host.c_str(), nullptr, &wanted, &list); error != 0) {
+    if (may_pass != nullptr) *may_pass = error == EAI_AGAIN;
     problem = error == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(error);
     return {};
   }

@@ -26,8 +26,9 @@ struct SocketAddress {
   [[nodiscard]] SocketAddress with_port(int port) const;
 };
 
-/// Returns the addresses of a name, IPv4 first; empty if it has none, and then why in `problem`.
-std::vector<SocketAddress> resolve(const std::string& host, std::string& problem);
+/// Returns the addresses of a name, IPv4 first; empty if it has none, and then why in `problem`, and in `may_pass` whether who was asked
+/// says that it may know later (EAI_AGAIN).
+std::vector<SocketAddress> resolve(const std::string& host, std::string& problem, bool* may_pass = nullptr);
 
 /// Returns a socket that listens at `address`; none if that is taken (`error` EADDRINUSE) or cannot be (another error).
 std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error);

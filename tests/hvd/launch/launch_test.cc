@@ -181,6 +181,25 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
     CHECK(says(refusal(torch(1, 3) + Variables{{"MASTER_PORT", port}}), "MASTER_PORT: '"));
 }
 
+TEST_CASE("launch: pods of an indexed job") {
+  const Variables pod{{"JOB_COMPLETION_INDEX", "2"}, {"KUBERNETES_SERVICE_HOST", "10.96.0.1"}};
+  const Launch launch = read(pod + kMaster + Variables{{"WORLD_SIZE", "4"}});
+  CHECK(launch.way == Way::Store);
+  CHECK(launch.hints.rank == 2);
+  CHECK(launch.hints.size == 4);
+  REQUIRE(launch.store);
+  CHECK(launch.store->may_be_named_later);
+  CHECK(read(pod + torch(1, 4)).hints.rank == 1);  // what is said comes before the index
+  CHECK(read(pod).way == Way::Alone);              // as many worlds of one
+  CHECK(says(refusal(pod + Variables{{"WORLD_SIZE", "4"}}), "MASTER_ADDR"));
+  CHECK(says(refusal(pod + kMaster + Variables{{"WORLD_SIZE", "2"}}), "not allowed"));
+  const Launch by_mpi = read(pod + open_mpi(1, 2));  // in a pod whose program is mpirun
+  CHECK(by_mpi.way == Way::Mpi);
+  CHECK(by_mpi.hints.rank == 1);
+  REQUIRE(read(torch(0, 2)).store);
+  CHECK_FALSE(read(torch(0, 2)).store->may_be_named_later);
+}
+
 TEST_CASE("launch: several launchers at once") {
   // One torchrun for each host, started by srun or mpirun: the inner one counts.
   CHECK(read(slurm(0, 2) + torchrun(3, 8)).way == Way::Store);

@@ -193,6 +193,28 @@ TEST_CASE("meeting: strangers at the store's port harm nobody") {
   strangers.join();
 }
 
+TEST_CASE("meeting: strangers that say nothing keep no rank out, however many they are") {
+  const StoreAddress address = at_port(free_port());
+  std::vector<std::string> said;
+  std::thread first([&] { said = meet_all({launch_of(0, 3, address)}, use); });
+  std::vector<FileDescriptor> strangers;
+  for (const auto last = Clock::now() + 20s; strangers.size() < 400 && Clock::now() < last;)
+    if (auto connection = connect_to(loopback(address.first_port), Clock::now() + 1s)) strangers.push_back(std::move(*connection));
+  CHECK(strangers.size() == 400);
+  check_all_well(meet_all({launch_of(1, 3, address), launch_of(2, 3, address)}, use));
+  first.join();
+  check_all_well(said);
+}
+
+TEST_CASE("meeting: in a pod a name that nobody knows yet is waited for until the deadline") {
+  StoreAddress address = at_port(free_port());
+  address.host = "no-such-host.invalid";
+  address.may_be_named_later = true;
+  const auto began = Clock::now();
+  check_all_say(meet_all({launch_of(1, 2, address)}, use, 4s), "is not found");
+  CHECK(Clock::now() >= began + 4s);
+}
+
 TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wrong key learns no more than that") {
   int error = 0;
   auto listener = listen_at(loopback(0), error);

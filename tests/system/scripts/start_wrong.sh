@@ -118,7 +118,7 @@ start wrong_ranks "different HVD_INIT_TOKEN" 2 2 "rank 1 of 2 did not come|is of
 start wrong_ranks "a MASTER_ADDR of another host" 2 1 "the address must be one of the host that rank 0 runs on" \
   env HVD_START_TIMEOUT=2 MASTER_ADDR=192.0.2.7 "$program"
 start wrong_ranks "a MASTER_ADDR that nobody knows" 2 2 "the host 'no-such-host.invalid', at which the ranks are to meet, is not found" \
-  env MASTER_ADDR=no-such-host.invalid "$program"
+  env HVD_START_TIMEOUT=5 MASTER_ADDR=no-such-host.invalid "$program"
 port_is_taken() {
   local port=$((9900 + RANDOM % 90))
   python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); time.sleep(30)' $port &
