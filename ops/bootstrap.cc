@@ -10,6 +10,9 @@
 #include "hvd/errors.h"
 #include "hvd/launch/launch.h"
 #include "hvd/negotiation/signature.h"
+#include "ops/mpi/library.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/mpi/rendezvous.h"
 #include "ops/rendezvous/meeting.h"
 
 namespace hvd {
@@ -34,19 +37,36 @@ Bootstrap::Bootstrap(std::chrono::milliseconds patience) {
   const bool can_start = is_started || launch.can_start_mpi;
   if (!can_start && !launch.store) throw BackendError(no_process_manager(launch));
   if (can_start && (launch.way != Launch::Way::Store || (is_started && !launch.is_forced))) {
-    // Where MPI, which the program has started, knows nothing of the others, they meet without it.
-    auto mpi = MpiRendezvous::start(launch.hints.rank.value_or(0));
-    const int size = mpi->size();
-    const bool is_right = launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
-    if (!is_right && !launch.store) throw BackendError(wrong_world(launch, size, mpi_library()));
-    if (is_right) {
-      mpi_ = mpi.get();
-      meeting_ = std::move(mpi);
-      mpi_->watch_peers();
-      return;
-    }
+    // Where MPI, which the program has started, knows nothing of the others, or is not to be had, they meet without it.
+    if (meet_through_mpi(launch, is_started)) return;
   }
   meeting_ = meet_in_store(launch, patience);
+}
+
+bool Bootstrap::meet_through_mpi(const Launch& launch, bool is_started) {
+  if (const std::string problem = open_mpi(); !problem.empty()) {
+    if (launch.store) return false;
+    if (!is_started && launch.hints.size == 1 && !launch.is_forced) return true;  // a world of one needs nobody
+    throw BackendError(no_mpi(launch, problem));
+  }
+  auto mpi = MpiRendezvous::start(launch.hints.rank.value_or(0));
+  const int size = mpi->size();
+  const bool is_right = launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
+  if (!is_right && !launch.store) throw BackendError(wrong_world(launch, size, mpi_library()));
+  if (!is_right) return false;
+  mpi_ = mpi.get();
+  meeting_ = std::move(mpi);
+  mpi_->watch_peers();
+  return true;
+}
+
+bool Bootstrap::threads_supported() const { return has_mpi() && mpi_->threads_supported(); }
+bool Bootstrap::is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
+void Bootstrap::require_threads() const { mpi_->require_threads(); }
+
+std::unique_ptr<PointToPoint> Bootstrap::make_mpi_wire() const {
+  agree();
+  return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(mpi_->comm().get()));
 }
 
 void Bootstrap::before_finalize(std::function<void()> work) const {

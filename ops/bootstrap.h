@@ -19,11 +19,14 @@
 #include "hvd/config.h"
 #include "hvd/errors.h"
 #include "hvd/topology.h"
-#include "ops/mpi/rendezvous.h"
+#include "ops/p2p/point_to_point.h"
 #include "ops/rendezvous/rendezvous.h"
 #include "ops/shm/arena.h"
 
 namespace hvd {
+
+class MpiRendezvous;
+struct Launch;
 
 class Bootstrap {
  public:
@@ -34,16 +37,16 @@ class Bootstrap {
   /// Whether this is a world of one, which nobody else can know of.
   [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
   [[nodiscard]] bool has_mpi() const { return mpi_ != nullptr; }
-  [[nodiscard]] bool threads_supported() const { return has_mpi() && mpi_->threads_supported(); }
+  [[nodiscard]] bool threads_supported() const;
   /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
-  [[nodiscard]] bool is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
+  [[nodiscard]] bool is_serialized() const;
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
-  /// Not collective. Returns MPI's communicator. Requires `has_mpi`.
-  [[nodiscard]] const MpiComm& comm() const { return mpi_->comm(); }
+  /// Collective. Returns one more wire over MPI. Requires `has_mpi`.
+  [[nodiscard]] std::unique_ptr<PointToPoint> make_mpi_wire() const;
   /// Not collective. Throws BackendError, which says what to do, where MPI may not be called by other threads than the one that started it.
   /// Requires `has_mpi`.
-  void require_threads() const { mpi_->require_threads(); }
+  void require_threads() const;
 
   /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();
@@ -77,6 +80,8 @@ class Bootstrap {
 
  private:
   struct Files;
+  /// Returns whether the ranks have met, or this one is alone; false where they are to meet in a store.
+  bool meet_through_mpi(const Launch& launch, bool is_started);
   [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, DomainMemory& memory, Files& files) const;
   std::unique_ptr<Rendezvous> meeting_;  ///< null in a world of one
   MpiRendezvous* mpi_ = nullptr;         ///< the same, where it is MPI's

@@ -25,6 +25,7 @@
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
 #include "ops/kernels/reduce.h"
+#include "ops/mpi/rendezvous.h"
 #include "ops/p2p/transport.h"
 #include "ops/shm/result_memory.h"
 #include "ops/wires.h"

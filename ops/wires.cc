@@ -2,7 +2,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "ops/mpi/point_to_point.h"
 #include "ops/ucx/wire.h"
 
 namespace hvd {
@@ -17,10 +16,7 @@ std::string need(const Topology& topology, const std::string& why_not_shared) {
 
 ChosenWire choose_mpi(const Bootstrap& bootstrap) {
   bootstrap.require_threads();
-  return {"MPI", [&bootstrap] {
-            bootstrap.agree();
-            return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap.comm().get()));
-          }};
+  return {"MPI", [&bootstrap] { return bootstrap.make_mpi_wire(); }};
 }
 
 }  // namespace

@@ -2,10 +2,8 @@
 // wrong options, 1 if the ranks cannot be started.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
-#include <mpi.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -20,19 +18,17 @@
 #include "examples/hvdrun/options.h"
 #include "examples/hvdrun/plan.h"
 #include "examples/hvdrun/ranks.h"
+#include "ops/mpi/library.h"
 
 namespace hvdrun {
 namespace {
 
 void print_build() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  MPI_Get_library_version(text.data(), &length);
-  const std::string mpi(text.data(), static_cast<std::size_t>(length));
   const auto line = [](bool is_there, const std::string& what) { fmt::print("  [{}] {}\n", is_there ? 'X' : ' ', what); };
   fmt::print("hvd {}\n\nBuilt with:\n", HVD_VERSION);
   line(HVD_HAS_TORCH != 0, "LibTorch");
-  line(true, mpi.substr(0, mpi.find_first_of(",\n")));
+  const std::string problem = hvd::open_mpi();
+  line(problem.empty(), problem.empty() ? hvd::mpi_library() : problem);
   line(HVD_HAS_UCX != 0, "UCX");
   line(hvd::cuda_built(), "CUDA");
   line(hvd::nccl_built(), "NCCL");

@@ -333,6 +333,20 @@ std::string no_process_manager(const Launch& launch) {
       launch.hints.size ? formatted("{}", *launch.hints.size) : std::string("several"), launch.said, launch.launcher);
 }
 
+std::string no_mpi(const Launch& launch, const std::string& problem) {
+  std::string who = "HVD_INIT=mpi is set";
+  if (launch.way != Launch::Way::Mpi) {
+    who = "the program has started MPI itself";
+  } else if (!launch.said.empty()) {
+    who = formatted("{} say that {} started this process", launch.said, launch.launcher);
+  }
+  return formatted(
+      "hvd::init(): {}, so the ranks should meet through MPI, but {}; start them by the launcher of the MPI that hvd was built with, with "
+      "its libraries installed or on LD_LIBRARY_PATH; or without MPI, by hvdrun or torchrun on one host, on several by "
+      "HVD_INIT=tcp://HOST:PORT with the host of rank 0 and a free port of it; or set HVD_INIT=alone if this is meant to be a world of one",
+      who, problem);
+}
+
 std::string wrong_world(const Launch& launch, int size, const std::string& library) {
   const std::string ranks = launch.hints.size ? formatted("{} ranks", *launch.hints.size) : std::string("several ranks");
   return formatted(

@@ -54,6 +54,9 @@ Launch read_launch();
 /// Returns the sentence for a process whose launcher has announced several ranks where MPI, `library` by its own name, sees `size`.
 std::string wrong_world(const Launch& launch, int size, const std::string& library);
 
+/// Returns the sentence for a process that should meet the others through MPI, which cannot be used: `problem` says why.
+std::string no_mpi(const Launch& launch, const std::string& problem);
+
 /// Returns the sentence for a process that a launcher of several ranks has given nothing by which MPI could find the others.
 std::string no_process_manager(const Launch& launch);
 

@@ -13,29 +13,29 @@ void check_mpi(int code, std::string_view call, int rank) {
   if (code == MPI_SUCCESS) return;
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
-  const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS && length > 0;
+  const bool known = mpi().error_string(code, text.data(), &length) == MPI_SUCCESS && length > 0;
   const std::string words = known ? std::string(text.data(), static_cast<std::size_t>(length)) : formatted("error {}", code);
   throw BackendError(formatted("{} on rank {}: {}", call, rank, words));
 }
 
 MpiComm::MpiComm(MPI_Comm comm) : comm_(comm) {
-  check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-  check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  check(mpi().comm_set_errhandler(comm_, mpi().errors_return), "MPI_Comm_set_errhandler");
+  check(mpi().comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  check(mpi().comm_size(comm_, &size_), "MPI_Comm_size");
 }
 
 MpiComm MpiComm::duplicate(MPI_Comm of) {
-  MPI_Comm copy = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(of, &copy), "MPI_Comm_dup", -1);
+  MPI_Comm copy{};
+  check_mpi(mpi().comm_dup(of, &copy), "MPI_Comm_dup", -1);
   return MpiComm(copy);
 }
 
-MpiComm::MpiComm(MpiComm&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)), rank_(other.rank_), size_(other.size_) {}
+MpiComm::MpiComm(MpiComm&& other) noexcept : comm_(std::exchange(other.comm_, kNone)), rank_(other.rank_), size_(other.size_) {}
 
 MpiComm& MpiComm::operator=(MpiComm&& other) noexcept {
   if (this == &other) return *this;
   free();
-  comm_ = std::exchange(other.comm_, MPI_COMM_NULL);
+  comm_ = std::exchange(other.comm_, kNone);
   rank_ = other.rank_;
   size_ = other.size_;
   return *this;
@@ -44,16 +44,16 @@ MpiComm& MpiComm::operator=(MpiComm&& other) noexcept {
 MpiComm::~MpiComm() { free(); }
 
 void MpiComm::free() noexcept {
-  if (comm_ == MPI_COMM_NULL) return;
+  if (comm_ == kNone) return;
   int finalized = 0;
-  if (MPI_Finalized(&finalized) == MPI_SUCCESS && finalized == 0) MPI_Comm_free(&comm_);
-  comm_ = MPI_COMM_NULL;
+  if (mpi().finalized(&finalized) == MPI_SUCCESS && finalized == 0) mpi().comm_free(&comm_);
+  comm_ = kNone;
 }
 
 int MpiComm::largest_tag() const {
   int* value = nullptr;
   int found = 0;
-  check(MPI_Comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&value), &found), "MPI_Comm_get_attr");
+  check(mpi().comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&value), &found), "MPI_Comm_get_attr");
   constexpr int kGuaranteed = 32767;
   return found != 0 && value != nullptr ? *value : kGuaranteed;
 }

@@ -2,9 +2,9 @@
 /// This header has the owner of a communicator, and makes of MPI's error codes a BackendError with the call, the rank and MPI's own words.
 /// Communicators made here return their errors instead of ending the program.
 
-#include <mpi.h>
-
 #include <string_view>
+
+#include "ops/mpi/api.h"
 
 namespace hvd {
 
@@ -33,8 +33,9 @@ class MpiComm {
   void check(int code, std::string_view call) const { check_mpi(code, call, rank_); }
 
  private:
+  static constexpr MPI_Comm kNone{};  // not MPI_COMM_NULL, which is the library's; no communicator is this either
   void free() noexcept;
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm comm_ = kNone;
   int rank_ = 0;
   int size_ = 1;
 };

@@ -34,29 +34,29 @@ int message_bytes(std::size_t bytes) {
 }  // namespace
 
 Posted MpiPointToPoint::send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) {
-  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Request request{};
   const int length = message_bytes(bytes.size());
   const bool waits = mode == SendMode::Synchronous;
-  const int code = waits ? MPI_Issend(bytes.data(), length, MPI_BYTE, to, tag, comm_.get(), &request)
-                         : MPI_Isend(bytes.data(), length, MPI_BYTE, to, tag, comm_.get(), &request);
+  const int code = waits ? mpi().issend(bytes.data(), length, mpi().byte_type, to, tag, comm_.get(), &request)
+                         : mpi().isend(bytes.data(), length, mpi().byte_type, to, tag, comm_.get(), &request);
   if (code != MPI_SUCCESS) comm_.check(code, formatted("{} to rank {}", waits ? "MPI_Issend" : "MPI_Isend", to));
   return {bits_of(request), to, true};
 }
 
 Posted MpiPointToPoint::receive(std::span<std::byte> bytes, int from, int tag) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Irecv(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, from, tag, comm_.get(), &request);
+  MPI_Request request{};
+  const int code = mpi().irecv(bytes.data(), message_bytes(bytes.size()), mpi().byte_type, from, tag, comm_.get(), &request);
   if (code != MPI_SUCCESS) comm_.check(code, formatted("MPI_Irecv from rank {}", from));
   return {bits_of(request), from, false};
 }
 
 void MpiPointToPoint::test(std::span<Posted> posted, std::vector<Finished>& finished) {
   requests_.clear();
-  for (const Posted& one : posted) requests_.push_back(one.handle == 0 ? MPI_REQUEST_NULL : handle_of<MPI_Request>(one.handle));
+  for (const Posted& one : posted) requests_.push_back(one.handle == 0 ? mpi().request_null : handle_of<MPI_Request>(one.handle));
   done_.resize(posted.size());
   statuses_.resize(posted.size());
   int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
+  const int code = mpi().testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) comm_.check(code, "MPI_Testsome");
   if (count == MPI_UNDEFINED) return;
   for (int i = 0; i < count; ++i) {
@@ -67,26 +67,26 @@ void MpiPointToPoint::test(std::span<Posted> posted, std::vector<Finished>& fini
     if (code == MPI_ERR_IN_STATUS && statuses_[at].MPI_ERROR != MPI_SUCCESS)
       comm_.check(statuses_[at].MPI_ERROR, formatted("MPI_Testsome, a message {} rank {}", one.is_send ? "to" : "from", one.peer));
     int received = 0;
-    if (!one.is_send) comm_.check(MPI_Get_count(&statuses_[at], MPI_BYTE, &received), "MPI_Get_count");
+    if (!one.is_send) comm_.check(mpi().get_count(&statuses_[at], mpi().byte_type, &received), "MPI_Get_count");
     finished.push_back({place, static_cast<std::size_t>(received)});
   }
 }
 
 std::optional<Claimed> MpiPointToPoint::claim(int tag) {
   int found = 0;
-  MPI_Message arrived = MPI_MESSAGE_NULL;
+  MPI_Message arrived{};
   MPI_Status status;
-  comm_.check(MPI_Improbe(MPI_ANY_SOURCE, tag, comm_.get(), &found, &arrived, &status), "MPI_Improbe");
+  comm_.check(mpi().improbe(MPI_ANY_SOURCE, tag, comm_.get(), &found, &arrived, &status), "MPI_Improbe");
   if (found == 0) return std::nullopt;
   int length = 0;
-  comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+  comm_.check(mpi().get_count(&status, mpi().byte_type, &length), "MPI_Get_count");
   return Claimed{bits_of(arrived), status.MPI_SOURCE, static_cast<std::size_t>(length)};
 }
 
 Posted MpiPointToPoint::receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) {
-  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Request request{};
   auto message = handle_of<MPI_Message>(claimed.handle);
-  comm_.check(MPI_Imrecv(bytes.data(), message_bytes(bytes.size()), MPI_BYTE, &message, &request), "MPI_Imrecv");
+  comm_.check(mpi().imrecv(bytes.data(), message_bytes(bytes.size()), mpi().byte_type, &message, &request), "MPI_Imrecv");
   return {bits_of(request), claimed.from, false};
 }
 
@@ -95,9 +95,9 @@ bool MpiPointToPoint::drop(Posted& posted) noexcept {
   auto request = handle_of<MPI_Request>(posted.handle);
   posted.handle = 0;
   int finalized = 0;
-  if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return false;
-  if (!posted.is_send) MPI_Cancel(&request);
-  MPI_Request_free(&request);
+  if (mpi().finalized(&finalized) != MPI_SUCCESS || finalized != 0) return false;
+  if (!posted.is_send) mpi().cancel(&request);
+  mpi().request_free(&request);
   return true;
 }
 

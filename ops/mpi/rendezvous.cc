@@ -1,7 +1,6 @@
 #include "ops/mpi/rendezvous.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -33,13 +32,17 @@ void wait_quietly(const std::function<bool()>& happened) {
 
 bool is_mpi_finalized() {
   int finalized = 0;
-  return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
+  return mpi().finalized(&finalized) != MPI_SUCCESS || finalized != 0;
 }
 
 /// What is to be done before MPI ends.
 std::function<void()>& before_mpi_ends() {
   static auto* const work = new std::function<void()>;
   return *work;
+}
+extern "C" int hvd_mpi_not_copied(MPI_Comm /*comm*/, int /*key*/, void* /*extra*/, void* /*value*/, void* /*copy*/, int* is_copied) {
+  *is_copied = 0;
+  return MPI_SUCCESS;
 }
 extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, void* /*extra*/) {
   if (before_mpi_ends()) before_mpi_ends()();
@@ -48,29 +51,18 @@ extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, voi
 
 }  // namespace
 
-std::string mpi_library() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "its version is unknown";
-  const std::string all(text.data(), static_cast<std::size_t>(length));
-  return all.substr(0, all.find_first_of(",\n"));
-}
-
-bool is_mpi_started() {
-  int initialized = 0;
-  return MPI_Initialized(&initialized) == MPI_SUCCESS && initialized != 0;
-}
-
 std::unique_ptr<MpiRendezvous> MpiRendezvous::start(int rank) {
   if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   int level = MPI_THREAD_SINGLE;
-  if (is_mpi_started()) {
-    MPI_Query_thread(&level);
+  int initialized = 0;
+  check_mpi(mpi().initialized(&initialized), "MPI_Initialized", rank);
+  if (initialized != 0) {
+    mpi().query_thread(&level);
   } else {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
+    check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
     we_started_mpi = true;
   }
-  return std::unique_ptr<MpiRendezvous>(new MpiRendezvous(MpiComm::duplicate(MPI_COMM_WORLD), level));
+  return std::unique_ptr<MpiRendezvous>(new MpiRendezvous(MpiComm::duplicate(mpi().comm_world), level));
 }
 
 void MpiRendezvous::watch_peers() { peers_.watch(allgather(Peers::introduce()), rank()); }
@@ -80,8 +72,8 @@ void MpiRendezvous::before_finalize(std::function<void()> work) const {
   if (!is_first) return;
   // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
   int key = MPI_KEYVAL_INVALID;
-  comm_.check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
-  comm_.check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+  comm_.check(mpi().comm_create_keyval(hvd_mpi_not_copied, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
+  comm_.check(mpi().comm_set_attr(mpi().comm_self, key, nullptr), "MPI_Comm_set_attr");
 }
 
 void MpiRendezvous::begin() {
@@ -94,7 +86,7 @@ struct MpiRendezvous::Exchange {
   Bytes mine, all;
   std::vector<int> lengths, starts;
   int length = 0;
-  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Request request{};
 };
 
 void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
@@ -103,7 +95,7 @@ void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
   std::string lost;
   wait_quietly([&] {
     int done = 0;
-    comm_.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    comm_.check(mpi().test(&request, &done, MPI_STATUS_IGNORE), call);
     if (done != 0 || Clock::now() < next_look) return done != 0;
     next_look = Clock::now() + kLookInterval;
     // Who has ended may have done its part before, and what it sent be on its way.
@@ -124,12 +116,13 @@ std::string MpiRendezvous::find_loss() {
     return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", *dead);
   int there = 0;
   MPI_Status status;
-  comm_.check(MPI_Iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
+  comm_.check(mpi().iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
   if (there == 0) return {};
   int length = 0;
-  comm_.check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+  comm_.check(mpi().get_count(&status, mpi().byte_type, &length), "MPI_Get_count");
   std::string text(static_cast<std::size_t>(length), ' ');
-  comm_.check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE), "MPI_Recv");
+  comm_.check(mpi().recv(text.data(), length, mpi().byte_type, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE),
+              "MPI_Recv");
   return text;
 }
 
@@ -139,9 +132,9 @@ void MpiRendezvous::tell_loss() {
   const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
   for (int other = 0; other < size(); ++other) {
     if (other == rank()) continue;
-    MPI_Request request = MPI_REQUEST_NULL;
-    if (MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_BYTE, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
-      MPI_Request_free(&request);
+    MPI_Request request{};
+    if (mpi().isend(text.data(), static_cast<int>(text.size()), mpi().byte_type, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
+      mpi().request_free(&request);
   }
 }
 
@@ -153,7 +146,8 @@ std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
   of.lengths.resize(ranks);
   of.length = static_cast<int>(mine.size());
   try {
-    comm_.check(MPI_Iallgather(&of.length, 1, MPI_INT, of.lengths.data(), 1, MPI_INT, comm_.get(), &of.request), "MPI_Iallgather");
+    comm_.check(mpi().iallgather(&of.length, 1, mpi().int_type, of.lengths.data(), 1, mpi().int_type, comm_.get(), &of.request),
+                "MPI_Iallgather");
     finish(of.request, "MPI_Iallgather");
     int total = 0;
     for (const int of_rank : of.lengths) {
@@ -161,8 +155,8 @@ std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
       total += of_rank;
     }
     of.all.resize(static_cast<std::size_t>(total));
-    comm_.check(MPI_Iallgatherv(of.mine.data(), of.length, MPI_BYTE, of.all.data(), of.lengths.data(), of.starts.data(), MPI_BYTE,
-                                comm_.get(), &of.request),
+    comm_.check(mpi().iallgatherv(of.mine.data(), of.length, mpi().byte_type, of.all.data(), of.lengths.data(), of.starts.data(),
+                                  mpi().byte_type, comm_.get(), &of.request),
                 "MPI_Iallgatherv");
     finish(of.request, "MPI_Iallgatherv");
   } catch (...) {
@@ -190,11 +184,11 @@ void MpiRendezvous::require_threads() const {
 }
 
 std::vector<int> MpiRendezvous::find_hosts() {
-  MPI_Comm raw = MPI_COMM_NULL;
-  comm_.check(MPI_Comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &raw), "MPI_Comm_split_type");
+  MPI_Comm raw{};
+  comm_.check(mpi().comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), mpi().info_null, &raw), "MPI_Comm_split_type");
   const MpiComm host(raw);
   int first = rank();
-  comm_.check(MPI_Bcast(&first, 1, MPI_INT, 0, host.get()), "MPI_Bcast");
+  comm_.check(mpi().bcast(&first, 1, mpi().int_type, 0, host.get()), "MPI_Bcast");
   std::vector<int> hosts;
   for (const auto& bytes : allgather(Writer().put(first).take())) hosts.push_back(Reader(bytes).get<int>());
   return hosts;
@@ -202,14 +196,15 @@ std::vector<int> MpiRendezvous::find_hosts() {
 
 void MpiRendezvous::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) {
   auto sent = std::make_unique<Bytes>(mine);
-  std::vector<MPI_Request> requests(ranks.size() - 1, MPI_REQUEST_NULL);
+  std::vector<MPI_Request> requests(ranks.size() - 1, mpi().request_null);
   try {
     for (std::size_t i = 0; i < requests.size(); ++i)
-      comm_.check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
-                  "MPI_Isend");
+      comm_.check(
+          mpi().isend(sent->data(), static_cast<int>(sent->size()), mpi().byte_type, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
+          "MPI_Isend");
     wait_quietly([&] {
       int done = 0;
-      comm_.check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      comm_.check(mpi().testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
       if (done == 0 && give_up()) throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
       return done != 0;
     });
@@ -226,30 +221,30 @@ Bytes MpiRendezvous::give_from_first(const std::vector<int>& ranks, const Bytes&
     send_to_others(ranks, mine, mpi_tag, give_up);
     return mine;
   }
-  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Message message{};
   MPI_Status status;
   wait_quietly([&] {
     int there = 0;
-    comm_.check(MPI_Improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
+    comm_.check(mpi().improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
     if (there == 0 && give_up())
       throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
     return there != 0;
   });
   int bytes = 0;
-  comm_.check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+  comm_.check(mpi().get_count(&status, mpi().byte_type, &bytes), "MPI_Get_count");
   Bytes received(static_cast<std::size_t>(bytes));
-  comm_.check(MPI_Mrecv(received.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+  comm_.check(mpi().mrecv(received.data(), bytes, mpi().byte_type, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
   return received;
 }
 
 void MpiRendezvous::barrier() {
-  MPI_Request request = MPI_REQUEST_NULL;
-  comm_.check(MPI_Ibarrier(comm_.get(), &request), "MPI_Ibarrier");
+  MPI_Request request{};
+  comm_.check(mpi().ibarrier(comm_.get(), &request), "MPI_Ibarrier");
   finish(request, "MPI_Ibarrier");
 }
 
 void finalize_mpi() {
-  if (we_started_mpi && !is_mpi_finalized()) MPI_Finalize();
+  if (we_started_mpi && !is_mpi_finalized()) mpi().finalize();
 }
 
 }  // namespace hvd

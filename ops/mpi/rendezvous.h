@@ -17,7 +17,8 @@ namespace hvd {
 
 class MpiRendezvous final : public Rendezvous {
  public:
-  /// Starts MPI if nobody has, or adopts it. `rank`: of this process, for messages. The ranks do not watch each other yet.
+  /// Starts MPI, which `open_mpi` has opened, if nobody has, or adopts it. `rank`: of this process, for messages. The ranks do not watch
+  /// each other yet.
   static std::unique_ptr<MpiRendezvous> start(int rank);
   /// Collective. From now on a rank of this host that dies is noticed.
   void watch_peers();
@@ -55,10 +56,6 @@ class MpiRendezvous final : public Rendezvous {
   std::string broken_;  ///< why a collective call has not come to its end
 };
 
-/// Returns whether MPI_Init has been called.
-bool is_mpi_started();
-/// Returns the MPI that this library is linked with in its own words, "Open MPI v4.1.4".
-std::string mpi_library();
 /// Finalizes MPI if this library started it and nobody has.
 void finalize_mpi();
 
