@@ -144,6 +144,11 @@ class Backend {
   /// Returns whether no rank of the domain needs the others' help to finish such a batch of so many bytes, once it is agreed; otherwise
   /// each rank has to take part soon.
   virtual bool any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const { return false; }
+  /// Does what has to be done from time to time also where nothing is under way, for messages of batches that are over. Called by the
+  /// thread that has the turn. Throws what `Execution::advance` throws.
+  virtual void look_again() {}
+  /// Returns whether there is such: then idle ranks look every 10 ms.
+  virtual bool looks_again() const { return false; }
   /// Ends what is under way with an error as soon as possible. Called once, when the world has failed.
   virtual void abort() noexcept {}
 };

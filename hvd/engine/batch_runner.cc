@@ -33,6 +33,8 @@ bool BatchRunner::has_only_small_ones() const {
 }
 
 bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
+  if (running_.empty() && queued.empty())
+    for (const auto& backend : parts_.backends) backend->look_again();
   bool progressed = !queued.empty();
   for (auto& batch : queued) launch(std::move(batch));
   for (auto& running : running_) {

@@ -68,7 +68,7 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
   if (engine_.has_results(turn)) return;
   const auto is_rung = [&] { return board_.wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
   if (short_wait_.until(is_rung)) return;
-  board_.sleep_waiting(seen_doorbell, kSleep);
+  board_.sleep_waiting(seen_doorbell, idle_sleep());
 }
 
 std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {

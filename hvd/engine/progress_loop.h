@@ -2,6 +2,7 @@
 /// Decides who drives the engine: a user thread that waits, so that a result costs no context switch; otherwise the coordination thread,
 /// which sleeps while there is nothing to do. Owns the turn and that thread. Any thread.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -16,7 +17,12 @@ namespace hvd {
 class ProgressLoop {
  public:
   ProgressLoop(const EngineParts& parts, EngineMutex& mutex, EngineEvents& engine)
-      : parts_(parts), board_(*parts.board), mutex_(mutex), engine_(engine), short_wait_(parts.has_core()) {}
+      : parts_(parts),
+        board_(*parts.board),
+        mutex_(mutex),
+        engine_(engine),
+        short_wait_(parts.has_core()),
+        looks_again_(std::ranges::any_of(parts.backends, [](const auto& backend) { return backend->looks_again(); })) {}
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
   /// Requires that the coordination thread has ended: see `stop` and `join`.
@@ -92,7 +98,8 @@ class ProgressLoop {
   void hand_over(const Turn& turn) noexcept;
   void release() noexcept;
   void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
-  [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport ? kIdleLeaderSleep : kSleep; }
+  /// So does a rank that must look again for batches that are over (Backend::look_again).
+  [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport || looks_again_ ? kIdleLeaderSleep : kSleep; }
   void coordinate();
   /// Drives a while as the coordination thread. Returns how long it may sleep then.
   std::chrono::milliseconds coordinate_once(Turn turn);
@@ -102,6 +109,7 @@ class ProgressLoop {
   EngineMutex& mutex_;
   EngineEvents& engine_;
   ShortWait short_wait_;
+  const bool looks_again_;  ///< a backend wants it
   std::atomic<bool> taken_{false};
   std::atomic<bool> has_missed_turn_{false};  ///< the coordination thread was woken while another had the turn
   std::atomic<bool> stop_{false};

@@ -31,7 +31,7 @@ P2pContext::P2pContext(std::unique_ptr<PointToPoint> wire, Topology topology, Do
       staging_(std::move(memory), std::move(arena), topology_.domain_index),
       board_(board),
       stats_(std::move(stats)),
-      exchange_(std::move(wire), hosts_of(topology_)) {
+      exchange_(std::move(wire), hosts_of(topology_), leads()) {
   const unsigned bits = std::bit_width(static_cast<unsigned>(exchange_.wire().largest_tag()) + 1U) - 1U;
   order_bits_ = std::clamp((bits - kPhaseBits) / 2, kMinOrderBits, kMaxOrderBits);
   set_bits_ = bits - kPhaseBits - order_bits_;

@@ -28,6 +28,7 @@ class P2pContext {
   /// under way.
   [[nodiscard]] bool leads() const { return topology_.domain_index == 0; }
   [[nodiscard]] std::string_view wire_name() const { return exchange_.wire().name(); }
+  [[nodiscard]] bool looks_again() const { return exchange_.wire().looks_again(); }
   [[nodiscard]] Exchange& exchange() { return exchange_; }
   [[nodiscard]] Staging& staging() { return staging_; }
   [[nodiscard]] Board& board() const { return board_; }

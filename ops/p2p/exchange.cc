@@ -15,7 +15,8 @@ constexpr std::size_t kAlignment = 64;
 
 }  // namespace
 
-Exchange::Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts) : wire_(std::move(wire)), hosts_(std::move(hosts)) {}
+Exchange::Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts, bool looks_again)
+    : wire_(std::move(wire)), hosts_(std::move(hosts)), looks_again_(looks_again) {}
 
 Exchange::~Exchange() { abandon(); }
 
@@ -67,6 +68,7 @@ std::span<std::byte> Requests::buffer(std::size_t bytes) {
 
 void Requests::add(const Posted& posted, Message message) {
   ++*message.pending;
+  is_to_flush_ = true;
   posted_.push_back(posted);
   messages_.push_back(message);
 }
@@ -87,6 +89,12 @@ void Requests::send_synchronously(std::span<const std::byte> bytes, int to, int 
 
 void Requests::receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending) {
   add(exchange_.wire().receive(bytes, from, tag), {&pending, bytes.size()});
+}
+
+bool Requests::idle() {
+  if (!posted_.empty()) return false;
+  if (is_to_flush_ && !exchange_.looks_again()) is_to_flush_ = !exchange_.wire().flush();
+  return !is_to_flush_ || exchange_.looks_again();
 }
 
 bool Requests::poll() {

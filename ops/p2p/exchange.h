@@ -18,13 +18,14 @@ class Requests;
 
 class Exchange {
  public:
-  /// `hosts[r]`: the host that rank r is on.
-  Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts);
+  /// `hosts[r]`: the host that rank r is on. `looks_again`: this rank looks at the wire also where no batch is under way.
+  Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts, bool looks_again);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
   [[nodiscard]] PointToPoint& wire() const { return *wire_; }
+  [[nodiscard]] bool looks_again() const { return looks_again_; }
   /// Cancels and forgets all that is under way.
   void abandon() noexcept;
 
@@ -41,6 +42,7 @@ class Exchange {
 
   std::unique_ptr<PointToPoint> wire_;
   const std::vector<int> hosts_;
+  const bool looks_again_;
   std::vector<Buffer> pool_;
   std::size_t pooled_bytes_ = 0;
   std::unordered_set<Requests*> under_way_;
@@ -64,7 +66,9 @@ class Requests {
 
   /// True if a message was done.
   bool poll();
-  [[nodiscard]] bool idle() const { return posted_.empty(); }
+  /// Whether nothing is under way, nor waits in this process for it to look at the wire: a rank that leads no domain may not look there
+  /// again before its next batch.
+  [[nodiscard]] bool idle();
   /// Bytes sent so far, to ranks on other hosts only.
   [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
   /// Cancels and forgets what is under way. What the wire may still touch is never freed.
@@ -85,6 +89,7 @@ class Requests {
   std::vector<Message> messages_;  ///< of `posted_`
   std::vector<Finished> finished_;
   std::uint64_t bytes_to_other_hosts_ = 0;
+  bool is_to_flush_ = false;
 };
 
 }  // namespace hvd

@@ -69,6 +69,9 @@ class PointToPoint {
   [[nodiscard]] virtual bool drop(Posted& posted) noexcept = 0;
   /// Returns whether the bytes of all sends that are done have left this process. Makes them leave when it is called again and again.
   virtual bool flush() = 0;
+  /// Where a message that is done at both ends still needs its sender or its receiver to look: looks.
+  virtual void look_again() {}
+  [[nodiscard]] virtual bool looks_again() const { return false; }
 };
 
 /// Makes one more wire between all ranks, whose messages no other gets. Collective, where the wire says so.

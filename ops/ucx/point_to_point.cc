@@ -49,22 +49,33 @@ Posted UcxPointToPoint::send(std::span<const std::byte> bytes, int to, int tag, 
   operation.is_needed = mode == SendMode::Synchronous;
   ucp_ep_h endpoint = worker_->endpoint(to);
   operation.is_lost = endpoint == nullptr;
-  const auto take = [&](ucs_status_ptr_t request) -> void* {
-    if (UCS_PTR_IS_ERR(request)) {
-      worker_->lose(to, UCS_PTR_STATUS(request));
-      operation.is_lost = true;
-    }
-    return UCS_PTR_IS_PTR(request) ? request : nullptr;
-  };
+  operation.is_to_flush = mode == SendMode::Synchronous;
   if (!operation.is_lost) {
     const ucp_request_param_t param = host_memory();
-    operation.request = take(api.tag_send_nbx(endpoint, bytes.data(), bytes.size(), ucx_tag(channel_, rank(), tag), &param));
-  }
-  if (!operation.is_lost && mode == SendMode::Synchronous) {
-    const ucp_request_param_t param{};
-    operation.flush = take(api.ep_flush_nbx(endpoint, &param));
+    operation.request =
+        take_begin(api.tag_send_nbx(endpoint, bytes.data(), bytes.size(), ucx_tag(channel_, rank(), tag), &param), operation, to);
+    if (operation.request == nullptr) begin_flush(operation, to);
   }
   return post(operation, to, true);
+}
+
+void* UcxPointToPoint::take_begin(ucs_status_ptr_t request, Operation& operation, int peer) {
+  if (UCS_PTR_IS_ERR(request)) {
+    worker_->lose(peer, UCS_PTR_STATUS(request));
+    operation.is_lost = true;
+  }
+  return UCS_PTR_IS_PTR(request) ? request : nullptr;
+}
+
+void UcxPointToPoint::begin_flush(Operation& operation, int peer) {
+  if (operation.is_lost || !std::exchange(operation.is_to_flush, false)) return;
+  const ucp_request_param_t param{};
+  ucp_ep_h endpoint = worker_->endpoint(peer);
+  if (endpoint == nullptr) {
+    operation.is_lost = true;
+  } else {
+    operation.flush = take_begin(worker_->api().ep_flush_nbx(endpoint, &param), operation, peer);
+  }
 }
 
 Posted UcxPointToPoint::receive(std::span<std::byte> bytes, int from, int tag) {
@@ -99,6 +110,8 @@ bool UcxPointToPoint::is_done(Operation& operation, const Posted& posted) {
     if (status == UCS_INPROGRESS) return false;
     operation.bytes = info.length;
     if (!take_end(operation.request, status, operation, posted)) return false;
+    begin_flush(operation, posted.peer);
+    if (operation.is_lost) return !operation.is_needed;
   }
   if (operation.flush == nullptr) return true;
   const ucs_status_t status = api.request_check_status(operation.flush);
