@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -24,6 +25,9 @@ struct WireError : std::runtime_error {
 
 class Writer {
  public:
+  Writer() = default;
+  /// Appends to what is there.
+  explicit Writer(Bytes bytes) : bytes_(std::move(bytes)) {}
   template <class T>
   requires std::is_trivially_copyable_v<T> Writer& put(const T& value) { return put_raw(&value, sizeof value); }
   Writer& put_string(std::string_view text) {

@@ -35,7 +35,7 @@ Controller::Announced Controller::announce(Entry& entry, Ledger& ledger, std::ui
   const auto& joined = table().joined(set);
   const bool has_joined = std::binary_search(joined.begin(), joined.end(), rank);
   if (has_joined && entry.key.kind != OpKind::Join) return Announced::Joined;
-  if (!has_joined && entry.key.kind == OpKind::Join && table().has_process_set(set)) join(set);
+  if (!has_joined && entry.key.kind == OpKind::Join && table().has_process_set(set) && !join(set)) return Announced::NoRoom;
   while (true) {
     if (!introduce(entry, ledger)) return Announced::NoRoom;
     if (!table().has_process_set(set)) return Announced::SetRemoved;
@@ -239,6 +239,7 @@ bool Controller::try_to_agree(std::uint32_t id) {
   const Unit& before = table().unit(id);
   const std::size_t bytes = before.slots / 8 + 4 * table().process_set(before.key.process_set).ranks.size() + 128;
   Transaction log(log_, bytes + Cutter::kCutBytes);
+  if (board_.is_promised(id)) return true;  // the leader alone says what comes of it
   Agreement what;
   std::uint32_t arrived = 0;
   do {
@@ -282,10 +283,20 @@ void Controller::agree_by_root(const UnitKey& key, const Agreement& what, const 
 
 // ------------------------------------------------------------------------------------------------------------- ranks that join
 
-void Controller::join(int process_set) {
+bool Controller::is_promised(int process_set) const {
+  if (table().scope_of(process_set) == Scope::Domain) return false;
+  const auto units = table().units_of(process_set);
+  return std::any_of(units.begin(), units.end(),
+                     [this](const Unit* unit) { return board_.is_promised(unit->id) && board_.has_arrived(unit->id, board_.self()); });
+}
+
+/// Returns false, and nothing has happened, if another thread of this rank waits for what is promised: the others are to hear of this after
+/// its end.
+bool Controller::join(int process_set) {
   const int rank = parts_.topology.rank;
   {
     Transaction log(log_, kSmallRecordBytes);
+    if (is_promised(process_set)) return false;
     log.append(Negotiator::joining(process_set, rank));
   }
   std::vector<std::uint32_t> complete;
@@ -295,6 +306,7 @@ void Controller::join(int process_set) {
     if (table().knows(id)) agree(id);
   Transaction log(log_, kSmallRecordBytes);
   log.append(Negotiator::joined_up(process_set, rank));
+  return true;
 }
 
 void Controller::end() {
@@ -312,6 +324,7 @@ std::vector<StuckRank> Controller::stuck_here(int process_set, const std::string
   for (std::size_t index = 0; index < domain.size(); ++index) {
     if (!std::binary_search(ranks.begin(), ranks.end(), domain[index])) continue;
     const auto is_stuck = [&](const Unit* unit) {
+      if (board_.is_promised(unit->id)) return false;
       return board_.is_stuck(unit->id, static_cast<int>(index), unit->scope == Scope::World && unit->undecided);
     };
     const auto stuck = std::find_if(units.begin(), units.end(), is_stuck);

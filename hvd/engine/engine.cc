@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/base/futex.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
@@ -16,6 +17,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr int kDirectLooks = 1000;          // of a leader at the wire, before it drives as it does for all else
+constexpr int kDirectLooksSharing = 200;    // where ranks share cores
+constexpr int kLooksForOffer = 20;          // who is looked for may need this core
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
 bool may_go_on(const HandleState& pending) {
@@ -38,7 +42,7 @@ Engine::Engine(EngineParts parts)
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
       handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
-      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_) : nullptr),
+      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_, fast_path_) : nullptr),
       messenger_(parts_, leader_.get(), mutex_),
       health_(parts_, log_, controller_, ledger_, queue_, leader_.get(), mutex_),
       loop_(parts_, mutex_, *this) {
@@ -159,8 +163,9 @@ std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, Aft
     // What cannot be done so, submit() knows what to say of.
     if (submitter_.is_stopping() || board_.failed() || timeline().on()) return nullptr;
     op = fast_path_.start(call);
-    if (after == After::Wait || !op || !runner_.has_queued()) return op;
-    small_work = runner_.has_only_small_ones();
+    if (after == After::Wait || !op) return op;
+    if (!runner_.has_queued() && !(leader_ && op->is_direct)) return op;
+    small_work = !runner_.has_queued() || runner_.has_only_small_ones();
   }
   hand_over(small_work);
   return op;
@@ -169,7 +174,11 @@ std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, Aft
 void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
   const LibraryCall inside;
   if (!op.pending->done.load(std::memory_order_relaxed)) {
-    fast_path_.await(op);
+    if (op.is_direct) {
+      drive_direct(op);
+    } else {
+      fast_path_.await(op);
+    }
     if (board_.has_result(op.unit.id)) {
       const EngineLock lock(mutex_);
       fast_path_.take_results();
@@ -181,6 +190,29 @@ void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
   } const leaving{op};
   wait(*op.pending);
   FastPath::fetch(op, call);
+}
+
+/// Gives the other domains a moment, without the rest of what driving costs.
+void Engine::drive_direct(const PersistentOp& op) {
+  const auto is_over = [&] { return op.pending->done.load(std::memory_order_acquire) || board_.has_result(op.unit.id); };
+  const bool has_core = static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores;
+  const int looks = has_core ? kDirectLooks : kDirectLooksSharing;
+  const auto give_way = [&](int i) { (has_core && i % kLooksForOffer != 0) ? cpu_relax() : std::this_thread::yield(); };
+  if (!leader_) {
+    for (int i = 1; i <= looks && !is_over(); ++i) give_way(i);
+    return;
+  }
+  const Turn turn = loop_.try_take();
+  if (!turn) return;
+  board_.set_leader_looks(true);
+  for (int i = 1; i <= looks && !is_over(); ++i) {
+    {
+      const EngineLock lock(mutex_);
+      if (board_.failed() || !leader_->drive_direct(turn) || runner_.has_queued()) break;
+    }
+    if (!is_over()) give_way(i);
+  }
+  board_.set_leader_looks(false);  // whoever waits now looks again, as does the coordination thread that finds more to do
 }
 
 void Engine::abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner) {
@@ -352,19 +384,28 @@ bool Engine::desert(const Status& why) noexcept {
   return true;
 }
 
+/// Returns false if it is too early.
+bool Engine::leave() {
+  const EngineLock lock(mutex_);
+  fast_path_.adopt_all();
+  if (board_.failed()) return true;
+  try {
+    return leavers_.leave();
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+    return true;
+  }
+}
+
 bool Engine::shutdown(std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
   {
     const EngineLock lock(mutex_);
     if (submitter_.stop()) return stopped_cleanly_.load();
-    fast_path_.adopt_all();
-    if (!board_.failed()) {
-      try {
-        leavers_.leave();
-      } catch (...) {
-        board_.set_failure(status_of_current_exception());
-      }
-    }
+  }
+  while (!leave()) {
+    loop_.poll();
+    std::this_thread::sleep_for(50us);
   }
   board_.ring_waiters();
   board_.ring_all_workers();

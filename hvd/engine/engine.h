@@ -125,6 +125,8 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   void hand_over(bool small_work);
+  void drive_direct(const PersistentOp& op);
+  bool leave();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& status) noexcept;

@@ -41,20 +41,40 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
 
 // -------------------------------------------------------------------------------------------------------- making and dropping
 
+/// Whether the leaders of all domains may end the operation's rounds among themselves.
+bool FastPath::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
+  switch (entry.key.kind) {
+    case OpKind::Barrier:
+      break;
+    case OpKind::Allreduce:
+    case OpKind::Allgather:
+    case OpKind::Broadcast:
+      if (entry.backends.empty() || entry.backends.front()->direct_memory() == nullptr) return false;
+      break;
+    default:
+      return false;
+  }
+  return parts_.topology.domains <= kDirectDomains && set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
+}
+
 /// Returns all of the operation but its entry and its block; null if the entry is not worth one, or has one.
 std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
   const auto kind = entry.key.kind;
   const bool has_block = is_one_block(entry);
   if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
-  if (table().scope_of(entry.key.process_set) != Scope::Domain || !table().knows(entry.unit.id)) return nullptr;
+  if (!table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().process_set(entry.key.process_set);
+  const bool is_direct = table().scope_of(entry.key.process_set) != Scope::Domain;
+  if (is_direct && !may_be_direct(entry, set)) return nullptr;
   auto op = std::make_shared<PersistentOp>();
   op->set = table().share_process_set(entry.key.process_set);
   if (!op->set) return nullptr;
+  op->is_direct = is_direct;
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : set.ranks)
-    op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
+    if (parts_.is_here(rank))
+      op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
   op->unit = unit.ref();
   op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
   if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
@@ -64,43 +84,52 @@ std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
     op->location = kNoBlock;
     return op;
   }
+  return lay_out(*op, entry) ? op : nullptr;
+}
+
+/// Says what lies where in the operation's block. Returns false if it is too large for one.
+bool FastPath::lay_out(PersistentOp& op, const Entry& entry) const {
+  const auto kind = entry.key.kind;
+  const ProcessSetInfo& set = *op.set;
   const std::size_t ranks = set.ranks.size();
   const TensorSignature& tensor = entry.signature.tensors.front();
-  op->memory = entry.backends.front()->fast_path_memory();
-  op->traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op->set);
+  op.memory = op.is_direct ? entry.backends.front()->direct_memory() : entry.backends.front()->fast_path_memory();
+  op.traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op.set);
   for (const auto& member : entry.signature.tensors) {
-    const auto before = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
-    op->count += element_count(member.shape);
+    const auto before = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
+    op.count += element_count(member.shape);
     if (entry.signature.tensors.size() > 1)
-      op->group.push_back({before, static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype) - before});
+      op.group.push_back({before, static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype) - before});
   }
-  op->input_bytes = op->result_bytes = static_cast<std::size_t>(op->count) * element_bytes(tensor.dtype);
+  op.input_bytes = op.result_bytes = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
   if (kind == OpKind::Allgather) {
-    op->result_bytes *= ranks;
-    op->result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
+    op.result_bytes *= ranks;
+    op.result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
   }
-  std::size_t most = std::max(op->input_bytes, op->result_bytes);  // that any rank's block has to hold
+  std::size_t most = std::max(op.input_bytes, op.result_bytes);  // that any rank's block has to hold
   if (kind == OpKind::Alltoall) {
     const std::int64_t rows = tensor.shape.front();
-    const std::int64_t row = rows == 0 ? 0 : op->count / rows;
-    for (const auto split : tensor.splits) op->parts.push_back(split * row);
-    most = static_cast<std::size_t>(*std::max_element(op->parts.begin(), op->parts.end())) * ranks * element_bytes(tensor.dtype);
-    op->result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
-    op->result_bytes = static_cast<std::size_t>(op->result_rows * row) * element_bytes(tensor.dtype);
-    most = std::max(most, op->input_bytes);
+    const std::int64_t row = rows == 0 ? 0 : op.count / rows;
+    for (const auto split : tensor.splits) op.parts.push_back(split * row);
+    most = static_cast<std::size_t>(*std::max_element(op.parts.begin(), op.parts.end())) * ranks * element_bytes(tensor.dtype);
+    op.result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
+    op.result_bytes = static_cast<std::size_t>(op.result_rows * row) * element_bytes(tensor.dtype);
+    most = std::max(most, op.input_bytes);
   }
-  op->block_bytes = std::max<std::size_t>(most, 1);
-  if (static_cast<std::int64_t>(most) > kSmallCallBytes) return nullptr;
+  op.block_bytes = std::max<std::size_t>(most, 1);
+  if (static_cast<std::int64_t>(most) > kSmallCallBytes) return false;
+  const auto others = static_cast<std::size_t>(parts_.topology.domains) - 1;
+  if (op.is_direct && op.memory->contribution_bytes(op.traits, op.count) * others > kDirectBytes) return false;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
-    const std::size_t row = rows == 0 ? 0 : op->input_bytes / static_cast<std::size_t>(rows);
+    const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
     const auto place = static_cast<std::size_t>(set.rank);
     for (std::size_t before = 0; before < place; ++before)
-      op->result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
-    op->result_rows = scattered_rows(rows, ranks, place);
-    op->result_bytes = static_cast<std::size_t>(op->result_rows) * row;
+      op.result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
+    op.result_rows = scattered_rows(rows, ranks, place);
+    op.result_bytes = static_cast<std::size_t>(op.result_rows) * row;
   }
-  return op;
+  return true;
 }
 
 /// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
@@ -276,15 +305,21 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
 bool FastPath::arrive(PersistentOp& op) {
   board_.set_location(op.unit.id, op.location);
   for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
-  if (arrive_last(op)) return true;
+  if (!op.is_direct && arrive_last(op)) return true;
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
+  if (op.is_direct) direct_ops_.push_back(&op);
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
-  if (is_last && can_run_for_all(op) && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+  if (is_last && op.is_direct && can_run_for_all(op)) {
+    if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
+    return true;
+  }
+  if (is_last && !op.is_direct && can_run_for_all(op) &&
+      board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
     run_for_all(op);
     return true;
   }
@@ -340,6 +375,10 @@ bool FastPath::arrive_last(PersistentOp& op) {
 bool FastPath::can_run_for_all(PersistentOp& op) {
   // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
   if (!is_valid(op) || !op.all_same || board_.tail() != board_.read_position()) return false;
+  return find_blocks(op);
+}
+
+bool FastPath::find_blocks(const PersistentOp& op) {
   const std::uint32_t unit = op.unit.id;
   blocks_.clear();
   for (const int index : op.indices) {
@@ -354,6 +393,19 @@ bool FastPath::can_run_for_all(PersistentOp& op) {
 /// Does the work in the blocks that were found. Requires the claim.
 void FastPath::run_for_all(PersistentOp& op) {
   if (op.memory != nullptr) op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
+  tell_results(op);
+}
+
+void FastPath::give_results(PersistentOp& op) {
+  // Nobody else ends what is promised.
+  if (!board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
+    throw std::logic_error("the fast path: a promised round that another has ended");
+  tell_results(op);
+}
+
+void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
+
+void FastPath::tell_results(PersistentOp& op) {
   board_.give_results(op.unit.id, op.indices);
   board_.reset_arrivals(op.unit.id, 1);
   take_result(op);
@@ -398,8 +450,7 @@ void FastPath::take_result(PersistentOp& op) {
     entry.state = advance(entry.state, EntryEvent::Agree);
     return engine_.finish(entry, {});
   }
-  op.state = PersistentOp::State::Idle;
-  std::erase(arrived_, &op);
+  ended(op);
   op.pending->done.store(true, std::memory_order_release);
   let_go(op);
   mutex_.wake_own_threads();
@@ -425,10 +476,15 @@ bool FastPath::end(Entry& entry, bool failed) {
     take_result(op);  // it was done before that
     return false;
   }
-  std::erase(arrived_, &op);
-  op.state = PersistentOp::State::Idle;
+  ended(op);
   let_go(op);
   return true;
+}
+
+void FastPath::ended(PersistentOp& op) {
+  op.state = PersistentOp::State::Idle;
+  std::erase(arrived_, &op);
+  if (op.is_direct) std::erase(direct_ops_, &op);
 }
 
 /// It has ended: it is nobody's where its caller does not come back.

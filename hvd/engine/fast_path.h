@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,19 @@ class FastPath {
   /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
   /// until it clears `in_use`.
   std::shared_ptr<PersistentOp> start(const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  // ---- operations of all ranks of several domains (hvd/engine/direct_path.h)
+  /// Those of them that this rank has arrived at, and that have not ended.
+  [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
+  /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
+  /// then their blocks are `blocks`.
+  bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
+  /// The blocks hold results: claims the round that was promised, and tells the ranks.
+  void give_results(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  /// The operation takes the long way.
+  void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+
   /// Gives the other ranks a moment. Any thread, no lock.
   void await(const PersistentOp& op);
   /// Finishes what others have done for this rank.
@@ -63,7 +77,10 @@ class FastPath {
   bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool lay_out(PersistentOp& op, const Entry& entry) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool may_be_direct(const Entry& entry, const ProcessSetInfo& set) const;
+  void tell_results(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
@@ -77,7 +94,8 @@ class FastPath {
   Board& board_;
   ShortWait short_wait_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);  ///< those in flight: their result may come without a record
+  std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
+  std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
 };
 

@@ -15,14 +15,16 @@ constexpr auto kTrafficMemory = 1s;  // as long after a message the next may com
 
 }  // namespace
 
-LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers)
+LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers,
+                       FastPath& fast_path)
     : parts_(parts),
       log_(log),
       controller_(controller),
       cutter_(cutter),
       leavers_(leavers),
       heartbeat_(*parts.transport, LeaderTree::neighbours_of(parts.topology.domain, parts.topology.domains)),
-      tree_(heartbeat_, actions(), parts.board->slots()) {}
+      direct_(parts, log, fast_path, heartbeat_),
+      tree_(direct_.lane(), actions(), parts.board->slots()) {}
 
 // The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
 // std::functions.
@@ -47,6 +49,7 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
   actions.drop = [this](const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
+  direct_.add_actions(actions);
   actions.ranks_of = [this](int set) { return table().ranks_unless_removed(set); };
   actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
   return actions;
@@ -102,6 +105,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     controller_.end();
   }
   progressed = tree_.advance() || progressed;
+  progressed = direct_.drive(tree_) || progressed;
   if (!parts_.config.stall_check_disable) heartbeat_.beat();
   if (progressed) last_traffic_ = Clock::now();
   return progressed;
@@ -124,6 +128,24 @@ void LeaderTask::drain(const Turn& /*turn*/) noexcept {
   }
 }
 
-bool LeaderTask::expects_messages() const { return tree_.is_waiting() || Clock::now() - last_traffic_ < kTrafficMemory; }
+bool LeaderTask::drive_direct(const Turn& /*turn*/) {
+  if (direct_.look(tree_)) last_traffic_ = Clock::now();
+  return noted_.empty() && !direct_.has_others();
+}
+
+std::vector<int> LeaderTask::awaited(const UnitKey& key) const {
+  std::vector<int> awaited = tree_.awaited(key);
+  const auto number = tree_.number_of(key);
+  if (!awaited.empty() || !number) return awaited;
+  const auto missing = direct_.missing(*number);
+  for (int rank = 0; rank < parts_.topology.size; ++rank)
+    if (std::find(missing.begin(), missing.end(), parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]) != missing.end())
+      awaited.push_back(rank);
+  return awaited;
+}
+
+bool LeaderTask::expects_messages() const {
+  return tree_.is_waiting() || direct_.is_waiting() || Clock::now() - last_traffic_ < kTrafficMemory;
+}
 
 }  // namespace hvd

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "hvd/engine/persistent_op.h"
+
 namespace hvd {
 
 namespace {
@@ -11,11 +13,18 @@ constexpr std::size_t kRecordBytes = 64;
 
 }  // namespace
 
-void Leavers::leave() {
+bool Leavers::leave() {
   std::size_t entries = ledger_.size();
   queue_.for_each([&](const Entry&) { ++entries; });
   Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
+  bool promised = false;
+  ledger_.for_each([&](const Entry& entry) {
+    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.is_promised(entry.unit.id) &&
+                            board_.has_arrived(entry.unit.id, board_.self()));
+  });
+  if (promised) return false;
   log.append(Negotiator::leaving(parts_.topology.rank, pledges()));
+  return true;
 }
 
 void Leavers::leave_elsewhere(int rank) {
@@ -28,9 +37,11 @@ std::vector<Pledge> Leavers::pledges() const {
   queue_.for_each([&](const Entry& entry) {
     if (const Unit* unit = table().find(entry.key)) ++rounds[unit->id];
   });
-  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board.
+  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board. Between domains
+  // it takes the long way from now on.
   ledger_.for_each([&](const Entry& entry) {
-    const bool waits = entry.state == EntryState::Waiting && entry.announced && entry.op == nullptr;
+    const bool records = entry.op == nullptr || entry.op->is_direct;
+    const bool waits = entry.state == EntryState::Waiting && entry.announced && records;
     if (waits && board_.has_arrived(entry.unit.id, board_.self())) ++rounds[entry.unit.id];
   });
   std::vector<Pledge> pledges;
@@ -47,6 +58,7 @@ bool Leavers::try_to_doubt(UnitRef ref) {
   const auto leavers = table().leavers_of(unit);
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {
+    if (board_.is_promised(ref.id)) return true;  // it is doubted again where it comes to the long way
     log.append(Negotiator::doubt(ref.id));
     return true;
   }

@@ -18,8 +18,9 @@ class Leavers {
   Leavers(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, SubmissionQueue& queue)
       : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
 
-  /// Says that this rank leaves, and what it still takes part in.
-  void leave() HVD_REQUIRES(engine_mutex);
+  /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has happened, if it is in a round that is
+  /// promised to other domains, which are to hear of this after its end.
+  bool leave() HVD_REQUIRES(engine_mutex);
   /// Says that a rank of another domain has left.
   void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);
   /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank has left, is refused.

@@ -57,6 +57,10 @@ struct SmallCall {
 inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
 /// The same of a group, of all its tensors together, which are no more than so many.
 inline constexpr std::size_t kSmallGroupTensors = 32;
+/// Between so many domains at most leaders send each other what they contribute; more of them are faster by way of the tree.
+inline constexpr int kDirectDomains = 8;
+/// Each of them sends so many bytes at most for an operation.
+inline constexpr std::size_t kDirectBytes = 64 << 10;
 
 struct PersistentOp {
   /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it
@@ -79,6 +83,7 @@ struct PersistentOp {
   // ---- what stays
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;  ///< of the set's ranks in the domain
+  bool is_direct = false;    ///< of all ranks of several domains: the leaders end its rounds (hvd/engine/direct_path.h)
   UnitRef unit;
   SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
   FastPathMemory* memory = nullptr;  ///< null for a Barrier

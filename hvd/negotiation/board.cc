@@ -281,6 +281,23 @@ bool Board::are_results_taken(std::uint32_t slot) const {
   return true;
 }
 
+void Board::promise(std::uint32_t slot) {
+  head(slot).promised_round.store(head(slot).round.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+void Board::take_promise_back(std::uint32_t slot) { head(slot).promised_round.store(0, std::memory_order_release); }
+bool Board::is_promised(std::uint32_t slot) const {
+  return head(slot).promised_round.load(std::memory_order_acquire) == head(slot).round.load(std::memory_order_relaxed) + 1;
+}
+
+void Board::set_leader_looks(bool looks) {
+  header().leader_looks.store(looks ? 1 : 0, std::memory_order_relaxed);
+  full_fence();  // between that and the last look, as in `leader_looks`
+}
+bool Board::leader_looks() const {
+  full_fence();
+  return header().leader_looks.load(std::memory_order_relaxed) != 0;
+}
+
 BatchState& Board::batch(std::uint64_t sequence) const { return header().batches[sequence % kBatchPlaces]; }
 
 std::vector<std::uint64_t> Board::find_places(std::size_t count) const {

@@ -146,6 +146,16 @@ class Board {
   void take_result(std::uint32_t slot);
   [[nodiscard]] bool are_results_taken(std::uint32_t slot) const;
 
+  // ---- rounds that the leaders end among themselves (see hvd/negotiation/direct_rounds.h)
+  /// The round that is gathering is the leader's alone to end from now on, or it takes that back. Needs the lock.
+  void promise(std::uint32_t slot) HVD_REQUIRES(board_lock);
+  void take_promise_back(std::uint32_t slot) HVD_REQUIRES(board_lock);
+  [[nodiscard]] bool is_promised(std::uint32_t slot) const;
+  /// The leader: a thread of it looks at arrivals from now on, or will do so once more.
+  void set_leader_looks(bool looks);
+  /// After an arrival: whether the leader sees it without being woken.
+  [[nodiscard]] bool leader_looks() const;
+
   // ---- batches
   BatchState& batch(std::uint64_t sequence) const;
   /// Returns sequence numbers for `count` batches, whose places are free; none if there are not so many. Needs the lock, until they are

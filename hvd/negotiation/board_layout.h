@@ -27,6 +27,7 @@
 ///            4,224      4   wait_doorbell           futex of the threads that wait for results, of all ranks
 ///            4,228      4   wait_sleepers           how many of them sleep
 ///            4,232      4   watchers                how many of them sleep or are going to
+///            4,236      4   leader_looks            1: a thread of the domain's leader looks for arrivals all the time
 ///            4,288      4   first_failure           index of the rank whose failure stays, -1: none
 ///            4,352 16,384   batches                 BatchState by place, 64 bytes each
 ///
@@ -43,6 +44,7 @@
 ///   SlotHead:    0      8   generation_and_arrivals 32 bits each, the generation the higher; the highest bit of the arrivals: the round is
 ///                                                   claimed
 ///                8      8   round                   of the one that is gathering
+///               16      8   promised_round          round + 1 of the last that the domain's leader has promised to other domains
 ///
 ///   SlotRank:    0     16   locations               two words, by the round's parity
 ///               16      8   arrived_round           round + 1 of the rank's last arrival
@@ -81,6 +83,7 @@ struct Header {
   alignas(64) FutexWord wait_doorbell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
   std::atomic<std::uint32_t> watchers{0};
+  std::atomic<std::uint32_t> leader_looks{0};
   alignas(64) std::atomic<int> first_failure{kNoFailure};
   std::array<BatchState, Board::kBatchPlaces> batches;
 };
@@ -100,6 +103,7 @@ struct alignas(64) RankArea {
 struct alignas(64) SlotHead {
   std::atomic<std::uint64_t> generation_and_arrivals{0};
   std::atomic<std::uint64_t> round{0};
+  std::atomic<std::uint64_t> promised_round{0};
 };
 
 struct alignas(64) SlotRank {
@@ -122,7 +126,7 @@ static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(Slot
 static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);
 static_assert(offsetof(Header, open_batches) == 52 && offsetof(Header, next_place) == 4148 && offsetof(Header, stuck_marks) == 4152);
 static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, wait_doorbell) == 4224 && offsetof(Header, wait_sleepers) == 4228);
-static_assert(offsetof(Header, watchers) == 4232);
+static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236);
 static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batches) == 4352);
 static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);
 static_assert(offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 && offsetof(RankArea, failure_text) == 73);

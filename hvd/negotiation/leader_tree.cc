@@ -23,6 +23,7 @@ bool LeaderTree::advance() {
 bool LeaderTree::hear() {
   bool any = false;
   if (failed_) inbox_.clear();
+  if (!put_off_.empty()) refuse_put_off();
   for (; inbox_.take_waiting(); any = true) say_unsaid();  // numbers may have come
   while (auto message = links_.receive()) {
     any = true;
@@ -80,7 +81,9 @@ void LeaderTree::say_unsaid() {
 
 void LeaderTree::say(const LocalEvent& event) {
   if (event.kind == LocalEvent::Kind::Ready) {
-    count_ready(numbers_.find(event.key).value(), links_.self(), event.what);
+    const auto id = numbers_.find(event.key).value();
+    if (actions_.said_ready) actions_.said_ready(id);
+    count_ready(id, links_.self(), event.what);
   } else if (event.kind == LocalEvent::Kind::Joined) {
     learn_joined(event.key.process_set, event.rank);
   } else if (event.kind == LocalEvent::Kind::Doubted) {
@@ -92,7 +95,7 @@ void LeaderTree::say(const LocalEvent& event) {
 
 void LeaderTree::stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   if (!unsaid_.is_empty()) return;  // it must not pass what is said of before
-  const StuckReport report{process_set, name, numbers_.last_decision(process_set, name), stuck_ranks};
+  const StuckReport report{process_set, name, last_decision(process_set, name), stuck_ranks};
   if (!stuck_names_.note_said(report)) return;
   is_root() ? note_stuck(report) : links_.send_up(LeaderItems::stuck(report));
 }
@@ -178,6 +181,7 @@ bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& b
       const UnitKey key = decode_key(reader);
       const int rank = reader.get<int>();
       static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
+      if (is_promised(key)) return false;  // the round before is still under way here
       refuse(key, rank);
       break;
     }
@@ -283,6 +287,7 @@ void LeaderTree::decided(std::uint32_t id) {
   numbers_.decided(id);
   const UnitKey* const key = numbers_.key_of(id);
   if (key == nullptr) return;
+  over(id);
   counts_.erase(id);
   departed_.decided(*key);
   if (key->kind == OpKind::Join) counts_.end_join(key->process_set);
@@ -332,6 +337,7 @@ void LeaderTree::doubted(const UnitKey& key) { is_root() ? refuse_if_hopeless(ke
 void LeaderTree::refuse_if_hopeless(const UnitKey& key) {
   const auto* ranks = actions_.ranks_of(key.process_set);
   if (ranks == nullptr) return;
+  if (is_promised(key)) return static_cast<void>(put_off_.insert(key));
   const auto has_joined = [&](int rank) { return counts_.has_joined(key.process_set, rank); };
   if (const auto rank = departed_.blocker_of(key, *ranks, has_joined)) refuse(key, *rank);
 }
@@ -352,7 +358,7 @@ void LeaderTree::refuse(const UnitKey& key, int rank) {
 void LeaderTree::note_stuck(const StuckReport& report) {
   const auto* ranks = actions_.ranks_of(report.process_set);
   // What was said before a decision under that name was known there may be out of date.
-  if (ranks == nullptr || report.last_decision != numbers_.last_decision(report.process_set, report.name)) return;
+  if (ranks == nullptr || report.last_decision != last_decision(report.process_set, report.name)) return;
   if (auto all = stuck_names_.add(report, *ranks)) end_conflict({report.process_set, report.name, 0, std::move(*all)});
 }
 
@@ -363,7 +369,10 @@ void LeaderTree::end_conflict(const StuckReport& report) {
   for (const auto& stuck_rank : report.ranks) {
     keys.push_back({report.process_set, stuck_rank.kind, report.name});
     unsaid_.drop_ready(keys.back());
-    if (const auto id = numbers_.find(keys.back())) counts_.erase(*id);
+    if (const auto id = numbers_.find(keys.back())) {
+      counts_.erase(*id);
+      over(*id);
+    }
   }
   numbers_.in_conflict(keys);
   stuck_names_.decided(report.process_set, report.name);
@@ -377,7 +386,34 @@ void LeaderTree::forget(const UnitKey& key) {
   if (!id) return;
   stuck_names_.forget(key.process_set, key.name);
   counts_.erase(*id);
+  put_off_.erase(key);
+  if (actions_.forgotten) actions_.forgotten(*id);
   numbers_.forget(key);
+}
+
+void LeaderTree::over(std::uint32_t id) {
+  if (actions_.over) actions_.over(id);
+}
+
+bool LeaderTree::is_promised(const UnitKey& key) const {
+  const auto id = numbers_.find(key);
+  return id && actions_.is_promised && actions_.is_promised(*id);
+}
+
+/// Root: looks again at what may never be complete, and was promised.
+void LeaderTree::refuse_put_off() {
+  const auto waiting = std::exchange(put_off_, {});
+  for (const auto& key : waiting) refuse_if_hopeless(key);
+}
+
+/// Returns what changes with each end of a round under the name: rounds that the leaders end among themselves are no decisions, but are
+/// counted like them.
+std::uint64_t LeaderTree::last_decision(int process_set, const std::string& name) const {
+  std::uint64_t rounds = 0;
+  if (actions_.rounds_over)
+    for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
+      if (const auto id = numbers_.find({process_set, static_cast<OpKind>(kind), name})) rounds += actions_.rounds_over(*id);
+  return numbers_.last_decision(process_set, name) + (rounds << 32);
 }
 
 void LeaderTree::retire(std::vector<std::uint32_t> ids) {

@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,18 @@ struct LeaderTreeActions {
   /// Returns the ranks of a process set, ascending; null if it was removed. Throws WireError if there never was such a set.
   std::function<const std::vector<int>*(int process_set)> ranks_of;
   std::function<int(int rank)> domain_of;
+
+  // ---- of rounds that the leaders may end among themselves (hvd/negotiation/direct_rounds.h); may be empty
+  /// This domain has said in the tree that it is ready.
+  std::function<void(std::uint32_t number)> said_ready = {};
+  /// The tensor's round is over, by a decision in the tree.
+  std::function<void(std::uint32_t number)> over = {};
+  /// The number is given up.
+  std::function<void(std::uint32_t number)> forgotten = {};
+  /// Returns whether this domain has contributed to the tensor's round among the leaders: nothing is said against it meanwhile.
+  std::function<bool(std::uint32_t number)> is_promised = {};
+  /// Returns how many of its rounds are over.
+  std::function<std::uint64_t(std::uint32_t number)> rounds_over = {};
 };
 
 class LeaderTree {
@@ -90,6 +104,13 @@ class LeaderTree {
   [[nodiscard]] bool is_root() const { return links_.is_root(); }
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it is ready for: some of them hold it up.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const;
+  /// Returns the tensor's number, if it has one that holds for sure.
+  [[nodiscard]] std::optional<std::uint32_t> number_of(const UnitKey& key) const {
+    return numbers_.is_unsure(key) ? std::nullopt : numbers_.find(key);
+  }
+  [[nodiscard]] const UnitKey* key_of(std::uint32_t number) const { return numbers_.key_of(number); }
+  /// A round of the number has ended without a decision.
+  void note_use(std::uint32_t number) { numbers_.note_use(number); }
   /// Tensors that this leader remembers.
   [[nodiscard]] std::size_t tensors_kept() const { return numbers_.count(); }
   /// Process sets and names of which it remembers more than their tensors.
@@ -131,6 +152,10 @@ class LeaderTree {
 
   // ---- numbers
   void forget(const UnitKey& key);
+  void over(std::uint32_t id);
+  [[nodiscard]] bool is_promised(const UnitKey& key) const;
+  void refuse_put_off();
+  [[nodiscard]] std::uint64_t last_decision(int process_set, const std::string& name) const;
   void retire(std::vector<std::uint32_t> ids);
   void answer_if_complete();
   void end_retiring(const std::vector<std::uint32_t>& given_up);
@@ -142,7 +167,8 @@ class LeaderTree {
   TensorNumbers numbers_;
   ReadinessCounts counts_;
   StuckNames stuck_names_;
-  DepartedRanks departed_;  // root
+  DepartedRanks departed_;     // root
+  std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not promised
   bool failed_ = false;
 };
 

@@ -94,6 +94,10 @@ void TensorNumbers::in_conflict(const std::vector<UnitKey>& keys) {
     if (const auto known = ids_.find(key); known != ids_.end()) known_.at(known->second).decided_at = decisions_;
 }
 
+void TensorNumbers::note_use(std::uint32_t id) {
+  if (const auto known = known_.find(id); is_root_ && known != known_.end()) use(known->second);
+}
+
 std::uint64_t TensorNumbers::last_decision(int process_set, const std::string& name) const {
   std::uint64_t last = refused_at_;
   for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)

@@ -15,7 +15,7 @@ namespace hvd {
 
 P2pBackend::P2pBackend(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena,
                        Board& board, std::shared_ptr<StatsCounters> stats)
-    : context_(std::move(wire), std::move(topology), std::move(memory), std::move(arena), board, std::move(stats)) {}
+    : context_(std::move(wire), std::move(topology), std::move(memory), std::move(arena), board, std::move(stats)), direct_(context_) {}
 
 bool P2pBackend::supports(const BatchTraits& traits) const { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
 

@@ -35,6 +35,7 @@ class P2pContext {
   [[nodiscard]] StatsCounters& stats() const { return *stats_; }
   [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
   [[nodiscard]] int domain_index(int rank) const;
+  [[nodiscard]] int domain_of(int rank) const { return topology_.domain_of_rank[static_cast<std::size_t>(rank)]; }
   /// Returns the tag of messages of phase 0 or 1 of a batch. Throws BackendError if there are more process sets than the wire has tags for.
   [[nodiscard]] int tag(const Batch& batch, unsigned phase) const;
 

@@ -111,6 +111,10 @@ bool Staging::is_free(std::uint64_t location, const std::function<bool(std::uint
   return std::none_of(deferred_.begin(), deferred_.end(), [&](const Deferred& d) { return d.location == location; });
 }
 
+std::uint64_t Staging::own_location(std::uint64_t number) { return kStaged | kKept | kBeyond | (number & kOffset); }
+
+bool Staging::is_own(std::uint64_t location) { return (location & (kKept | kBeyond)) == (kKept | kBeyond); }
+
 bool Staging::is_kept(std::uint64_t location) { return (location & kKept) != 0; }
 
 void Staging::release(std::uint64_t location) noexcept {

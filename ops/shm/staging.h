@@ -45,6 +45,9 @@ class Staging {
   /// Whether no batch that is not over reads from the kept block.
   bool is_free(std::uint64_t location, const std::function<bool(std::uint64_t sequence)>& is_over);
   [[nodiscard]] static bool is_kept(std::uint64_t location);
+  /// Returns a location that counts as kept, of memory that is not this object's: the backend's, and no other rank's to see.
+  [[nodiscard]] static std::uint64_t own_location(std::uint64_t number);
+  [[nodiscard]] static bool is_own(std::uint64_t location);
   /// Gives a staged block back; does nothing for the user's own memory.
   void release(std::uint64_t location) noexcept;
   /// Copies a staged block to `output` and gives it back; does nothing for the user's own memory.

@@ -113,9 +113,67 @@ class RendezvousExecution final : public Execution {
   bool left_ = false;
 };
 
+/// Blocks of small operations that come back on all ranks of several domains: ordinary memory, for all ranks are threads. A domain
+/// contributes its ranks' inputs.
+class CommonMemory final : public FastPathMemory {
+ public:
+  explicit CommonMemory(Topology topology) : topology_(std::move(topology)) {}
+  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override {
+    if (traits.op == ReduceOp::Adasum && traits.kind == OpKind::Allreduce) return std::nullopt;
+    auto block = std::make_unique<Bytes>(bytes);
+    const std::uint64_t location = reinterpret_cast<std::uint64_t>(block->data()) | kKept;
+    blocks_.emplace(location, std::move(block));
+    return location;
+  }
+  void drop(std::uint64_t location) noexcept override { blocks_.erase(location); }
+  bool is_free(std::uint64_t /*location*/) override { return true; }
+  std::byte* kept(int /*index*/, std::uint64_t location) override {
+    return (location & kKept) != 0 ? reinterpret_cast<std::byte*>(location & ~kKept) : nullptr;
+  }
+  std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override {
+    return static_cast<std::size_t>(topology_.size) * bytes(traits, count);
+  }
+  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) override {
+    for (const std::byte* const block : blocks) message.insert(message.end(), block, block + bytes(traits, count));
+  }
+  void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
+               std::span<std::byte* const> blocks) override {
+    const std::size_t each = bytes(traits, count);
+    std::vector<const void*> inputs;
+    Bytes all;
+    for (int rank = 0; rank < topology_.size; ++rank) {
+      const auto& of_rank = topology_.domain_of_rank;
+      const auto domain = static_cast<std::size_t>(of_rank[static_cast<std::size_t>(rank)]);
+      const auto before = std::count(of_rank.begin(), of_rank.begin() + rank, static_cast<int>(domain));
+      const std::byte* const input = contributions[domain].data() + static_cast<std::size_t>(before) * each;
+      inputs.push_back(input);
+      all.insert(all.end(), input, input + each);
+    }
+    if (each == 0) return;
+    if (traits.kind == OpKind::Allgather) {
+      for (std::byte* const block : blocks) std::memcpy(block, all.data(), all.size());
+    } else if (traits.kind == OpKind::Broadcast) {
+      for (std::byte* const block : blocks) std::memcpy(block, inputs[static_cast<std::size_t>(traits.root)], each);
+    } else {
+      const std::vector<void*> outputs(blocks.begin(), blocks.end());
+      kernels::reduce(reduction_of(traits), inputs, outputs, static_cast<std::size_t>(count));
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kKept = std::uint64_t{1} << 61;
+  static std::size_t bytes(const BatchTraits& traits, std::int64_t count) {
+    return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
+  }
+  const Topology topology_;
+  std::map<std::uint64_t, std::unique_ptr<Bytes>> blocks_;
+};
+
 class RendezvousBackend final : public Backend {
  public:
-  RendezvousBackend(std::shared_ptr<Rendezvous> place, int rank) : place_(std::move(place)), rank_(rank) {}
+  RendezvousBackend(std::shared_ptr<Rendezvous> place, const Topology& topology)
+      : place_(std::move(place)), rank_(topology.rank), memory_(topology) {}
+  FastPathMemory* direct_memory() override { return &memory_; }
   std::string_view name() const override { return "rendezvous"; }
   bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
   std::unique_ptr<Execution> launch(Batch batch) override {
@@ -125,6 +183,7 @@ class RendezvousBackend final : public Backend {
  private:
   std::shared_ptr<Rendezvous> place_;
   int rank_;
+  CommonMemory memory_;
 };
 
 std::vector<ProcessSetInfo> make_sets(const WorldOptions& options, int rank) {
@@ -226,7 +285,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       auto arena = std::make_shared<Arena>(memory.arenas[index]);
       arenas_[static_cast<std::size_t>(rank)] = arena;
       parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
-      parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, rank));
+      parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, topology));
       if (domains > 1) (index == 0 ? parts.transport : parts.alarm) = std::make_unique<MailTransport>(mail, domain, domains, index == 0);
       if (options_.add_backends) options_.add_backends(rank, parts, arena);
       if (options_.customize) options_.customize(rank, parts);

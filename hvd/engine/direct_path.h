@@ -1,0 +1,82 @@
+#pragma once
+/// Is what the leader of a domain does for small operations of all ranks of several domains that come back (hvd/engine/fast_path.h): once
+/// its ranks have arrived it sends the other leaders what they contribute, and once it has theirs it does the operation in its ranks'
+/// blocks. Owns the rounds among the leaders (hvd/negotiation/direct_rounds.h). Of a rank that leads its domain; the thread that has the
+/// turn drives it, under the engine's mutex.
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "hvd/engine/fast_path.h"
+#include "hvd/engine/parts.h"
+#include "hvd/engine/turn.h"
+#include "hvd/negotiation/direct_rounds.h"
+#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/negotiation_log.h"
+
+namespace hvd {
+
+/// The leader tree's transport. Keeps what is not the tree's.
+class DirectLane final : public Transport {
+ public:
+  explicit DirectLane(Transport& wire) : wire_(wire) {}
+  [[nodiscard]] int domain() const override { return wire_.domain(); }
+  [[nodiscard]] int domains() const override { return wire_.domains(); }
+  void send(int to, std::span<const std::byte> bytes) override { wire_.send(to, bytes); }
+  std::optional<Message> receive() override;
+  /// Looks for messages once. Returns whether there was one.
+  bool look();
+  /// Returns the next message of a round among leaders that has been seen.
+  std::optional<Message> take_direct();
+  /// Returns whether one of the tree's has been seen.
+  [[nodiscard]] bool has_others() const { return !others_.empty(); }
+
+ private:
+  static std::optional<Message> take(std::deque<Message>& messages);
+  Transport& wire_;
+  std::deque<Message> direct_, others_;
+};
+
+class DirectPath {
+ public:
+  DirectPath(const EngineParts& parts, NegotiationLog& log, FastPath& fast_path, Transport& wire);
+
+  /// The transport for the leader tree, which this looks at too.
+  [[nodiscard]] Transport& lane() { return lane_; }
+  /// Adds what the tree asks of this.
+  void add_actions(LeaderTreeActions& actions);
+  /// Does what can be done now. Returns whether there was anything.
+  bool drive(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  /// The same, of what arrives meanwhile, and leaves other messages for later.
+  bool look(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool has_others() const { return lane_.has_others(); }
+  /// Returns whether others are awaited.
+  [[nodiscard]] bool is_waiting() const { return rounds_.has_promised(); }
+  /// Returns the domains that keep the round waiting, if this one has contributed to it.
+  [[nodiscard]] std::vector<int> missing(std::uint32_t number) const { return rounds_.missing(number); }
+  [[nodiscard]] std::size_t numbers_kept() const { return rounds_.numbers_kept(); }
+
+ private:
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  bool act_on_messages(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool is_to_begin(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
+  bool promise_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  /// What came of it; unless it is made nothing has happened, and the operation is to take the long way, or first the log to be read.
+  enum class Promise : std::uint8_t { Made, No, ReadFirst };
+  Promise try_to_promise(PersistentOp& op, LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  void fall_back(const UnitKey& key) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] PersistentOp* find(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  FastPath& fast_path_;
+  Board& board_;
+  const std::uint64_t domains_elsewhere_;  ///< on other hosts
+  DirectLane lane_;
+  DirectRounds rounds_;
+};
+
+}  // namespace hvd

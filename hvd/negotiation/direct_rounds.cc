@@ -1,0 +1,190 @@
+#include "hvd/negotiation/direct_rounds.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+constexpr std::uint32_t kDirect = 0xffffffff;
+constexpr std::size_t kHeadBytes = 32;  // what follows is aligned as a vector's memory is
+
+Bytes direct_message(std::uint64_t what, std::uint32_t number, std::uint64_t round, std::size_t more = 0) {
+  Bytes bytes;
+  bytes.reserve(kHeadBytes + more);
+  Writer writer(std::move(bytes));
+  return writer.put(kDirect).put(number).put(round).put(what).put(std::uint64_t{0}).take();
+}
+
+}  // namespace
+
+bool DirectRounds::is_direct(const Message& message) {
+  if (message.bytes.size() < sizeof kDirect) return false;
+  return Reader(message.bytes).get<std::uint32_t>() == kDirect;
+}
+
+std::uint32_t DirectRounds::number_of(const Message& message) {
+  Reader reader(message.bytes);
+  static_cast<void>(reader.get<std::uint32_t>());
+  return reader.get<std::uint32_t>();
+}
+
+// ------------------------------------------------------------------------------------------------------------- this domain's part
+
+bool DirectRounds::may_promise(std::uint32_t number) const {
+  const auto found = units_.find(number);
+  if (found == units_.end()) return false;  // its first rounds take the long way
+  const Unit& unit = found->second;
+  return !unit.promised && !unit.gathering().is_long && unit.over >= unit.left_out_until;
+}
+
+void DirectRounds::promise(std::uint32_t number, Bytes contribution, Clock::time_point now) {
+  Unit& unit = units_.at(number);
+  Bytes message = direct_message(static_cast<std::uint64_t>(What::Contribution), number, unit.over, contribution.size());
+  message.insert(message.end(), contribution.begin(), contribution.end());
+  for (std::size_t i = 1; i < domains_; ++i)  // each begins with another one, so that not all send to the same
+    outgoing_.push_back({static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), message});
+  put(unit, unit.over, self_, std::move(message));
+  unit.promised = true;
+  unit.promised_at = now;
+  promised_.push_back(number);
+}
+
+bool DirectRounds::is_promised(std::uint32_t number) const {
+  const auto unit = units_.find(number);
+  return unit != units_.end() && unit->second.promised;
+}
+
+void DirectRounds::go_long(std::uint32_t number) {
+  Unit& unit = units_[number];
+  if (!unit.promised) take_long_way(unit, number, unit.over);
+}
+
+/// Requires that this domain has not contributed to the round.
+void DirectRounds::take_long_way(Unit& unit, std::uint32_t number, std::uint64_t round) {
+  Gathered& gathered = unit.rounds[round % 2];
+  if (std::exchange(gathered.is_long, true)) return;
+  for (std::size_t domain = 0; domain < gathered.here.size(); ++domain)
+    if (gathered.here[domain]) send(static_cast<int>(domain), What::Slow, number, round);
+}
+
+// --------------------------------------------------------------------------------------------------------------------------- ends
+
+std::vector<std::uint32_t> DirectRounds::complete() const {
+  std::vector<std::uint32_t> complete;
+  for (const auto number : promised_)
+    if (units_.at(number).gathering().count == domains_) complete.push_back(number);
+  return complete;
+}
+
+std::vector<std::span<const std::byte>> DirectRounds::contributions(std::uint32_t number) const {
+  std::vector<std::span<const std::byte>> contributions;
+  for (const auto& bytes : units_.at(number).gathering().bytes) contributions.push_back(std::span(bytes).subspan(kHeadBytes));
+  return contributions;
+}
+
+void DirectRounds::end(std::uint32_t number) {
+  Unit& unit = units_[number];
+  if (std::exchange(unit.promised, false)) {
+    std::erase(promised_, number);
+    unit.streak = 0;
+  }
+  Gathered& gathered = unit.gathering();
+  std::fill(gathered.here.begin(), gathered.here.end(), false);
+  gathered.count = 0;
+  gathered.is_long = false;
+  ++unit.over;
+}
+
+void DirectRounds::forget(std::uint32_t number) {
+  units_.erase(number);
+  std::erase(promised_, number);
+}
+
+std::uint64_t DirectRounds::rounds_over(std::uint32_t number) const {
+  const auto unit = units_.find(number);
+  return unit == units_.end() ? 0 : unit->second.over;
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ messages
+
+void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Bytes message) {
+  Gathered& gathered = unit.rounds[round % 2];
+  gathered.bytes.resize(domains_);
+  gathered.here.resize(domains_);
+  const auto place = static_cast<std::size_t>(from);
+  if (gathered.here.at(place)) throw WireError("a second contribution to a round");
+  gathered.here[place] = true;
+  gathered.bytes[place] = std::move(message);
+  ++gathered.count;
+}
+
+void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t round) {
+  outgoing_.push_back({to, direct_message(static_cast<std::uint64_t>(what), number, round)});
+}
+
+bool DirectRounds::receive(const Message& message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
+  Reader reader(message.bytes);
+  static_cast<void>(reader.get<std::uint32_t>());
+  const auto number = reader.get<std::uint32_t>();
+  const auto round = reader.get<std::uint64_t>();
+  const auto what = static_cast<What>(reader.get<std::uint64_t>());
+  static_cast<void>(reader.get<std::uint64_t>());
+  if (what > What::Ask || (what != What::Contribution && !reader.at_end())) throw WireError("not a message between leaders");
+  if (!is_known) {  // refused meanwhile, which the sender has still to hear
+    if (what != What::Slow) send(message.from, What::Slow, number, round);
+    return false;
+  }
+  Unit& unit = units_[number];
+  if (round < unit.over) return false;  // it is over here: what this domain has contributed to it went before
+  if (round > unit.over + 1) throw WireError("a message of a round that cannot be under way");
+  const bool is_gathering = round == unit.over;
+  if (what == What::Slow) {
+    if (!is_gathering || !unit.promised) return false;
+    unit.promised = false;
+    std::erase(promised_, number);
+    // The domain's own contribution is of no use to anybody any more.
+    Gathered& gathered = unit.gathering();
+    gathered.here[static_cast<std::size_t>(self_)] = false;
+    --gathered.count;
+    unit.streak = std::min(unit.streak + 1, kMostStreak);
+    unit.left_out_until = unit.over + 1 + (std::uint64_t{1} << unit.streak);
+    fallen_back = number;
+    return true;
+  }
+  if (what == What::Contribution) put(unit, round, message.from, message.bytes);
+  if (is_gathering && unit.promised) return false;
+  if (unit.rounds[round % 2].is_long) {
+    send(message.from, What::Slow, number, round);
+  } else if (what == What::Ask || cannot_come || round < unit.left_out_until) {
+    take_long_way(unit, number, round);  // which tells the sender too: it has contributed
+  }
+  return false;
+}
+
+void DirectRounds::ask(Clock::time_point now) {
+  for (const auto number : promised_) {
+    Unit& unit = units_.at(number);
+    if (now - unit.promised_at < kPatience) continue;
+    unit.promised_at = now;
+    for (const int domain : missing(number)) send(domain, What::Ask, number, unit.over);
+  }
+}
+
+std::vector<int> DirectRounds::missing(std::uint32_t number) const {
+  std::vector<int> missing;
+  if (!is_promised(number)) return missing;
+  const Gathered& gathered = units_.at(number).gathering();
+  for (std::size_t domain = 0; domain < gathered.here.size(); ++domain)
+    if (!gathered.here[domain]) missing.push_back(static_cast<int>(domain));
+  return missing;
+}
+
+bool DirectRounds::flush(Transport& transport) {
+  const bool any = !outgoing_.empty();
+  for (; !outgoing_.empty(); outgoing_.pop_front()) transport.send(outgoing_.front().to, outgoing_.front().bytes);
+  return any;
+}
+
+}  // namespace hvd

@@ -1,0 +1,120 @@
+#pragma once
+/// Rounds of small operations that come back, which the leaders end among themselves: each sends all others what its domain contributes,
+/// and who has all contributions has the result. That takes one hop, where an agreement takes two up to the root and back, and its batch
+/// more.
+///
+/// A round is ended so only if every leader contributes to it. One that cannot, as its domain took the long way (through the log and the
+/// leader tree), tells those that have contributed that the round is Slow, and they take the long way too: nobody can have ended it. One
+/// that has contributed and hears nothing Asks those that it misses: they take the long way in that round unless they have contributed. So
+/// each round is ended in one way everywhere, and whatever looks after operations that wait (ranks that join, leave, fail, disagree) finds
+/// those that wait for long on the long way.
+///
+/// Rounds are counted for each number of the leader tree: by its decisions and by what is ended here, alike in all domains. A message is
+///
+///   0xffffffff u32, number u32, round u64, what u64, zero u64, and of a Contribution its bytes
+///
+/// where the first word tells it from a message of the leader tree. A value without a lock, of the thread that drives the leader. Throws
+/// WireError on malformed messages.
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/base/wire.h"
+#include "hvd/transport.h"
+
+namespace hvd {
+
+class DirectRounds {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// A leader Asks for what it has missed for so long.
+  static constexpr std::chrono::milliseconds kPatience{20};
+
+  /// `domain`: this leader's, of so many.
+  DirectRounds(int domain, int domains) : self_(domain), domains_(static_cast<std::size_t>(domains)) {}
+
+  /// Returns whether the message is one of these.
+  [[nodiscard]] static bool is_direct(const Message& message);
+
+  // ---- this domain's part in the round that is gathering
+  /// Returns whether this domain may contribute to it: it has not, and does not take the long way.
+  [[nodiscard]] bool may_promise(std::uint32_t number) const;
+  /// Contributes to it: it is not to be ended in another way, unless `receive` says so.
+  void promise(std::uint32_t number, Bytes contribution, Clock::time_point now);
+  [[nodiscard]] bool is_promised(std::uint32_t number) const;
+  [[nodiscard]] bool has_promised() const { return !promised_.empty(); }
+  /// This domain takes the long way in it.
+  void go_long(std::uint32_t number);
+
+  // ---- ends
+  /// Returns the numbers of the rounds that this domain has contributed to and has all contributions of.
+  [[nodiscard]] std::vector<std::uint32_t> complete() const;
+  /// Returns the contributions by domain. Requires a complete round.
+  [[nodiscard]] std::vector<std::span<const std::byte>> contributions(std::uint32_t number) const;
+  /// The round is over, one way or another.
+  void end(std::uint32_t number);
+  /// The number is given up.
+  void forget(std::uint32_t number);
+  /// Returns how many rounds of the number are over.
+  [[nodiscard]] std::uint64_t rounds_over(std::uint32_t number) const;
+
+  // ---- messages
+  /// Acts on a message. Returns true if this domain is to take the long way in the round to which it has contributed, whose number
+  /// `fallen_back` then is. `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's
+  /// rounds.
+  bool receive(const Message& message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
+  /// Returns the number in a message that `is_direct`.
+  [[nodiscard]] static std::uint32_t number_of(const Message& message);
+  /// Asks for what has been missed for long.
+  void ask(Clock::time_point now);
+  /// Sends what has gathered. Returns whether there was anything.
+  bool flush(Transport& transport);
+  /// Returns the domains whose contributions are missed; none unless this one has contributed.
+  [[nodiscard]] std::vector<int> missing(std::uint32_t number) const;
+  /// Returns how many numbers it keeps something of.
+  [[nodiscard]] std::size_t numbers_kept() const { return units_.size(); }
+
+ private:
+  enum class What : std::uint64_t { Contribution, Slow, Ask };
+  /// Of one round.
+  struct Gathered {
+    std::vector<Bytes> bytes;  ///< messages, by domain
+    std::vector<bool> here;
+    std::size_t count = 0;
+    bool is_long = false;  ///< this domain takes the long way
+  };
+  struct Unit {
+    std::uint64_t over = 0;           ///< rounds that are
+    std::array<Gathered, 2> rounds;   ///< by parity: the round that is gathering, and the next, in which others may be already
+    bool promised = false;            ///< this domain has contributed to the one that is gathering
+    Clock::time_point promised_at{};  ///< or has asked
+    unsigned streak = 0;              ///< rounds that fell back, one after the other
+    std::uint64_t left_out_until = 0;
+    Gathered& gathering() { return rounds[over % 2]; }
+    [[nodiscard]] const Gathered& gathering() const { return rounds[over % 2]; }
+  };
+  struct Outgoing {
+    int to;
+    Bytes bytes;
+  };
+  static constexpr unsigned kMostStreak = 10;
+
+  void put(Unit& unit, std::uint64_t round, int from, Bytes message);
+  void send(int to, What what, std::uint32_t number, std::uint64_t round);
+  void take_long_way(Unit& unit, std::uint32_t number, std::uint64_t round);
+
+  const int self_;
+  const std::size_t domains_;
+  std::unordered_map<std::uint32_t, Unit> units_;
+  std::vector<std::uint32_t> promised_;
+  std::deque<Outgoing> outgoing_;
+};
+
+}  // namespace hvd

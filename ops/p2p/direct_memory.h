@@ -1,0 +1,51 @@
+#pragma once
+/// DirectMemory has the blocks and the arithmetic of small operations that come back on all ranks of several domains, which the leaders end
+/// among themselves (hvd/negotiation/direct_rounds.h). Results have the bits that a batch gives: a domain contributes what the
+/// ReductionPlan says. The blocks are in the domain's arena; a rank that is alone in its domain has them in memory of its own. It owns
+/// them. Any thread, one at a time. It fails with WireError: a contribution of another length than it must have.
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "hvd/fast_path_memory.h"
+#include "ops/p2p/context.h"
+#include "ops/p2p/reduction.h"
+
+namespace hvd {
+
+class DirectMemory final : public FastPathMemory {
+ public:
+  explicit DirectMemory(P2pContext& context) : context_(context) {}
+
+  std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
+  void drop(std::uint64_t location) noexcept override;
+  bool is_free(std::uint64_t location) override;
+  std::byte* kept(int index, std::uint64_t location) override;
+  std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override;
+  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) override;
+  void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
+               std::span<std::byte* const> blocks) override;
+
+ private:
+  /// What follows from the traits: that of the last is kept.
+  struct Plan {
+    BatchTraits traits;
+    Arrangement who;
+    ReductionPlan reduction;
+    std::vector<std::size_t> domains;  ///< the numbers of the domains, as they are arranged
+    [[nodiscard]] bool is_of(const BatchTraits& others) const;
+  };
+  const Plan& plan_of(const BatchTraits& traits);
+  /// Arrays of the operation's inputs in what an arranged domain contributes.
+  [[nodiscard]] static std::size_t arrays(const Plan& plan, std::size_t arranged);
+
+  P2pContext& context_;
+  std::map<std::uint64_t, std::unique_ptr<std::byte[]>> own_;  // NOLINT(modernize-avoid-c-arrays): not initialized
+  std::uint64_t next_own_ = 0;
+  std::unique_ptr<const Plan> plan_;
+  std::vector<const void*> in_;
+  std::vector<void*> out_;
+};
+
+}  // namespace hvd

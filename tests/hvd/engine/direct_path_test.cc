@@ -1,0 +1,338 @@
+// Small operations that come back on all ranks of several domains: that the leaders end them among themselves, and that whatever a rank
+// does instead is noticed as ever, also where messages between some hosts take longer than between others.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "hvd/negotiation/direct_rounds.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+namespace {
+
+using namespace std::chrono_literals;
+using TestClock = std::chrono::steady_clock;
+
+struct Seen {
+  std::atomic<int> contributions{0}, slow{0}, asked{0};
+};
+
+/// Delivers the messages of each host late, by a time of its own that changes with each message; in their order.
+class LateTransport final : public Transport {
+ public:
+  LateTransport(std::unique_ptr<Transport> wire, Seen& seen, unsigned seed, std::chrono::microseconds latest)
+      : wire_(std::move(wire)), seen_(seen), dice_(seed), latest_(latest) {}
+  int domain() const override { return wire_->domain(); }
+  int domains() const override { return wire_->domains(); }
+  void send(int to, std::span<const std::byte> bytes) override {
+    if (const Message message{to, Bytes(bytes.begin(), bytes.end())}; DirectRounds::is_direct(message)) {
+      Reader reader(std::span(message.bytes).subspan(16));
+      const auto what = reader.get<std::uint64_t>();
+      ++(what == 0 ? seen_.contributions : what == 1 ? seen_.slow : seen_.asked);
+    }
+    wire_->send(to, bytes);
+  }
+  std::optional<Message> receive() override {
+    const auto now = TestClock::now();
+    while (auto message = wire_->receive()) {
+      auto& line = lines_[message->from];
+      auto at = now + std::chrono::microseconds(latest_.count() == 0 ? 0 : dice_() % static_cast<unsigned>(latest_.count()));
+      // One pair of hosts is slower than all the others.
+      if (latest_.count() > 0 && message->from == domains() - 1 && domain() == domains() - 2) at += 3 * latest_;
+      if (!line.empty()) at = std::max(at, line.back().first);
+      line.emplace_back(at, std::move(*message));
+    }
+    for (auto& [from, line] : lines_) {
+      if (line.empty() || line.front().first > now) continue;
+      Message message = std::move(line.front().second);
+      line.pop_front();
+      return message;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::unique_ptr<Transport> wire_;
+  Seen& seen_;
+  std::mt19937 dice_;
+  std::chrono::microseconds latest_;
+  std::map<int, std::deque<std::pair<TestClock::time_point, Message>>> lines_;
+};
+
+WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microseconds latest = 0us, unsigned seed = 1) {
+  WorldOptions options{.size = size, .domains = domains, .config = {}};
+  options.customize = [&seen, latest, seed](int rank, EngineParts& parts) {
+    if (parts.transport)
+      parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seen, seed * 100 + static_cast<unsigned>(rank), latest);
+  };
+  return options;
+}
+
+struct Sum {
+  std::vector<std::int32_t> values;
+  std::string name;
+  Shape shape{3};
+  Sum(int rank, int round, std::string called) : values(3, rank + 10 * round + 1), name(std::move(called)) {}
+  [[nodiscard]] SmallCall call() {
+    SmallCall call;
+    call.name = name;
+    call.dtype = DataType::Int32;
+    call.shape = shape;
+    call.input = call.output = values.data();
+    call.op = ReduceOp::Sum;
+    return call;
+  }
+  [[nodiscard]] Submission submission() { return allreduce_of(values, name, DataType::Int32); }
+  /// Returns whether the fast path was taken, at first.
+  bool run(Engine& engine) {
+    if (engine.try_fast_path(call())) return true;
+    engine.wait(*engine.submit(submission(), After::Wait));
+    return false;
+  }
+  [[nodiscard]] bool is_right(int size, int round) const {
+    return values == std::vector<std::int32_t>(3, size * (size - 1) / 2 + size * (10 * round + 1));
+  }
+};
+
+struct Size {
+  int ranks, domains;
+};
+constexpr Size kSizes[] = {{2, 2}, {3, 2}, {3, 3}, {4, 2}, {6, 3}, {8, 8}};
+
+}  // namespace
+
+TEST_CASE("direct path: one contribution to each other domain a round, and nothing else") {
+  for (const auto& [ranks, domains] : kSizes) {
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    Seen seen;
+    constexpr int kRounds = 60;
+    std::atomic<int> fast{0};
+    ThreadWorld world(options_of(ranks, domains, seen));
+    world.run([&](int rank, Engine& engine) {
+      for (int round = 0; round < kRounds; ++round) {
+        Sum sum(rank, round, "loss");
+        fast += sum.run(engine) ? 1 : 0;
+        if (!sum.is_right(engine.topology().size, round)) FAIL_CHECK("wrong values in round " << round);
+      }
+    });
+    CHECK(fast == ranks * (kRounds - 2));  // it is a persistent operation from its third call on
+    CHECK(seen.contributions > 0);
+    CHECK(seen.contributions <= (kRounds - 2) * domains * (domains - 1));
+    // A thread that the machine holds up for long sends others the long way, for a while.
+    if (seen.slow == 0) CHECK(seen.contributions == (kRounds - 2) * domains * (domains - 1));
+  }
+}
+
+TEST_CASE("direct path: more than eight domains go by way of the tree") {
+  Seen seen;
+  ThreadWorld world(options_of(9, 9, seen));
+  world.run([&](int rank, Engine& engine) {
+    for (int round = 0; round < 10; ++round) {
+      Sum sum(rank, round, "loss");
+      CHECK_FALSE(sum.run(engine));
+      CHECK(sum.is_right(9, round));
+    }
+  });
+  CHECK(seen.contributions == 0);
+}
+
+TEST_CASE("direct path: ranks that are late, that submit asynchronously, or that do other things first") {
+  for (const auto& [ranks, domains] : kSizes) {
+    if (ranks == 8) continue;
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    for (unsigned seed = 1; seed <= (kSanitized ? 1 : 3); ++seed) {
+      Seen seen;
+      ThreadWorld world(options_of(ranks, domains, seen, seed == 1 ? 0us : 300us, seed));
+      world.run([&](int rank, Engine& engine) {
+        std::mt19937 common(seed), own(seed * 1000 + static_cast<unsigned>(rank));
+        for (int round = 0; round < 60; ++round) {
+          const std::string name = common() % 3 == 0 ? "a" : "b";
+          const bool is_late = common() % 20 == 0;
+          if (is_late && rank == static_cast<int>(common() % static_cast<unsigned>(engine.topology().size)))
+            std::this_thread::sleep_for(30ms);
+          Sum sum(rank, round, name);
+          if (own() % 16 == 0) {
+            engine.wait(*engine.submit(sum.submission(), After::Return));
+          } else {
+            sum.run(engine);
+          }
+          if (!sum.is_right(engine.topology().size, round)) FAIL_CHECK("wrong values in round " << round);
+        }
+      });
+      CHECK(seen.contributions > 0);
+      CHECK(seen.slow > 0);
+    }
+  }
+}
+
+// The last round may be over on one host, whose ranks then leave, while its contribution is still on its way to another.
+TEST_CASE("direct path: a rank that leaves after the last round does nobody harm") {
+  for (unsigned seed = 1; seed <= (kSanitized ? 10 : 40); ++seed) {
+    CAPTURE(seed);
+    std::mt19937 dice(seed);
+    const auto& [ranks, domains] = kSizes[dice() % 5];
+    Seen seen;
+    ThreadWorld world(options_of(ranks, domains, seen, 800us, seed));
+    const int rounds = 4 + static_cast<int>(dice() % 4);
+    world.run([&](int rank, Engine& engine) {
+      for (int round = 0; round < rounds; ++round) {
+        Sum sum(rank, round, "loss");
+        sum.run(engine);
+        CHECK(sum.is_right(engine.topology().size, round));
+      }
+    });  // and calls shutdown()
+  }
+}
+
+TEST_CASE("direct path: who waits for a rank that has left is told") {
+  for (const auto& [ranks, domains] : kSizes) {
+    if (ranks == 8) continue;
+    for (const int leaver : {0, ranks - 1}) {
+      CAPTURE(ranks);
+      CAPTURE(domains);
+      CAPTURE(leaver);
+      Seen seen;
+      ThreadWorld world(options_of(ranks, domains, seen, 200us));
+      world.run([&, who = leaver](int rank, Engine& engine) {
+        const int size = engine.topology().size;
+        for (int round = 0; round < 6; ++round) {
+          Sum sum(rank, round, "loss");
+          sum.run(engine);
+          CHECK(sum.is_right(size, round));
+        }
+        if (rank == who) return;
+        for (int round = 0; round < 3; ++round) {
+          Sum sum(rank, round, "loss");
+          try {
+            sum.run(engine);
+            FAIL_CHECK("no error");
+          } catch (const Shutdown& error) {
+            // Others leave too, as soon as they have been told.
+            CHECK(std::string(error.what()).find("has called hvd::shutdown() without submitting it") != std::string::npos);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("direct path: a rank that joins, while another thread of it waits or not") {
+  for (const auto& [ranks, domains] : kSizes) {
+    if (ranks == 8) continue;
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    for (unsigned seed = 1; seed <= 3; ++seed) {
+      Seen seen;
+      ThreadWorld world(options_of(ranks, domains, seen, 300us, seed));
+      world.run([&](int rank, Engine& engine) {
+        const int size = engine.topology().size;
+        const auto steady = [&](int rounds) {
+          for (int round = 0; round < rounds; ++round) {
+            Sum sum(rank, round, "loss");
+            sum.run(engine);
+            CHECK(sum.is_right(size, round));
+          }
+        };
+        const auto join = [&] {
+          Submission submission;
+          submission.kind = OpKind::Join;
+          submission.name = kJoin;
+          engine.wait(*engine.submit(submission, After::Wait));
+        };
+        steady(6);
+        if (rank == size - 1) {
+          Sum last(rank, 6, "loss");
+          bool refused = false;
+          std::thread other([&] {
+            try {
+              last.run(engine);
+            } catch (const Joined&) {
+              refused = true;
+            }
+          });
+          std::this_thread::sleep_for(std::chrono::microseconds(100 * seed));
+          join();  // before or after the other thread's operation, which waits for nothing but it
+          other.join();
+          CHECK(refused != last.is_right(size, 6));
+        } else {
+          Sum sum(rank, 6, "loss");
+          sum.run(engine);
+          for (int round = 0; round < 5; ++round) {
+            Sum without(rank, round, "loss");
+            without.run(engine);
+            CHECK(without.values[0] == (size - 1) * (size - 2) / 2 + (size - 1) * (10 * round + 1));
+          }
+          join();
+        }
+        steady(10);
+      });
+    }
+  }
+}
+
+TEST_CASE("direct path: different operations under one name are told of on all ranks") {
+  for (const auto& [ranks, domains] : {Size{2, 2}, Size{4, 2}, Size{3, 3}}) {
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    Seen seen;
+    ThreadWorld world(options_of(ranks, domains, seen, 200us));
+    world.run([&](int rank, Engine& engine) {
+      const int size = engine.topology().size;
+      for (int round = 0; round < 6; ++round) {
+        Sum sum(rank, round, "x");
+        sum.run(engine);
+        CHECK(sum.is_right(size, round));
+      }
+      Sum sum(rank, 0, "x");
+      if (rank == size - 1) {
+        Submission barrier;
+        barrier.kind = OpKind::Barrier;
+        barrier.name = "x";
+        CHECK_THROWS_AS(engine.wait(*engine.submit(barrier, After::Wait)), Mismatch);
+      } else {
+        CHECK_THROWS_AS(sum.run(engine), Mismatch);
+      }
+      for (int round = 0; round < 20; ++round) {
+        Sum again(rank, round, "x");
+        again.run(engine);
+        CHECK(again.is_right(size, round));
+      }
+    });
+  }
+}
+
+TEST_CASE("direct path: a rank that dies in a round is named on all others") {
+  for (const auto& [ranks, domains] : {Size{2, 2}, Size{4, 2}, Size{3, 3}}) {
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    Seen seen;
+    ThreadWorld world(options_of(ranks, domains, seen));
+    world.run(
+        [&](int rank, Engine& engine) {
+          const int size = engine.topology().size;
+          for (int round = 0; round < 6; ++round) {
+            Sum sum(rank, round, "x");
+            sum.run(engine);
+            CHECK(sum.is_right(size, round));
+          }
+          if (rank == size - 1 && size > domains) return engine.die_for_test();
+          Sum sum(rank, 0, "x");
+          if (size > domains) CHECK_THROWS_AS(sum.run(engine), RankFailed);
+        },
+        false);
+  }
+}
+
+}  // namespace hvd::test
