@@ -17,7 +17,9 @@ namespace {
 using c10::cuda::CUDAStream;
 
 void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
+  if (error == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // it is thrown: LibTorch's check of the next kernel must not find it once more
+  throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
 }
 
 bool is_captured(const CUDAStream& stream) {
