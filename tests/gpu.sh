@@ -227,10 +227,10 @@ section_bench() {
   step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
   step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
     shared_rate "allreduce of 4 ranks in place: 50 % of a copy" "${name}_allreduce_4.json" 50
-  if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d; then
+  if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d </dev/null >>"$log" 2>&1; then
     step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
       shared_rate "allreduce of 4 ranks in place, MPS: 70 % of a copy" "${name}_allreduce_4_mps.json" 70
-    echo quit | nvidia-cuda-mps-control
+    echo quit | timeout 30 nvidia-cuda-mps-control >>"$log" 2>&1
   else
     echo "MPS cannot be started here: the rate with it was not measured" | tee -a "$log"
     printf '%s\t%s\t%s\n' "allreduce of 4 ranks in place, MPS: 70 % of a copy" "not measured (MPS cannot be started here)" 0 >>"$verdicts"
