@@ -76,14 +76,17 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   const auto takes = [placement](nccl::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
   };
-  const auto interrupted = [board = parts.board.get()] { return board->failed(); };  // the engine owns both, the board longer
+  Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
+  const auto interrupted = [board] { return board->failed(); };
 
   std::vector<Backend*> host;
   for (const auto& backend : made.all) host.push_back(backend.get());
 
   nccl::NcclOptions options;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = nccl::world_has_failed(*parts.board, topology.domain_ranks);
+  options.patience.interrupted = nccl::world_has_failed(
+      {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
+      topology.domain_ranks);
   options.registration = registration_of(parts.config.nccl_registration, table);
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::GpuRoute::Nccl);

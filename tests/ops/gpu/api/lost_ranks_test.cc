@@ -1,7 +1,6 @@
 // What ends a wait inside a library: a failed world, and a rank that has died, which nobody else finds.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <span>
@@ -9,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/negotiation/board.h"
 #include "ops/gpu/api/lost_ranks.h"
 
 namespace hvd::nccl::test {
@@ -22,7 +22,11 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   Board::format(block, 3, 16);
   Board own(block, 0), others(block, 1);
   std::thread([&] { own.begin_life(), std::this_thread::yield(), own.end_life(); }).join();
-  auto over = world_has_failed(own, {4, 7, 9});
+  const auto life_of = [](Board& board) {
+    return DomainLife{[&board] { return board.failed(); }, [&board] { return board.find_dead(); },
+                      [&board](const Status& failure) { board.set_failure(failure); }};
+  };
+  const auto over = world_has_failed(life_of(own), {4, 7, 9});
   CHECK_FALSE(over());
   std::thread([&] { Board(block, 2).begin_life(); }).join();  // ends without a word
   const auto start = std::chrono::steady_clock::now();
@@ -32,7 +36,7 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   CHECK(own.failure().code() == Status::Code::RankFailed);
   CHECK(own.failure().text().find("rank 9 died") != std::string::npos);
   CHECK(over());
-  CHECK(world_has_failed(others, {4, 7, 9})());
+  CHECK(world_has_failed(life_of(others), {4, 7, 9})());
   CHECK(others.failure().text() == own.failure().text());
 }
 
