@@ -4,7 +4,11 @@ set(HVD_HAVE_CUDA OFF)
 set(HVD_HAVE_NCCL OFF)
 
 if(HVD_CUDA)   # AUTO or ON: the words are true or non-empty; OFF is false
+  # CMake 3.25.1 deprecates a library that CUDA 13 does not have any more, and fails, if what is demanded is 3.25 or newer.
+  set(_hvd_demanded ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit QUIET)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${_hvd_demanded})
   if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}" CACHE FILEPATH "The CUDA compiler")
   endif()

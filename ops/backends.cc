@@ -9,6 +9,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/wire.h"
 #include "hvd/hvd.h"
+#include "ops/gpu/api/lost_ranks.h"
 #include "ops/gpu/api/placement.h"
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "ops/gpu/nccl/nccl_backend.h"
@@ -75,22 +76,26 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   const auto takes = [placement](nccl::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
   };
-  const auto interrupted = [board = parts.board.get()] { return board->failed(); };  // the engine owns both, the board longer
+  Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
+  const auto interrupted = [board] { return board->failed(); };
 
   std::vector<Backend*> host;
   for (const auto& backend : made.all) host.push_back(backend.get());
 
   nccl::NcclOptions options;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = interrupted;
+  options.patience.interrupted = nccl::world_has_failed(
+      {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
+      topology.domain_ranks);
   options.registration = registration_of(parts.config.nccl_registration, table);
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::GpuRoute::Nccl);
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
-  auto exchange = [bootstrap, interrupted, limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
+  auto exchange = [bootstrap, failed = options.patience.interrupted, limit = options.patience.limit](const ProcessSetInfo& set,
+                                                                                                     const Bytes& mine) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
-    const auto give_up = [&] { return interrupted() || std::chrono::steady_clock::now() > deadline; };
+    const auto give_up = [&] { return failed() || std::chrono::steady_clock::now() > deadline; };
     return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);
   };
   made.all.push_back(std::make_unique<nccl::NcclBackend>(table, device, std::move(exchange), options));

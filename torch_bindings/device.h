@@ -24,6 +24,8 @@ class StreamPoint {
   /// still use is handed out again only there; where that stream is being captured into a CUDA graph by now, another stream and its share.
   /// From now on the event follows that, too. For the thread that has the turn.
   [[nodiscard]] virtual at::Tensor allocate(const std::function<at::Tensor()>& make) = 0;
+  /// Returns memory of the host that the device reaches, for a result that there is no memory for on the device.
+  [[nodiscard]] virtual at::Tensor allocate_on_host(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
   /// Makes the stream that is current now wait for what follows the outputs, once for each batch. Where that is another stream, it
   /// keeps the memory of `tensors` from being handed out again before it has passed what is queued on it until they are freed.
   virtual void hand_over(const std::vector<at::Tensor>& tensors, const std::vector<HandleState::Completion>& completions) const = 0;

@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -17,7 +18,9 @@ namespace {
 using c10::cuda::CUDAStream;
 
 void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
+  if (error == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // it is thrown: LibTorch's check of the next kernel must not find it once more
+  throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
 }
 
 bool is_captured(const CUDAStream& stream) {
@@ -58,7 +61,10 @@ class CudaPoint final : public StreamPoint {
     // process ends, as a guard would.
     c10::DeviceIndex before = 0;
     if (c10::cuda::GetDevice(&before) != cudaSuccess || c10::cuda::SetDevice(stream_.device_index()) != cudaSuccess) return;
+    auto mode = cudaStreamCaptureModeRelaxed;  // and a capture of a graph, in another thread, goes on
+    const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
     static_cast<void>(cudaEventDestroy(event_));
+    if (relaxed) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     static_cast<void>(c10::cuda::MaybeSetDevice(before));
   }
   CudaPoint(const CudaPoint&) = delete;
@@ -88,6 +94,12 @@ class CudaPoint final : public StreamPoint {
     at::Tensor made = make();
     record(other);
     return made;
+  }
+
+  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const c10::cuda::CUDAGuard guard(stream_.device());
+    return at::empty(sizes, options.device(at::kCPU).pinned_memory(true));
   }
 
   void hand_over(const std::vector<at::Tensor>& tensors, const std::vector<HandleState::Completion>& completions) const override {

@@ -61,6 +61,7 @@ namespace {
 /// What `wait()` returns.
 Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& pending) {
   *operation->rows = pending.rows;
+  if (!operation->lack.empty()) throw BackendError(operation->lack);
   if (operation->point) {
     Tensors used = operation->received;
     used.insert(used.end(), operation->results.begin(), operation->results.end());
@@ -112,15 +113,34 @@ Handle<at::Tensor> first(const Handle<Tensors>& handle) {
   return handle.map<at::Tensor>([](const Tensors& tensors) { return tensors.front(); });
 }
 
+namespace {
+
+/// A rank whose GPU is full takes part all the same, as the others have agreed and need it: its results go to the host, and are not given
+/// to the user.
+at::Tensor allocate_result(Operation& operation, const std::string& name, std::size_t index, at::IntArrayRef sizes, ResultPool* pool) {
+  const auto options = operation.sent[index].options();
+  const auto make = [&] { return empty_result(sizes, options, pool); };
+  if (!operation.point) return make();
+  try {
+    return operation.point->allocate(make);
+  } catch (const c10::OutOfMemoryError& error) {
+    const auto what = title(name_of(operation.submission.kind), name, operation.given, index);
+    operation.lack = formatted("{}: no memory for the result of {} on this rank: {}", what, to_string(Shape(sizes.vec())),
+                               error.what_without_backtrace());
+    return operation.point->allocate_on_host(sizes, options);
+  }
+}
+
+}  // namespace
+
 void allocate_rows(const std::shared_ptr<Operation>& operation) {
   operation->results.resize(operation->given.size());
-  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation), pool = result_pool()](std::size_t index,
-                                                                                                      std::int64_t rows) -> void* {
+  operation->submission.allocate = [held = std::weak_ptr<Operation>(operation), name = operation->submission.name, pool = result_pool()](
+                                       std::size_t index, std::int64_t rows) -> void* {
     const auto made = held.lock();
     auto sizes = made->sent[index].sizes().vec();
     sizes.front() = rows;
-    const auto make = [&] { return empty_result(sizes, made->sent[index].options(), pool.get()); };
-    made->results[index] = made->received[index] = made->point ? made->point->allocate(make) : make();
+    made->results[index] = made->received[index] = allocate_result(*made, name, index, sizes, pool.get());
     return made->results[index].mutable_data_ptr();
   };
 }

@@ -31,6 +31,7 @@ struct Operation {
   GradientRule backward;               ///< gradients of the given tensors from those of the results
   bool in_place = false;               ///< `given` are changed
   std::shared_ptr<StreamPoint> point;  ///< of tensors on a GPU, once it is submitted
+  std::string lack;                    ///< why there was no memory for the results, which are on the host then; `wait()` throws it
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
 

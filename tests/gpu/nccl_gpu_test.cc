@@ -46,6 +46,12 @@ std::size_t free_bytes() {
   return free;
 }
 
+/// Small copies return before they are there, and NCCL's stream does not wait for the default one.
+void copy_there(void* to, const void* from, std::size_t bytes) {
+  require(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+
 double mib(std::size_t more, std::size_t less) { return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20); }
 
 std::map<Registration, bool> said;
@@ -95,7 +101,7 @@ void premultiply(NcclType type, const char* name, const std::vector<T>& values, 
   const Alone alone(true);
   const std::size_t bytes = values.size() * sizeof(T);
   const hvd::test::DeviceMemory data(bytes);
-  require(cudaMemcpy(data.data(), values.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  copy_there(data.data(), values.data(), bytes);
   NcclOp op = NcclOp::Sum;
   check(site(), site().table->op_create(&op, factor, type, alone.communicator->get()), "ncclRedOpCreatePreMulSum");
   alone.sum(data.data(), values.size(), type, op);
@@ -154,7 +160,7 @@ void live(Registration registration, bool nonblocking) {
                   mib(before, free_bytes()));
     }
     std::vector<float> values(1000, 3);
-    require(cudaMemcpy(data, values.data(), 4000, cudaMemcpyHostToDevice), "cudaMemcpy");
+    copy_there(data, values.data(), 4000);
     communicator->settle(
         site(), site().table->all_reduce(data, data, kBytes / 4, NcclType::Float32, NcclOp::Sum, communicator->get(), stream.get()),
         "ncclAllReduce");

@@ -5,6 +5,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
@@ -365,6 +366,30 @@ void run_failed_round() {
   reducer->unhook();
 }
 
+/// A rank whose GPU is full takes part: its own wait() throws, the others have their results, and everything goes on.
+void run_without_memory() {
+  const int ranks = hvd::size(), rank = hvd::rank();
+  const auto index = hvd::local_device().index();
+  const bool full = rank == ranks - 1;
+  const at::Tensor mine = on_gpu(rank + 1, {16 << 20});  // 64 MiB
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  if (full) c10::cuda::CUDACachingAllocator::setMemoryFraction(1e-4, index);
+  sleep_here();
+  const auto rows = hvd::allgather_async(mine, {.name = "without memory"});
+  std::string said;
+  try {
+    const at::Tensor all = rows.wait();
+    for (int r = 0; r < ranks; ++r) expect(is_all(all.slice(0, r * (16 << 20), (r + 1) * (16 << 20)), r + 1), "what allgather gave");
+  } catch (const hvd::BackendError& error) {
+    said = error.what();
+  }
+  if (full) c10::cuda::CUDACachingAllocator::setMemoryFraction(1, index);
+  expect(full == (said.find("allgather 'without memory': no memory for the result") == 0),
+         "the rank without memory to be told, and no other: " + said);
+  expect(is_all(hvd::allreduce(mine, {.name = "without memory", .op = hvd::ReduceOp::Sum}), ranks * (ranks + 1) / 2.0),
+         "the next operation");
+}
+
 void run_devices() {
   const auto own = hvd::local_device();
   expect(torch::ones({1}, at::kCUDA).device() == own || hvd::size() == 1, "init() to have made the rank's GPU current");
@@ -408,6 +433,7 @@ int main() {
   attempt("buckets that the backend fills, dealt as gradients come", run_buckets);
   attempt("gradients of a round that has failed", run_failed_round);
   attempt("a loss scaler's questions", run_questions);
+  attempt("a rank whose GPU is full", run_without_memory);
   hvd::shutdown();
   return failures == 0 ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/operation.h"
 
 namespace {
 
@@ -10,6 +11,34 @@ using namespace hvd::test;
 using at::kBool, at::kComplexDouble, at::kDouble, at::kFloat, at::kHalf, at::kInt, at::kLong;
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
+
+/// A GPU that is full.
+struct FullGpu final : hvd::detail::StreamPoint {
+  [[nodiscard]] void* event() const override { return nullptr; }
+  [[nodiscard]] at::Tensor allocate(const std::function<at::Tensor()>& /*make*/) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory");
+  }
+  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return at::empty(sizes, options);
+  }
+  void hand_over(const std::vector<at::Tensor>& /*tensors*/,
+                 const std::vector<hvd::HandleState::Completion>& /*completions*/) const override {}
+};
+
+TEST_CASE("a rank whose GPU has no memory for a result takes part in the operation with memory of the host, and is to be told") {
+  const auto operation = std::make_shared<hvd::detail::Operation>();
+  operation->given = operation->sent = {torch::ones({2, 3})};
+  operation->received.resize(1);
+  operation->submission.kind = hvd::OpKind::Allgather;
+  operation->submission.name = "rows";
+  hvd::detail::allocate_rows(operation);
+  operation->point = std::make_shared<FullGpu>();
+  const auto submission = std::move(operation->submission);
+  const void* const memory = submission.allocate(0, 5);
+  CHECK(memory == operation->received.front().data_ptr());
+  CHECK(operation->received.front().sizes() == at::IntArrayRef({5, 3}));
+  CHECK(operation->lack.starts_with("allgather 'rows': no memory for the result of [5, 3] on this rank: CUDA out of memory"));
+}
 
 TEST_CASE("a refused unnamed call on one rank does not put the ranks out of step") {
   if (last()) {

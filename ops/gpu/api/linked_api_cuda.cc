@@ -17,7 +17,11 @@ static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue)
 static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
 
-CudaCode code_of(cudaError_t error) { return static_cast<CudaCode>(error); }
+/// What is returned is told: it must not be found by the thread's next check, which is the user's.
+CudaCode code_of(cudaError_t error) {
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return static_cast<CudaCode>(error);
+}
 cudaStream_t native(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
 cudaEvent_t native(CudaEvent* event) { return reinterpret_cast<cudaEvent_t>(event); }
 
@@ -51,7 +55,7 @@ Call* driver_call(const char* name) {
 #else
   const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &status);
 #endif
-  return error == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Call*>(found) : nullptr;
+  return code_of(error) == CudaCode::Success && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Call*>(found) : nullptr;
 }
 
 /// Makes no context.
@@ -98,7 +102,7 @@ CudaCode push_device(int device) {
   const CUcontext context = push == nullptr ? nullptr : primary_context(device);
   if (context == nullptr || push(context) != CUDA_SUCCESS) return CudaCode::InvalidValue;
   int current = -1;
-  if (cudaGetDevice(&current) == cudaSuccess && current == device) return CudaCode::Success;
+  if (code_of(cudaGetDevice(&current)) == CudaCode::Success && current == device) return CudaCode::Success;
   static_cast<void>(pop_device());
   return CudaCode::InvalidValue;
 }
@@ -107,12 +111,6 @@ CudaCode create_event(CudaEvent** event) {
   cudaEvent_t made = nullptr;
   const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
   *event = reinterpret_cast<CudaEvent*>(made);
-  return code_of(error);
-}
-
-CudaCode query_event(CudaEvent* event) {
-  const cudaError_t error = cudaEventQuery(native(event));
-  if (error == cudaErrorNotReady) (void)cudaGetLastError();  // is no error, and must not be found by the user's next check
   return code_of(error);
 }
 
@@ -152,11 +150,7 @@ void store(IpcHandle* handle, const Native& made) {
 
 void fill_sharing(GpuApi& table) {
   table.shared_reduce = launch_shared_reduce;
-  table.device_count = [](int* count) {
-    const cudaError_t error = cudaGetDeviceCount(count);
-    if (error != cudaSuccess) (void)cudaGetLastError();
-    return code_of(error);
-  };
+  table.device_count = [](int* count) { return code_of(cudaGetDeviceCount(count)); };
   table.device_id = identify;
   table.ipc_supported = [](int device, bool* supported) {
     int value = 0;
@@ -164,20 +158,12 @@ void fill_sharing(GpuApi& table) {
     *supported = value != 0;
     return code_of(error);
   };
-  table.device_malloc = [](void** memory, std::size_t bytes) {
-    const cudaError_t error = cudaMalloc(memory, bytes);
-    if (error == cudaErrorMemoryAllocation) (void)cudaGetLastError();  // may be answered by asking for less
-    return code_of(error);
-  };
+  table.device_malloc = [](void** memory, std::size_t bytes) { return code_of(cudaMalloc(memory, bytes)); };
   table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
     return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
   };
-  table.host_register = [](void* memory, std::size_t bytes) {
-    const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
-    if (error != cudaSuccess) (void)cudaGetLastError();  // does without, and must not be found by the user's next check
-    return code_of(error);
-  };
+  table.host_register = [](void* memory, std::size_t bytes) { return code_of(cudaHostRegister(memory, bytes, cudaHostRegisterPortable)); };
   table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
     cudaIpcMemHandle_t made{};
@@ -220,7 +206,7 @@ GpuApi make_table() {
   table.event_create = create_event;
   table.event_destroy = [](CudaEvent* event) { return code_of(cudaEventDestroy(native(event))); };
   table.event_record = [](CudaEvent* event, CudaStream* stream) { return code_of(cudaEventRecord(native(event), native(stream))); };
-  table.event_query = query_event;
+  table.event_query = [](CudaEvent* event) { return code_of(cudaEventQuery(native(event))); };
   table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
   table.batched_copy = launch_batched_copy;
   fill_sharing(table);

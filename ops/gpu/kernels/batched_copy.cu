@@ -27,7 +27,9 @@ struct OnStream {
     config.gridDim = dim3(chunks);
     config.blockDim = dim3(device::kThreads);
     config.stream = stream;
-    return static_cast<CudaCode>(cudaLaunchKernelEx(&config, batched_copy_kernel<S, D, Op, kCapacity>, table, op));
+    const cudaError_t error = cudaLaunchKernelEx(&config, batched_copy_kernel<S, D, Op, kCapacity>, table, op);
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());  // it is returned, and not left for the user's next check
+    return static_cast<CudaCode>(error);
   }
 };
 

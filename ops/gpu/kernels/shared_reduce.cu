@@ -28,7 +28,9 @@ struct OnStream {
     config.gridDim = dim3(chunks);
     config.blockDim = dim3(reduction::kThreads);
     config.stream = stream;
-    return static_cast<CudaCode>(cudaLaunchKernelEx(&config, shared_reduce_kernel<T, Fold>, table, fold));
+    const cudaError_t error = cudaLaunchKernelEx(&config, shared_reduce_kernel<T, Fold>, table, fold);
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());  // it is returned, and not left for the user's next check
+    return static_cast<CudaCode>(error);
   }
 };
 

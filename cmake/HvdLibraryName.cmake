@@ -1,0 +1,22 @@
+# hvd_library_name(<file> <variable>): by what name the dynamic linker knows a shared library, which dlopen() takes.
+# The file may be a script of the linker's that names the library, as in Open MPI's Python wheel, where a linker takes it and dlopen() does not.
+function(hvd_library_name file variable)
+  file(REAL_PATH "${file}" real)
+  cmake_path(GET real FILENAME name)
+  file(SIZE "${real}" bytes)
+  if(bytes LESS 4096)
+    file(READ "${real}" script)
+    if(script MATCHES "(INPUT|GROUP)[ \t]*\\(([^)]*[ \t/])?(lib[^ \t/)]+\\.so[^ \t/)]*)")
+      set(${variable} "${CMAKE_MATCH_3}" PARENT_SCOPE)
+      return()
+    endif()
+  endif()
+  string(REGEX REPLACE "(\\.so\\.[0-9]+).*$" "\\1" name "${name}") # stands for what readelf says
+  if(CMAKE_READELF)
+    execute_process(COMMAND "${CMAKE_READELF}" -d "${real}" OUTPUT_VARIABLE says ERROR_QUIET)
+    if(says MATCHES "SONAME[^\n]*\\[([^]]+)\\]")
+      set(name "${CMAKE_MATCH_1}")
+    endif()
+  endif()
+  set(${variable} "${name}" PARENT_SCOPE)
+endfunction()
