@@ -33,9 +33,10 @@ namespace hvd {
 /// variables of a launcher that contradict each other; Mismatch if the ranks' knobs differ; BackendError if MPI or the operating system
 /// refuses, or if ranks that were announced are not to be found; RankFailed if a rank dies meanwhile: on all ranks, if on one; it may then
 /// be called again, unless a rank has died. An MPI that is adopted may have any thread level where all ranks share one host's memory.
-/// Across hosts it needs MPI_THREAD_SERIALIZED at least (BackendError on all ranks otherwise), and the program then calls no MPI of its own
-/// between `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without `shutdown()` does what that does. A process that is
-/// forked from a rank is none: there the functions below throw NotInitialized, and what ranks share is a private copy.
+/// Across hosts it needs MPI_THREAD_SERIALIZED at least (BackendError on all ranks otherwise; with HVD_WIRE=ucx only NCCL needs it), and
+/// the program then calls no MPI of its own between `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without
+/// `shutdown()` does what that does. A process that is forked from a rank is none: there the functions below throw NotInitialized, and what
+/// ranks share is a private copy.
 void init(const Config& config);
 /// Starts the library with the knobs of the environment: `init(Config::from_environment())`. Collective.
 void init();

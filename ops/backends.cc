@@ -92,8 +92,15 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   options.takes = takes(nccl::GpuRoute::Nccl);
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
-  auto exchange = [bootstrap, failed = options.patience.interrupted, limit = options.patience.limit](const ProcessSetInfo& set,
-                                                                                                     const Bytes& mine) {
+  // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI there is, as they always have.
+  const bool sends_ids = topology.domains > 1 && bootstrap->has_mpi();
+  const auto require_threads = [bootstrap, sends_ids] {
+    if (sends_ids) bootstrap->require_threads("GPU tensors that NCCL carries between hosts");
+  };
+  if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) == nccl::GpuRoute::Nccl) require_threads();
+  auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted, limit = options.patience.limit](
+                      const ProcessSetInfo& set, const Bytes& mine) {
+    require_threads();  // a smaller set may have a GPU for each rank where the whole world has not
     const auto deadline = std::chrono::steady_clock::now() + limit;
     const auto give_up = [&] { return failed() || std::chrono::steady_clock::now() > deadline; };
     return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);

@@ -62,7 +62,7 @@ bool Bootstrap::meet_through_mpi(const Launch& launch, bool is_started) {
 
 bool Bootstrap::threads_supported() const { return has_mpi() && mpi_->threads_supported(); }
 bool Bootstrap::is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
-void Bootstrap::require_threads() const { mpi_->require_threads(); }
+void Bootstrap::require_threads(std::string_view who) const { mpi_->require_threads(who); }
 
 std::unique_ptr<PointToPoint> Bootstrap::make_mpi_wire() const {
   agree();

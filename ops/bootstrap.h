@@ -44,9 +44,9 @@ class Bootstrap {
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
   /// Collective. Returns one more wire over MPI. Requires `has_mpi`.
   [[nodiscard]] std::unique_ptr<PointToPoint> make_mpi_wire() const;
-  /// Not collective. Throws BackendError, which says what to do, where MPI may not be called by other threads than the one that started it.
-  /// Requires `has_mpi`.
-  void require_threads() const;
+  /// Not collective. Throws BackendError, which says that `who` needs it and what to do, where MPI may not be called by other threads than
+  /// the one that started it. Requires `has_mpi`.
+  void require_threads(std::string_view who) const;
 
   /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();

@@ -15,7 +15,7 @@ std::string need(const Topology& topology, const std::string& why_not_shared) {
 }
 
 ChosenWire choose_mpi(const Bootstrap& bootstrap) {
-  bootstrap.require_threads();
+  bootstrap.require_threads("hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off,");
   return {"MPI", [&bootstrap] { return bootstrap.make_mpi_wire(); }};
 }
 

@@ -169,13 +169,10 @@ std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
   return result;
 }
 
-void MpiRendezvous::require_threads() const {
+void MpiRendezvous::require_threads(std::string_view who) const {
   if (level_ >= MPI_THREAD_SERIALIZED) return;
   const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
-  const char* const why =
-      "hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off, need MPI with MPI_THREAD_SERIALIZED at least, "
-      "because "
-      "hvd calls it in threads of its own";
+  const std::string why = formatted("{} need MPI with MPI_THREAD_SERIALIZED at least, because hvd calls it in threads of its own", who);
   if (we_started_mpi) throw BackendError(formatted("{}; this MPI offers {} only", why, level));
   throw BackendError(
       formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "

@@ -28,7 +28,7 @@ class MpiRendezvous final : public Rendezvous {
   /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
   [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
   /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
-  void require_threads() const;
+  void require_threads(std::string_view who) const;
   /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
   void before_finalize(std::function<void()> work) const;
 

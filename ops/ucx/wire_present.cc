@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,10 +21,33 @@ constexpr int kMostConnected = 64;  // ranks of a world in which each connects t
 constexpr unsigned kFirstWordsChannel = 255;
 constexpr std::chrono::seconds kPatience{60};
 
+using Allgather = std::function<std::vector<Bytes>(const Bytes&)>;
+
+/// Makes the endpoints of all ranks. Returns what UCX says of one that it cannot make, or an empty text.
+std::string find_ways(UcxWorker& worker, int size) {
+  std::string problem;
+  for (int rank = 0; rank < size; ++rank) try {
+      if (rank != worker.rank()) static_cast<void>(worker.endpoint(rank));
+    } catch (const BackendError& error) {
+      if (problem.empty()) problem = error.what();
+    }
+  return problem;
+}
+
+/// Throws, on all ranks alike, the first problem that one has. A rank that has ended is not reached either: then that is thrown, by the
+/// second exchange where it has ended after the first.
+void agree(const std::string& problem, const Allgather& allgather) {
+  for (const Bytes& said : allgather(Writer().put_string(problem).take())) {
+    std::string text = Reader(said).get_string();
+    if (text.empty()) continue;
+    static_cast<void>(allgather({}));
+    throw BackendError(std::move(text));
+  }
+}
+
 /// Says a word to each rank, and hears one of each: then connections stand in both directions. One that is still being made when the other
-/// end goes ends the process in UCX 1.13 (an assertion, wireup_ep.c:241). Large worlds connect when they need to.
-void connect(const std::shared_ptr<UcxWorker>& worker, int size) {
-  if (size > kMostConnected) return;
+/// end goes ends the process in UCX 1.13 (an assertion, wireup_ep.c:241). Goes on with the others where one is lost. Returns what is wrong.
+std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
   UcxPointToPoint wire(worker, kFirstWordsChannel);
   // UCX may touch them after a failure: on purpose not freed then.
   const auto* const word = new std::byte{};
@@ -33,39 +58,53 @@ void connect(const std::shared_ptr<UcxWorker>& worker, int size) {
     posted.push_back(wire.receive(std::span(*heard).subspan(static_cast<std::size_t>(rank), 1), rank, 0));
     posted.push_back(wire.send({word, 1}, rank, 0, SendMode::Ordinary));
   }
+  std::string problem;
+  const auto give_up = [&](Posted& one, std::string_view what) {
+    if (problem.empty())
+      problem = formatted("hvd::init(): UCX {} between rank {} and rank {}; UCX_NET_DEVICES and UCX_TLS must allow a way that both have",
+                          what, worker->rank(), one.peer);
+    static_cast<void>(wire.drop(one));
+  };
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  std::vector<Finished> finished;
   const auto is_missing = [](const Posted& one) { return one.handle != 0; };
-  for (;;) {
+  std::vector<Finished> finished;
+  while (std::any_of(posted.begin(), posted.end(), is_missing) || (problem.empty() && !wire.flush())) {
     finished.clear();
-    wire.test(posted, finished);
-    const auto missing = std::find_if(posted.begin(), posted.end(), is_missing);
-    if (missing == posted.end() && wire.flush()) break;
-    if (std::chrono::steady_clock::now() > deadline) {
-      const std::string peer = missing == posted.end() ? "another" : formatted("rank {}", missing->peer);
-      for (Posted& one : posted)
-        if (one.handle != 0) static_cast<void>(wire.drop(one));
-      throw BackendError(
-          formatted("hvd::init(): UCX connects rank {} and {} not within {} s; UCX_NET_DEVICES must allow a network that "
-                    "both have",
-                    worker->rank(), peer, kPatience.count()));
+    const bool is_late = std::chrono::steady_clock::now() > deadline;
+    for (Posted& one : posted) {
+      if (!is_missing(one)) continue;
+      if (worker->is_given_up(one.peer)) give_up(one, "has lost the connection");
+      if (is_late && is_missing(one)) give_up(one, "makes no connection within a minute");
     }
+    try {
+      wire.test(posted, finished);
+    } catch (const RankFailed&) {
+      continue;  // since the look above
+    }
+    if (is_late && problem.empty()) problem = formatted("hvd::init(): UCX does not send what rank {} says", worker->rank());
+    if (is_late) break;
     std::this_thread::yield();
   }
-  delete heard;
-  delete word;
+  if (problem.empty()) {
+    delete heard;
+    delete word;
+  }
+  return problem;
 }
 
 }  // namespace
 
 std::string why_no_ucx() { return opened_ucx().problem; }
 
-MakePointToPoint open_ucx(int rank, int size, const std::function<std::vector<Bytes>(const Bytes&)>& allgather) {
+MakePointToPoint open_ucx(int rank, int size, const Allgather& allgather) {
   const OpenedUcx& opened = opened_ucx();
   if (!opened.problem.empty()) throw BackendError(opened.problem);
   const auto worker = std::make_shared<UcxWorker>(opened.api, rank, size);
   worker->learn(allgather(worker->address()));
-  connect(worker, size);
+  if (size <= kMostConnected) {  // larger worlds connect when they need to
+    agree(find_ways(*worker, size), allgather);
+    agree(connect(worker, size), allgather);
+  }
   return [worker, channel = 0U]() mutable { return std::make_unique<UcxPointToPoint>(worker, channel++); };
 }
 

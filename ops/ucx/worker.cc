@@ -157,10 +157,14 @@ void UcxWorker::lose(Peer& peer, ucs_status_t status) {
   peer.since = Clock::now();
 }
 
+bool UcxWorker::is_given_up(int rank) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  return peer.is_lost && Clock::now() >= peer.since + kGraceOfLost;
+}
+
 void UcxWorker::require(int rank) {
-  if (!any_lost_) return;
+  if (!any_lost_ || !is_given_up(rank)) return;
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (!peer.is_lost || Clock::now() < peer.since + kGraceOfLost) return;
   peer.is_told = true;
   throw RankFailed(formatted("rank {} has ended, or cannot be reached any more by rank {}: UCX says '{}'", rank, rank_,
                              api_.status_string(peer.status)));

@@ -39,7 +39,9 @@ class UcxWorker {
   void abandon() noexcept { has_abandoned_ = true; }
   /// A message from or to this rank has failed.
   void lose(int rank, ucs_status_t status);
-  /// Throws RankFailed if this rank has gone a second ago.
+  /// Returns whether this rank has gone a second ago: nothing of it is on its way any more.
+  [[nodiscard]] bool is_given_up(int rank) const;
+  /// Throws RankFailed if it has.
   void require(int rank);
   /// Likewise of any rank that nothing has been thrown for: afterwards the messages of the others matter all the more.
   void require_all();

@@ -20,11 +20,15 @@ struct Setting {
   std::string name;  ///< "shm, 4 threads"
   int size = 1;
   Device device;
-  bool any_order = false;   ///< sums are the transport's own: in its order, with roundings between
-  bool front_door = false;  ///< hvd/hvd.h, which checks a little more than the engine
-  bool arena = true;        ///< ranks share memory
-  bool one_domain = true;   ///< all ranks share one board
-  bool fuses = true;        ///< the threshold is not 0: this is the first of the instance's two worlds
+  bool any_order = false;                ///< sums are the transport's own: in its order, with roundings between
+  bool front_door = false;               ///< hvd/hvd.h, which checks a little more than the engine
+  bool arena = true;                     ///< ranks share memory: of some domain at least
+  bool fuses = true;                     ///< the threshold is not 0: this is the first of the instance's two worlds
+  std::vector<int> domain_of_rank = {};  ///< by rank: with whom it shares a board; empty: all ranks share one
+  /// Whether no other rank shares memory with this one.
+  [[nodiscard]] bool is_alone(int rank) const;
+  /// Of ranks that work together, the places by domain; those of `absent`, which only count as zeros, are in none.
+  [[nodiscard]] Domains domains_of(const std::vector<int>& ranks, const std::vector<int>& absent) const;
 };
 
 /// Thrown by a case that cannot run here, before it has called anything: on all ranks alike.

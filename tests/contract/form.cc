@@ -76,7 +76,7 @@ const std::vector<Shape>& all_shapes() {
 Memory::Memory(Context& context, bool arena, const Block& content) : bytes_(content.size()) {
   if (content.empty()) return;
   const std::size_t bytes = bytes_ + kMargin;
-  if (arena) {
+  if (arena && !context.setting.is_alone(context.rank)) {
     owner_ = context.endpoint.allocate_shared(bytes);
     if (!owner_) throw std::runtime_error("allocate_shared gives nothing");
   } else {

@@ -83,9 +83,9 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
                           .device = gpu ? Device{DeviceKind::Cuda, std::max(0, engine()->device())} : Device{},
                           .any_order = gpu && !in_rank_order,
                           .front_door = true,
-                          .arena = !gpu && allocate_shared(64) != nullptr,
-                          .one_domain = one_domain,
-                          .fuses = fuses};
+                          .arena = !gpu && (ranks == 1 || engine()->topology().domains < ranks),
+                          .fuses = fuses,
+                          .domain_of_rank = engine()->topology().domain_of_rank};
     const auto endpoint = make_front_door();
     Watch watch(setting.name, own_rank, 1);
     report.add(run_rank(*endpoint, setting, own_rank, notebook, choice, watch));

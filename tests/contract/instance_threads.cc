@@ -32,7 +32,7 @@ Report run_threads(Setting setting, const Choice& choice, const std::function<Dr
   for (const bool fuses : {true, false}) {
     setting.fuses = fuses;
     const std::string where = setting.name + (fuses ? "" : ", threshold 0");
-    const Setting own{where, setting.size, setting.device, setting.any_order, false, setting.arena, true, fuses};
+    const Setting own{where, setting.size, setting.device, setting.any_order, false, setting.arena, fuses};
     test::WorldOptions options;
     options.size = setting.size;
     options.limit = std::chrono::hours(1);  // the Watch knows more

@@ -109,6 +109,10 @@ grep -q libhvd.so "$scratch/libraries" || failed "the consumer is not linked wit
 for program in "$scratch/stage/bin/hvd_bench" "$scratch/shared_stage/bin/hvd_bench"; do
   if [ -x "$program" ]; then quietly mpirun -np 2 "$program" -b 4 -e 4K --check --iterations 2; fi
 done
-for program in "$scratch/stage/bin/hvdrun" "$scratch/shared_stage/bin/hvdrun"; do
-  if [ -x "$program" ]; then quietly "$program" -np 2 "$scratch/shared_core/core_only"; fi
+for stage in "$scratch/stage" "$scratch/shared_stage"; do
+  [ -x "$stage/bin/hvdrun" ] || continue
+  quietly "$stage/bin/hvdrun" -np 2 "$scratch/shared_core/core_only"
+  for file in share/man/man1/hvdrun.1 share/bash-completion/completions/hvdrun; do
+    [ -s "$stage/$file" ] || failed "hvdrun is installed without $file"
+  done
 done

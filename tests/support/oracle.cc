@@ -6,6 +6,7 @@
 #include <deque>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <type_traits>
 
 #include "tests/support/oracle_numbers.h"
@@ -74,8 +75,9 @@ typename N::Value fold_real(const Reduction& what, const std::vector<Block>& inp
   }
   if (what.op == ReduceOp::Product) magnitude = std::fabs(static_cast<double>(result));
   if (what.op == ReduceOp::Average) {
-    result /= static_cast<T>(inputs.size());
-    magnitude /= static_cast<double>(inputs.size());
+    const std::size_t divisor = what.divisor == 0 ? inputs.size() : what.divisor;
+    result /= static_cast<T>(divisor);
+    magnitude /= static_cast<double>(divisor);
   }
   if (what.postscale != 1) result *= static_cast<T>(what.postscale);
   fold.magnitude = magnitude * std::fabs(what.postscale);
@@ -107,8 +109,30 @@ Vector pair_of(const Vector& a, const Vector& b) {
   return sum;
 }
 
+std::vector<std::size_t> all_places(std::size_t size) {
+  std::vector<std::size_t> places(size);
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  return places;
+}
+
+/// In pairs of neighbours, the last of an odd number as it is, and what they have become again. `cancels`: two of them nearly do, compared
+/// with `most`, the largest square of an input.
+Vector combined(std::vector<Vector> vectors, long double most, bool& cancels) {
+  while (vectors.size() > 1) {
+    for (std::size_t i = 0; i < vectors.size() / 2 * 2; ++i) {
+      const long double square = dot(vectors[i], vectors[i]);
+      cancels = cancels || (square > 0 && square < 1e-4L * most);
+    }
+    std::vector<Vector> next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(pair_of(vectors[i], vectors[i + 1]));
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  return vectors.front();
+}
+
 template <class N>
-Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::size_t count) {
+Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::size_t count, const Domains& domains) {
   std::vector<Vector> vectors;
   double largest = 0;
   for (const Block& input : inputs) {
@@ -121,19 +145,16 @@ Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::si
   bool cancels = false;
   long double most = 0;
   for (const Vector& vector : vectors) most = std::max(most, dot(vector, vector));
-  while (vectors.size() > 1) {  // neighbours, and the last of an odd number as it is
-    for (std::size_t i = 0; i < vectors.size() / 2 * 2; ++i) {
-      const long double square = dot(vectors[i], vectors[i]);
-      cancels = cancels || (square > 0 && square < 1e-4L * most);
-    }
-    std::vector<Vector> next;
-    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(pair_of(vectors[i], vectors[i + 1]));
-    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
-    vectors = std::move(next);
+  std::vector<Vector> of_domains;
+  for (const auto& places : domains) {
+    std::vector<Vector> own;
+    for (const std::size_t place : places) own.push_back(vectors[place]);
+    of_domains.push_back(combined(std::move(own), most, cancels));
   }
+  const Vector result = combined(std::move(of_domains), most, cancels);
   Expected expected{what.dtype, Block(count * sizeof(typename N::Stored)), std::vector<double>(count), cancels};
   for (std::size_t i = 0; i < count; ++i) {
-    const auto value = static_cast<double>(vectors.front()[i]) * what.postscale;
+    const auto value = static_cast<double>(result[i]) * what.postscale;
     N::put(expected.bytes, i, static_cast<typename N::Value>(value));
     // Between hosts what two have become is rounded to the type before it goes on.
     const double roundings = 2 * static_cast<double>(inputs.size());
@@ -150,7 +171,7 @@ Expected reduced(const Reduction& what, const std::vector<Block>& inputs, bool a
   with_number(what.dtype, [&]<class N>(N) {
     if constexpr (N::kKind == Kind::Real) {
       if (what.op == ReduceOp::Adasum) {
-        expected = adasum<N>(what, inputs, count);
+        expected = adasum<N>(what, inputs, count, {all_places(inputs.size())});
         return;
       }
     }
@@ -168,6 +189,36 @@ Expected reduced(const Reduction& what, const std::vector<Block>& inputs, bool a
     }
   });
   return expected;
+}
+
+Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inputs, const Domains& domains) {
+  std::size_t most_ranks = 0;
+  for (const auto& places : domains) most_ranks = std::max(most_ranks, places.size());
+  const bool averages = what.op == ReduceOp::Average;
+  if (domains.size() == 1 || most_ranks == 1 || (averages && is_whole(what.dtype))) return reduced(what, inputs, false);
+  if (what.op == ReduceOp::Adasum) {
+    Expected expected;
+    with_number(what.dtype, [&]<class N>(N) {
+      if constexpr (N::kKind == Kind::Real) expected = adasum<N>(what, inputs, inputs.front().size() / type_bytes(what.dtype), domains);
+    });
+    return expected;
+  }
+  double shrinks = 1;  // so that what a domain has summed overflows only where a mean would
+  if (what.dtype == DataType::Float16 && (averages || what.op == ReduceOp::Sum))
+    while (shrinks < static_cast<double>(most_ranks)) shrinks *= 2;
+  std::vector<Block> contributions;
+  std::vector<bool> counted(inputs.size());
+  for (const auto& places : domains) {
+    std::vector<Block> own;
+    for (const std::size_t place : places) {
+      own.push_back(inputs[place]);
+      counted[place] = true;
+    }
+    contributions.push_back(reduced({what.dtype, averages ? ReduceOp::Sum : what.op, what.prescale, 1 / shrinks}, own, false).bytes);
+  }
+  for (std::size_t place = 0; place < inputs.size(); ++place)
+    if (!counted[place]) contributions.push_back(inputs[place]);
+  return reduced({what.dtype, what.op, shrinks, what.postscale, inputs.size()}, contributions, false);
 }
 
 namespace {

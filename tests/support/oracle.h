@@ -60,10 +60,15 @@ struct Reduction {
   ReduceOp op = ReduceOp::Sum;
   double prescale = 1;
   double postscale = 1;
+  std::size_t divisor = 0;  ///< of an average; 0: as many as there are inputs
 };
 /// The fold in rank order, in the arithmetic of docs/semantics.md. `any_order`: with the bounds of a sum whose order and intermediate
 /// roundings are the transport's own. Adasum always has bounds.
 Expected reduced(const Reduction& reduction, const std::vector<Block>& inputs, bool any_order);
+/// For each domain, the lowest rank's first: the places of its ranks among the inputs, ascending.
+using Domains = std::vector<std::vector<std::size_t>>;
+/// As docs/semantics.md, "Arithmetic", has it for ranks that share no memory: what is in no domain are zeros of ranks that have joined.
+Expected reduced_by_domains(const Reduction& reduction, const std::vector<Block>& inputs, const Domains& domains);
 
 /// What all ranks put in and must get, worked out once for the ranks that are threads of this process and ask at about the same time.
 struct Worked {

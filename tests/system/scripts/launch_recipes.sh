@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The recipes of examples/launch: each starts the ranks that it should, and they have the bits that they have under mpirun, also when they
-# train. What is not here is stood in for by its variables: the kubelet's, srun's and ssh's. The files for Kubernetes are checked.
+# train, on one host and on three that this one pretends to be. What is not here is stood in for by its variables: the kubelet's, srun's and
+# ssh's. The files for Kubernetes are checked.
 # Usage: launch_recipes.sh BUILD_FOLDER
-# timeout: 400
+# timeout: 600
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
@@ -21,7 +22,7 @@ for name in $(compgen -e); do # whoever runs this may be a launcher's rank
 done
 torchrun=$(command -v torchrun || echo "${HVD_DEPS_DIR:-$root/.deps}/venv/bin/torchrun")
 
-# Each of these starts COMMAND as N ranks: WAY N COMMAND...
+# Each of these starts COMMAND as N ranks of one host: WAY N COMMAND...
 by_mpirun() { mpirun -np "$@"; }
 by_hvdrun() { "$build/examples/hvdrun" -np "$@"; }
 by_ssh() {
@@ -35,14 +36,15 @@ by_torchrun() {
   PATH=${torchrun%/*}:$PATH NPROC_PER_NODE=$n MASTER_PORT=$((12000 + RANDOM % 9000)) bash "$recipes/torchrun.sh" "$@"
 }
 by_sbatch() { # srun --mpi=none gives the ranks their numbers, and nothing of MPI
-  local n=$1
+  local n=$1 starter=${HOSTS_OF_STEP:+hosts}
+  starter=${starter:-ranks}
   shift
   mkdir -p "$work/bin"
   printf '#!/bin/sh\necho localhost\n' >"$work/bin/scontrol"
   cat >"$work/bin/srun" <<END
 #!/usr/bin/env bash
 [ "\$1" = --mpi=none ] || exit 9
-exec bash "$root/tests/support/ranks.sh" $n env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u MASTER_ADDR -u MASTER_PORT SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS=$n SLURM_LOCALID={rank} "\${@:2}"
+exec bash "$root/tests/support/$starter.sh" ${HOSTS_OF_STEP:-$n} env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u MASTER_ADDR -u MASTER_PORT SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS=$n "\${@:2}"
 END
   chmod +x "$work/bin/srun" "$work/bin/scontrol"
   PATH=$work/bin:$PATH HVD_LAUNCHER=store SLURM_JOB_ID=$RANDOM SLURM_NTASKS=$n SLURM_JOB_NODELIST=localhost bash "$recipes/slurm.sbatch" "$@"
@@ -53,11 +55,26 @@ by_indexed_job() { # with the variables of the file, but for the number of ranks
   mapfile -t variables < <(awk '/- name: [A-Z_]+/ { name = $3 } /^ +value: / { print name "=" $2 }' "$recipes/indexed-job.yaml" | tr -d '"')
   [ "${#variables[@]}" -eq 4 ] || return 9
   for ((index = 0; index < n; index++)); do
-    env "${variables[@]}" WORLD_SIZE="$n" MASTER_ADDR=localhost MASTER_PORT=$port HVD_START_TIMEOUT=60 HVD_INIT_TOKEN=secret \
+    ${ON_HOST:+$ON_HOST-$index} env "${variables[@]}" WORLD_SIZE="$n" MASTER_ADDR=localhost MASTER_PORT=$port HVD_START_TIMEOUT=60 HVD_INIT_TOKEN=secret \
       JOB_COMPLETION_INDEX=$index HOSTNAME=train-$index KUBERNETES_SERVICE_HOST=10.96.0.1 KUBERNETES_SERVICE_PORT=443 "$@" &
     pods+=($!)
   done
   for index in "${pods[@]}"; do wait "$index" || code=$?; done
+  return $code
+}
+# Each of these starts COMMAND as three ranks of three hosts.
+on_host() { bash "$root/tests/support/on_host.sh" "$@"; }
+by_mpirun_on_hosts() { PRETEND_HOSTS=1 mpirun --mca plm_rsh_agent "$root/tests/support/fake_ssh.sh" -H first:1,second:1,third:1 -np 3 "$@"; }
+by_ssh_on_hosts() { PRETEND_HOSTS=1 HOSTS=first:1,second:1,third:1 HVDRUN=$build/examples/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"; }
+by_sbatch_on_hosts() { HOSTS_OF_STEP=1,1,1 by_sbatch 3 "$@"; }
+by_indexed_job_on_hosts() { ON_HOST="on_host pod" by_indexed_job 3 "$@"; }
+by_torchrun_on_hosts() {
+  local node code=0 nodes=() port=$((12000 + RANDOM % 9000))
+  for node in 0 1 2; do
+    PATH=${torchrun%/*}:$PATH NNODES=3 NODE_RANK=$node NPROC_PER_NODE=1 MASTER_PORT=$port on_host "node-$node" bash "$recipes/torchrun.sh" "$@" &
+    nodes+=($!)
+  done
+  for node in "${nodes[@]}"; do wait "$node" || code=$?; done
   return $code
 }
 recipes_ssh=$cases_folder/ssh # one word
@@ -101,25 +118,37 @@ same_sums() {
 }
 start same_sums
 if [ -x "$build/examples/train" ]; then
-  trained() { # trained WAY: what it has learnt, to the last digit
-    run "$1" 2 "$build/examples/train" --model mlp --epochs 1 --max-steps 5 --threads 1 --seed 3 --json "$work/$1.json" ||
+  trained() { # trained WAY [N]: what it has learnt, to the last digit
+    run "$@" "$build/examples/train" --model mlp --epochs 1 --max-steps 5 --threads 1 --seed 3 --json "$work/$1.json" ||
       verdict "training by $1" "exit code $?"
     grep -E '"(loss|top1|train_loss|world_size)"' "$work/$1.json" 2>/dev/null
   }
   same_training() {
     local way expected
-    expected=$(trained mpirun)
+    expected=$(trained mpirun 2)
     for way in "${ways[@]}"; do
-      verdict "training by $way" "$([ -n "$expected" ] && [ "$(trained "$way")" = "$expected" ] || echo "not what mpirun gives: $expected")"
+      verdict "training by $way" "$([ -n "$expected" ] && [ "$(trained "$way" 2)" = "$expected" ] || echo "not what mpirun gives: $expected")"
     done
   }
   start same_training
+  same_training_on_hosts() {
+    local way expected
+    expected=$(trained mpirun 3)
+    for way in mpirun "${ways[@]:1}"; do
+      verdict "training by $way on three hosts" "$([ -n "$expected" ] && [ "$(trained "${way}_on_hosts")" = "$expected" ] || echo "not what mpirun gives on one: $expected")"
+      grep -q "3 ranks on 3 hosts" "$work/out" || verdict "hosts by $way" "they are not three"
+    done
+  }
+  if bash "$root/tests/support/on_host.sh" pretended true; then start same_training_on_hosts; fi
 fi
 files() {
   python3 "$root/tests/launch_recipes.py" "$recipes" >"$work/out" 2>&1
   local code=$?
   if [ $code = 77 ]; then echo "the files for Kubernetes are not checked: $(cat "$work/out")"; else verdict "the files for Kubernetes" "$([ $code = 0 ] || echo "exit code $code")"; fi
   cat "$work/out"
+  [ $code = 77 ] && return
+  python3 "$root/tests/launch_recipes.py" "$recipes" --notices >"$work/out" 2>&1
+  verdict "errors in the files for Kubernetes are noticed" "$([ $? = 0 ] || echo "not all")"
 }
 if command -v python3 >/dev/null; then start files; fi
 container() { # it installs what cmake/setup.sh would ask for

@@ -6,7 +6,8 @@
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-program=$(cd "$1" && pwd)/tests/process_starts
+build=$(cd "$1" && pwd)
+program=$build/tests/process_starts
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
 # shellcheck source=../../support/cases.sh
@@ -44,4 +45,32 @@ for ranks in 1 2 3 4; do
   start job "MPI_THREAD_SINGLE is refused by all" "$ranks" 0 "$ranks" "^rank [0-9]: BackendError: .*call MPI_Init_thread" "$program" single
   start job "MPI_THREAD_SERIALIZED comes with a warning" "$ranks" 0 2 "^hvd: warning: rank 0: MPI was started with" "$program" serialized
 done
+
+# ---- UCX carries what hvd says between the ranks, so MPI may be as the program likes, but for the ids that NCCL's communicators need. What stands
+# for CUDA has a GPU for each rank.
+has() { "$build/examples/hvdrun" --check-build 2>/dev/null | grep -qF "[X] $1" || { echo "$1 is not built: not tried with MPI_THREAD_SINGLE" && false; }; }
+export HVD_SHARED_MEMORY=off HVD_WIRE=ucx
+if has UCX; then
+  start well "UCX and MPI_THREAD_SINGLE" 2 single
+fi
+if has UCX && has NCCL && ldd "$program" | grep -q libcudart; then
+  cat >"$cases_folder/gpus.cc" <<'END'
+#include <cstdlib>
+#include <cstring>
+extern "C" {
+int cudaGetDeviceCount(int* count) { return *count = 1, 0; }
+int cudaGetDevice(int* device) { return *device = 0; }
+int cudaDeviceGetAttribute(int* value, int, int) { return *value = 1, 0; }
+int cudaGetDeviceProperties(char* properties, int) { // the name, and then the UUID
+  std::memcpy(properties + 256, std::getenv("OMPI_COMM_WORLD_RANK"), 1);
+  return 0;
+}
+int cudaGetDeviceProperties_v2(char* properties, int device) { return cudaGetDeviceProperties(properties, device); }
+}
+END
+  compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
+  "$compiler" -shared -fPIC -o "$cases_folder/gpus.so" "$cases_folder/gpus.cc" || { echo "FAIL  what stands for CUDA does not compile"; exit 1; }
+  start job "NCCL over UCX and MPI_THREAD_SINGLE is refused by all" 2 0 2 "^rank [01]: BackendError: GPU tensors that NCCL .*call MPI_Init_thread" \
+    env LD_PRELOAD="$cases_folder/gpus.so" "$program" single
+fi
 finish_cases

@@ -160,6 +160,30 @@ shift
 exec unshare --uts bash -c 'hostname other; exec "$@"' bash "$@"
 END
   hosts() { echo bash "$cases_folder/on_hosts" "$1"; }
+  # A rank ends instead of sending something to the others for the N-th time, in init() or after it: before it leaves the store, while UCX
+  # connects, ...
+  compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "${tests%/tests}/CMakeCache.txt")
+  cat >"$cases_folder/ends.cc" <<'END'
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+static std::atomic<int> sent{0};
+extern "C" ssize_t send(int to, const void* bytes, size_t size, int flags) {
+  const char* const rank = std::getenv("RANK");
+  if (rank != nullptr && std::strcmp(rank, "2") == 0 && ++sent == std::atoi(std::getenv("ENDS_AT"))) _exit(9);
+  return syscall(SYS_sendto, to, bytes, size, flags, nullptr, 0);
+}
+END
+  if "$compiler" -shared -fPIC -o "$cases_folder/ends.so" "$cases_folder/ends.cc" && bash "$root/tests/support/on_host.sh" other true; then
+    for sends in 4 10 12 13 14 15 16 18 24; do
+      start says "two hosts, a rank ends at its message $sends" - 2 "^rank [01]: RankFailed: .*rank 2" \
+        env UCX_TLS=tcp LD_PRELOAD="$cases_folder/ends.so" ENDS_AT=$sends bash "$root/tests/support/hosts.sh" 2,1 "$tests/meets"
+    done
+    start says "two hosts, and nothing that UCX may use between them" 3 2 "^rank [01]: BackendError: UCX finds no way from rank 0 to rank 1: " \
+      env UCX_TLS=self bash "$root/tests/support/hosts.sh" 1,1 "$tests/meets"
+  fi
   # shellcheck disable=SC2046  # several words
   {
     start says "two hosts of two ranks" 0 8 "^rank [0-3] of 4, [01] of 2 here: [0-9a-f]+, MPI is not used" "$ranks" 4 $(hosts 2) "$tests/meets"
