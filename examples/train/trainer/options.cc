@@ -151,6 +151,7 @@ void add_options(CLI::App& app, Options& options) {
       ->default_str("none, with --opt-level bf16");
   app.add_flag("--sync-bn", options.sync_bn, "Batch norm over the batches of all ranks");
   app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank keeps its share of the optimizer's state (ZeRO stage 1)");
+  app.add_flag("--shard-gradients", options.shard_gradients, "And of the gradients (ZeRO stage 2)");
   app.add_flag("--share-parameters", options.share_parameters,
                "The ranks of a host have one copy of the parameters and the optimizer's state");
   app.add_option("--compression", options.compression, "How gradients travel")
@@ -222,6 +223,7 @@ void check_strategy(const CLI::App& app, const Options& options) {
   only("--sync-bn", options.sync_bn, ranks, "hvd and ddp");
   only("--compression", options.compression != "none", ranks, "hvd and ddp");
   only("--shard-optimizer", options.shard_optimizer, options.strategy == "hvd", "hvd");
+  only("--shard-gradients", options.shard_gradients, options.strategy == "hvd", "hvd");
   only("--share-parameters", options.share_parameters, options.strategy == "hvd", "hvd");
   if (options.topk_ratio > 1) throw UsageError("--topk-ratio is " + std::to_string(options.topk_ratio) + "; it is a share, at most 1");
 }

@@ -48,6 +48,7 @@ struct Options {
   std::string amp = "none";          ///< the 16-bit type; none with O0
   bool sync_bn = false;              ///< batch norm over the batches of all ranks
   bool shard_optimizer = false;      ///< each rank keeps its share of the optimizer's state
+  bool shard_gradients = false;      ///< and of the gradients
   bool share_parameters = false;     ///< the ranks of a host have one copy of the parameters
   std::string compression = "none";  ///< of gradients on their way
   std::int64_t powersgd_rank = 2;

@@ -27,6 +27,7 @@ Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, to
         hvd::DistributedOptimizerOptions{.compression = compression_of(options_),
                                          .backward_passes_per_step = static_cast<int>(options_.accumulate),
                                          .shard_optimizer_state = options_.shard_optimizer,
+                                         .shard_gradients = options_.shard_gradients,
                                          .share_parameters = options_.share_parameters});
   } else if (options_.strategy == "ddp") {
     data_parallel_ = std::make_unique<hvd::DistributedDataParallel<Classifier>>(
