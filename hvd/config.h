@@ -59,7 +59,7 @@ struct Config {
 
   /// File that the timeline is written to from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word
   /// for "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
-  std::string timeline;
+  std::string timeline{};
   /// Whether the timeline shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
   bool timeline_mark_cycles = false;
   /// Bytes that the timeline may grow to (HVD_TIMELINE_MAX_BYTES, default 1 GiB, at least 64 KiB); a last event says that it is full.
@@ -68,7 +68,7 @@ struct Config {
 
   /// Cores that the coordination threads are pinned to, by local rank (HVD_THREAD_AFFINITY, a list such as 0,4,8,12; default: not
   /// pinned). A thread that waits for its result drives the library itself and stays where it is.
-  std::vector<int> thread_affinity;
+  std::vector<int> thread_affinity{};
 
   /// Streams, each with communicators and a fusion buffer of its own, that the batches of GPU tensors go to in turn (HVD_NUM_NCCL_STREAMS,
   /// default 1, at most 64). Raised: the copies of a batch overlap the reduction of the one before; more device memory held.
@@ -84,7 +84,7 @@ struct Config {
   /// fusion threshold hardly matters where tensors are reduced in place.
   bool autotune = false;
   /// Accepted likewise, without effect (HVD_AUTOTUNE_LOG, a path).
-  std::string autotune_log;
+  std::string autotune_log{};
 
   /// Whether sums of GPU tensors across hosts with equally many ranks are made on each host first, by three calls of NCCL instead of one
   /// (HVD_HIERARCHICAL_ALLREDUCE, default 0: NCCL knows the hosts itself). Sums of host tensors always are, whatever it says.
@@ -122,7 +122,7 @@ struct Config {
   std::uint64_t result_pool_bytes = std::uint64_t{256} << 20;
 
   /// Process sets that exist from `init()` on, besides the global one; `process_set(1)` is the first of them.
-  std::vector<std::vector<int>> process_sets;
+  std::vector<std::vector<int>> process_sets{};
 
   /// Returns the values of HVD_* and, where HVD_* is unset or empty, of the HOROVOD_* variable of the same meaning.
   /// Throws InvalidArgument naming the variable, its value and what is allowed.

@@ -101,8 +101,8 @@ void stop_timeline();
 struct Buffer {
   void* data = nullptr;                ///< the first element; null only where there is none
   DataType dtype = DataType::Float32;  ///< the type of its elements
-  Shape shape;                         ///< the sizes of its dimensions
-  Device device;                       ///< where `data` is
+  Shape shape{};                       ///< the sizes of its dimensions
+  Device device{};                     ///< where `data` is
   /// From its end to the next multiple of `kMemberAlignment` bytes nobody keeps anything; it may be overwritten (see `allocate_on_device`).
   bool padded = false;
 };

@@ -89,41 +89,41 @@ class Compression {
 
 /// AllreduceOptions are those of allreduce, grouped_allreduce and sparse_allreduce.
 struct AllreduceOptions {
-  std::string name;                 ///< empty: made up, the same on all ranks that make their calls in the same order
+  std::string name{};               ///< empty: made up, the same on all ranks that make their calls in the same order
   ReduceOp op = ReduceOp::Average;  ///< how the ranks' values are combined
   double prescale_factor = 1;       ///< multiplies every rank's input before the reduction (integers in double, truncated toward zero)
   double postscale_factor = 1;      ///< multiplies the result after it, likewise
-  ProcessSet process_set;           ///< the ranks that take part
-  Compression compression;          ///< none, fp16 or bf16
+  ProcessSet process_set{};         ///< the ranks that take part
+  Compression compression{};        ///< none, fp16 or bf16
 };
 
 /// AllgatherOptions are those of allgather and grouped_allgather.
 struct AllgatherOptions {
-  std::string name;        ///< see AllreduceOptions::name
-  ProcessSet process_set;  ///< the ranks that take part
+  std::string name{};        ///< see AllreduceOptions::name
+  ProcessSet process_set{};  ///< the ranks that take part
 };
 
 /// AlltoallBufferOptions are those of alltoall on raw buffers.
 struct AlltoallBufferOptions {
-  std::string name;                  ///< see AllreduceOptions::name
-  std::vector<std::int64_t> splits;  ///< rows for each rank of the set; empty: the first dimension is divided evenly
-  ProcessSet process_set;            ///< the ranks that take part
+  std::string name{};                  ///< see AllreduceOptions::name
+  std::vector<std::int64_t> splits{};  ///< rows for each rank of the set; empty: the first dimension is divided evenly
+  ProcessSet process_set{};            ///< the ranks that take part
 };
 
 /// ReducescatterOptions are those of reducescatter and grouped_reducescatter.
 struct ReducescatterOptions {
-  std::string name;                 ///< see AllreduceOptions::name
+  std::string name{};               ///< see AllreduceOptions::name
   ReduceOp op = ReduceOp::Average;  ///< Average or Sum
   double prescale_factor = 1;       ///< see AllreduceOptions::prescale_factor
   double postscale_factor = 1;      ///< see AllreduceOptions::postscale_factor
-  ProcessSet process_set;           ///< the ranks that take part
+  ProcessSet process_set{};         ///< the ranks that take part
 };
 
 /// BroadcastOptions are those of broadcast.
 struct BroadcastOptions {
-  std::string name;        ///< see AllreduceOptions::name
-  int root_rank = 0;       ///< the rank that sends: a global rank, also within a process set
-  ProcessSet process_set;  ///< the ranks that take part
+  std::string name{};        ///< see AllreduceOptions::name
+  int root_rank = 0;         ///< the rank that sends: a global rank, also within a process set
+  ProcessSet process_set{};  ///< the ranks that take part
 };
 
 /// TimelineOptions are those of start_timeline.

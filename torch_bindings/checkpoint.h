@@ -47,18 +47,20 @@ struct CheckpointOptions {
   /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
   /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).
   /// If it throws on any rank, `save` and `load` throw CheckpointError on all, with its words.
-  std::function<std::vector<at::Tensor>()> of_rank;
-  ProcessSet process_set;  ///< the ranks that save and load together
+  std::function<std::vector<at::Tensor>()> of_rank{};
+  ProcessSet process_set{};  ///< the ranks that save and load together
+};
+
+/// A CheckpointExtra is what else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
+struct CheckpointExtra {
+  std::map<std::string, std::string> strings{};  ///< by any names
+  std::map<std::string, at::Tensor> tensors{};   ///< by any names
 };
 
 /// A Checkpoint saves and loads one file.
 class Checkpoint {
  public:
-  /// An Extra is what else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
-  struct Extra {
-    std::map<std::string, std::string> strings;  ///< by any names
-    std::map<std::string, at::Tensor> tensors;   ///< by any names
-  };
+  using Extra = CheckpointExtra;  ///< what else belongs to the run
 
   /// Touches no file yet; local. `path`: of a file; its folder is made by `save` if it is missing. Throws InvalidArgument for an empty path
   /// or keep_last < 1.

@@ -70,9 +70,9 @@ Handle<std::vector<at::Tensor>> grouped_reducescatter_async(const std::vector<at
 
 /// AlltoallOptions are those of alltoall.
 struct AlltoallOptions {
-  std::string name;                  ///< see AllreduceOptions::name
-  std::optional<at::Tensor> splits;  ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
-  ProcessSet process_set;            ///< the ranks that take part
+  std::string name{};                  ///< see AllreduceOptions::name
+  std::optional<at::Tensor> splits{};  ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
+  ProcessSet process_set{};            ///< the ranks that take part
 };
 /// An AlltoallResult is what an alltoall brought this rank: the rows, and how many came from each rank of the set, as int32 on the device
 /// of the splits, on the CPU if there were none.

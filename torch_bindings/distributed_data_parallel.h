@@ -52,12 +52,12 @@ struct DistributedDataParallelOptions {
   /// reduction, and when its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may
   /// evaluate alone.
   bool broadcast_buffers = true;
-  Compression compression;  ///< how gradients travel
+  Compression compression{};  ///< how gradients travel
   /// Divides gradients before the sum; size / it divides them after.
   double gradient_predivide_factor = 1;
   /// Whether sparse gradients are made dense before they are reduced.
   bool sparse_as_dense = false;
-  ProcessSet process_set;  ///< the ranks that train together
+  ProcessSet process_set{};  ///< the ranks that train together
   /// See DistributedOptimizerOptions::gradients_are_views.
   bool gradients_are_views = true;
 };

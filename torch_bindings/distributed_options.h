@@ -15,7 +15,7 @@ namespace hvd {
 struct DistributedOptimizerOptions {
   /// How gradients travel. int8, topk and powersgd: see torch_bindings/compressor.h. Those gradients travel when all are there, not while
   /// backward runs.
-  Compression compression;
+  Compression compression{};
   /// How gradients are combined: Average or Sum (Min, Max and Product are refused: absent gradients count as zeros). Adasum: the wrapped
   /// optimizer steps on this rank's own gradients, and what that changes in the parameters is combined (torch_bindings/adasum_deltas.h);
   /// there is nothing to synchronize then, and each rank's state is its own.
@@ -25,8 +25,8 @@ struct DistributedOptimizerOptions {
   /// Divides gradients before the sum, with Average only; size / it divides them after.
   double gradient_predivide_factor = 1;
   /// How gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by size).
-  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups;
-  ProcessSet process_set;  ///< the ranks that train together
+  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups{};
+  ProcessSet process_set{};  ///< the ranks that train together
   /// Whether sparse gradients are made dense before they are reduced; otherwise they travel as indices and values, and stay sparse.
   bool sparse_as_dense = false;
   /// Whether the optimizer's state is shared out, ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the

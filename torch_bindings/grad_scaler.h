@@ -38,7 +38,7 @@ struct GradScalerOptions {
   /// allreduce per optimizer and step. False: each rank decides for itself.
   bool agree = true;
   /// The ranks that agree on optimizers whose gradients nobody reduces. The others' are agreed on where they are reduced.
-  ProcessSet process_set;
+  ProcessSet process_set{};
 };
 
 /// A GradScalerState is what a continued run needs. It has plain numbers: it can be written, or sent by `broadcast_object`.

@@ -25,9 +25,9 @@ double scaled_learning_rate(double rate, std::int64_t batch_size_per_rank, std::
 struct WarmupOptions {
   unsigned steps = 0;  ///< how many calls of step() the warm-up takes
   /// The share of the target that the first rate is; none: 1 / size, the rate of one rank.
-  std::optional<double> start_factor;
+  std::optional<double> start_factor{};
   /// The factor after the warm-up, by the number of steps since its end: a decay. None: 1.
-  std::function<double(unsigned)> then;
+  std::function<double(unsigned)> then{};
 };
 
 /// A WarmupScheduler is a scheduler of LibTorch's kind: after n calls of `step()` every group's rate is its target, which is the rate it

@@ -11,6 +11,28 @@
 
 namespace hvd {
 
+namespace {
+
+/// What an average adds at a time is lost in 16 bits.
+at::ScalarType average_type(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16 ? at::kFloat : parameter.scalar_type();
+}
+
+/// Makes the parameter what `other`, of its type, is, and the other way round.
+void exchange_values(const at::Tensor& parameter, const at::Tensor& other) {
+  if (SharedParameters::contains(parameter)) {  // other ranks exchange theirs too: not the values, but whose memory is whose
+    const at::Tensor kept = parameter.detach();
+    parameter.set_data(other.detach());
+    other.set_data(kept);
+  } else {
+    const at::Tensor kept = parameter.detach().clone();
+    parameter.copy_(other);
+    other.copy_(kept);
+  }
+}
+
+}  // namespace
+
 ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options)
     : options_(options), parameters_(std::move(parameters)) {
   if (!(options_.decay >= 0 && options_.decay < 1))
@@ -19,7 +41,8 @@ ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> param
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto [place, is_first] = places.emplace(parameters_[i].unsafeGetTensorImpl(), i);
     if (is_first) unique_.push_back(i);
-    averages_.push_back(is_first ? parameters_[i].detach().clone() : averages_[place->second]);
+    averages_.push_back(is_first ? parameters_[i].detach().to(average_type(parameters_[i]), false, /*copy=*/true)
+                                 : averages_[place->second]);
   }
 }
 
@@ -30,14 +53,14 @@ void ExponentialMovingAverage::update() {
   const at::NoGradGuard no_gradient;
   const auto t = static_cast<double>(updates_++);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
-  for (const auto i : unique_) averages_[i].lerp_(parameters_[i].detach(), 1 - decay);
+  for (const auto i : unique_) averages_[i].lerp_(parameters_[i].detach().to(averages_[i].scalar_type()), 1 - decay);
 }
 
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
   for (const auto i : unique_) {
     if (SharedParameters::contains(parameters_[i])) {  // other ranks may be reading them yet: the next step puts all together again
-      parameters_[i].set_data(averages_[i].detach().clone());
+      parameters_[i].set_data(averages_[i].detach().to(parameters_[i].scalar_type(), false, /*copy=*/true));
     } else {
       parameters_[i].copy_(averages_[i]);
     }
@@ -46,15 +69,15 @@ void ExponentialMovingAverage::copy_to_parameters() {
 
 void ExponentialMovingAverage::exchange() {
   const at::NoGradGuard no_gradient;
+  set_aside_.resize(parameters_.size());
   for (const auto i : unique_) {
-    if (SharedParameters::contains(parameters_[i])) {  // other ranks exchange theirs too: not the values, but whose memory is whose
-      const at::Tensor kept = parameters_[i].detach();
-      parameters_[i].set_data(averages_[i].detach());
-      averages_[i].set_data(kept);
+    if (averages_[i].scalar_type() == parameters_[i].scalar_type()) {
+      exchange_values(parameters_[i], averages_[i]);
     } else {
-      const at::Tensor kept = parameters_[i].detach().clone();
-      parameters_[i].copy_(averages_[i]);
-      averages_[i].copy_(kept);
+      const bool begins = !set_aside_[i].defined();
+      if (begins) set_aside_[i] = averages_[i].to(parameters_[i].scalar_type());
+      exchange_values(parameters_[i], set_aside_[i]);
+      if (!begins) set_aside_[i].reset();
     }
   }
 }

@@ -1,8 +1,8 @@
 #pragma once
 /// This is an exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
 /// Juditsky: Acceleration of stochastic approximation by averaging, 1992). It is local: ranks with the same parameters keep the same
-/// averages. A parameter that is listed twice (tied weights) is averaged once. It is for the optimizer's thread, owns the averages and
-/// shares the parameters.
+/// averages. A parameter that is listed twice (tied weights) is averaged once. Averages of 16-bit parameters are in fp32. It is for the
+/// optimizer's thread, owns the averages and shares the parameters.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -66,7 +66,8 @@ class ExponentialMovingAverage {
 
   ExponentialMovingAverageOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  std::vector<std::size_t> unique_;  ///< the places at which a parameter is listed first
+  std::vector<at::Tensor> set_aside_;  ///< while the parameters are the averages: what those in 16 bits were
+  std::vector<std::size_t> unique_;    ///< the places at which a parameter is listed first
   std::int64_t updates_ = 0;
 };
 

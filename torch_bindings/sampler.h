@@ -33,7 +33,7 @@ enum class Shares : std::uint8_t {
 /// ElasticSamplerOptions are those of an ElasticSampler; equal on all ranks.
 struct ElasticSamplerOptions {
   Shares shares = Shares::Pad;  ///< what happens to items that are left over
-  ProcessSet process_set;       ///< the ranks that share the items
+  ProcessSet process_set{};     ///< the ranks that share the items
 };
 
 /// An ElasticSampler is a sampler of LibTorch's kind.

@@ -5,9 +5,12 @@
 
 The same models, inputs and optimizer (SGD with momentum) as step_bench, and the same options. The step without communication is measured in
 turn with the peer's, in one process, each from barrier to barrier. Rank 0 prints "SUBJECT MILLISECONDS RATIO" for none and for the peer:
-medians, and the median ratio to none of the same round. Needs torch; for Horovod, Horovod built for it.
+medians, and the median ratio to none of the same round. With --data, a folder of CIFAR-10's binary files, the peer trains on these, and rank 0
+prints "top1 SHARE" of the test images. Needs torch; for Horovod, Horovod built for it.
 """
 import argparse
+import contextlib
+import glob
 import os
 import statistics
 import time
@@ -33,6 +36,8 @@ def options():
         (("--vocabulary",), 30522),
     ):
         parser.add_argument(*names, type=int, default=default)
+    parser.add_argument("--amp", choices=["none", "bf16"], default="none")
+    parser.add_argument("--data")
     return parser.parse_args()
 
 
@@ -128,26 +133,62 @@ def with_horovod(model):
     return model, optimizer, hvd.barrier, hvd.rank(), hvd.shutdown
 
 
+def cifar10(folder, pattern):
+    """Images as the trainer normalises them, and labels."""
+    files = sorted(glob.glob(os.path.join(folder, pattern)))
+    if not files:
+        raise SystemExit(f"peers_steps.py: {folder} has no {pattern}")
+    records = torch.cat([torch.frombuffer(bytearray(open(file, "rb").read()), dtype=torch.uint8) for file in files]).view(-1, 3073)
+    mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
+    return (records[:, 1:].view(-1, 3, 32, 32) / 255 - mean) / deviation, records[:, 0].long()
+
+
+def batches(said, rank, size):
+    """Batches of this rank, another one each time: random ones, or each image once in an epoch."""
+    if not said.data:
+        if said.model == "bert-base":
+            inputs = torch.randint(0, said.vocabulary, (said.batch_size, said.sequence))
+        else:
+            inputs = torch.randn(said.batch_size, 3, said.image_size, said.image_size)
+        labels = torch.randint(0, said.classes, (said.batch_size,))
+        while True:
+            yield inputs, labels
+    images, labels = cifar10(said.data, "data_batch_*.bin")
+    order = torch.Generator().manual_seed(0)  # the same on all ranks
+    while True:
+        mine = torch.randperm(len(images), generator=order)[rank::size]
+        for begin in range(0, len(images) // size - said.batch_size + 1, said.batch_size):
+            some = mine[begin : begin + said.batch_size]
+            yield images[some], labels[some]
+
+
+def top1(model, folder):
+    images, labels = cifar10(folder, "test_batch.bin")
+    model.eval()
+    with torch.no_grad():
+        return sum((model(i).argmax(1) == l).sum().item() for i, l in zip(images.split(100), labels.split(100))) / len(labels)
+
+
 def main():
     said = options()
     torch.set_num_threads(1)
     alone = make_model(said)
     together, optimizer, barrier, rank, end = (with_ddp if said.peer == "DDP" else with_horovod)(make_model(said))
     torch.manual_seed(1 + rank)
-    if said.model == "bert-base":
-        inputs = torch.randint(0, said.vocabulary, (said.batch_size, said.sequence))
-    else:
-        inputs = torch.randn(said.batch_size, 3, said.image_size, said.image_size)
-    labels = torch.randint(0, said.classes, (said.batch_size,))
+    of_rank = batches(said, rank, int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
+    mixed = said.amp == "bf16"
     subjects = {"none": (alone, make_optimizer(alone)), said.peer: (together, optimizer)}
     times = {name: [] for name in subjects}
     for round_number in range(-said.warmup, said.rounds):
+        inputs, labels = next(of_rank)
         for name in sorted(subjects, reverse=round_number % 2 == 1):  # another one goes first every time
             model, stepper = subjects[name]
             barrier()
             start = time.perf_counter()
             stepper.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
+            with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
             stepper.step()
             barrier()
             if round_number >= 0:
@@ -156,6 +197,9 @@ def main():
         for name, values in times.items():
             ratios = [mine / floor for mine, floor in zip(values, times["none"])]
             print(name, f"{statistics.median(values):.2f} {statistics.median(ratios):.3f}", flush=True)
+        if said.data:
+            known = top1(getattr(together, "module", together), said.data)
+            print("top1", f"{known:.4f}", flush=True)
     end()
 
 

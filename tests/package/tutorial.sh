@@ -27,7 +27,7 @@ folder=$(mktemp -d "${TMPDIR:-/tmp}/tutorial.XXXXXX") # nothing of the repositor
 trap 'rm -rf "$folder"' EXIT
 cp "$root"/examples/tutorial/* "$folder"
 quietly "$cmake" -S "$folder" -B "$folder/build" -G "$generator" -DCMAKE_PREFIX_PATH="$scratch/stage" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
-  -DCMAKE_CXX_FLAGS="-Wall -Wextra -Werror -Wno-missing-field-initializers" -DCMAKE_CXX_FLAGS_RELEASE=-O0
+  -DCMAKE_CXX_FLAGS="-Wall -Wextra -Werror" -DCMAKE_CXX_FLAGS_RELEASE=-O0
 SECONDS=0
 quietly "$cmake" --build "$folder/build" --parallel "${HVD_JOBS:-2}"
 echo "built in $SECONDS s"

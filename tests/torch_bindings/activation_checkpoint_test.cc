@@ -283,6 +283,34 @@ TEST_CASE("checkpoint: what is computed on the way is freed, and what is compute
   CHECK(function.expired());
 }
 
+TEST_CASE("checkpoint: what is computed again does not outlive a backward pass that throws") {
+  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  std::vector<Weak> all;
+  const auto note = [&](at::Tensor tensor) {
+    all.emplace_back(tensor.storage().getWeakStorageImpl());
+    return tensor;
+  };
+  bool fails = true;
+  const at::Tensor x = data({64}, kDouble, 0).requires_grad_();
+  const auto part = [&](const at::Tensor& h) {
+    const at::Tensor middle = note(h.exp());
+    middle.register_hook([&](const at::Tensor&) {
+      if (fails) throw std::out_of_range("the dog ate it");
+    });
+    return note(middle.sin()).tanh().mul(2);
+  };
+  const at::Tensor y = hvd::checkpoint([&](const at::Tensor& h) { return hvd::checkpoint(part, hvd::checkpoint(part, h)); }, x * 1).sum();
+  for (int i = 0; i < 2; ++i) CHECK_THROWS_AS(y.backward({}, /*retain_graph=*/true), std::out_of_range);
+  CHECK(all.size() > 6);
+  CHECK(std::all_of(all.begin(), all.end(), [](const Weak& storage) { return storage.expired(); }));
+  fails = false;
+  y.backward();
+  const at::Tensor a = x.detach().requires_grad_();
+  const auto plain = [](const at::Tensor& h) { return h.exp().sin().tanh().mul(2); };
+  plain(plain(a)).sum().backward();
+  CHECK(same(x.grad(), a.grad()));
+}
+
 TEST_CASE("checkpoint: backward for some inputs only, twice, and to be differentiated") {
   const at::Tensor x = data({4}, kDouble, 0).requires_grad_(), w = data({4}, kDouble, 1).requires_grad_();
   const auto part = [&](const at::Tensor& h) { return (h.exp() * w.sin()).tanh() * w; };

@@ -474,6 +474,26 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::ExponentialMovingAverage bad({parameter}, {.decay = 1}); }), "decay is 1"));
 }
 
+TEST_CASE("ExponentialMovingAverage of 16-bit parameters is in fp32") {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor parameter = torch::full({3}, 1, type), wide = torch::full({3}, 1, kFloat);
+    hvd::ExponentialMovingAverage average({parameter}, {.decay = 0.9999}), average_of_wide({wide}, {.decay = 0.9999});
+    parameter.fill_(2);
+    wide.fill_(2);
+    for (int t = 0; t < 20; ++t) {  // each adds a 10,000th, of which 16 bits would keep nothing
+      average.update();
+      average_of_wide.update();
+      const auto guard = average.averaged();
+      CHECK(torch::equal(parameter, average_of_wide.averages()[0].to(type)));
+    }
+    CHECK(same(average.averages()[0], average_of_wide.averages()[0]));
+    CHECK(average.averages()[0][0].item<double>() > 1.001);
+    CHECK(torch::equal(parameter, torch::full({3}, 2, type)));
+    average.copy_to_parameters();
+    CHECK(torch::equal(parameter, average_of_wide.averages()[0].to(type)));
+  }
+}
+
 TEST_CASE("ExponentialMovingAverage of a model that ranks train together is the same on all") {
   Sequential net = model();
   torch::optim::SGD sgd(net->parameters(), 0.1);

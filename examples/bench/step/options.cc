@@ -13,10 +13,11 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"resnet18", "resnet50", "bert-base"}));
   app.add_option("-s,--subjects", options.subjects,
                  "What is measured, in turn: none (no communication), hvd, hvd-fp16, hvd-bf16, hvd-sharded (optimizer "
-                 "state shared out), hvd-shared (one copy of the parameters per host), mpi (default none,hvd,mpi; on a GPU none,hvd). Each "
+                 "state shared out: ZeRO stage 1), hvd-zero2 (gradients too), hvd-shared (one copy of the parameters per host), mpi "
+                 "(default none,hvd,mpi; on a GPU none,hvd). Each "
                  "has a copy of the model")
       ->delimiter(',')
-      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "hvd-shared", "mpi"}));
+      ->check(CLI::IsMember({"none", "hvd", "hvd-fp16", "hvd-bf16", "hvd-sharded", "hvd-zero2", "hvd-shared", "mpi"}));
   app.add_option("--device", options.device, "cpu (default) or cuda: the GPUs of the host, in turn")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--amp", options.amp, "Forward in mixed precision: bf16, on a GPU also fp16 (default: none)")
       ->check(CLI::IsMember({"bf16", "fp16"}));
@@ -48,6 +49,8 @@ std::string wrong_with(const Options& options) {
   if (options.device == "cuda" && std::count(options.subjects.begin(), options.subjects.end(), "mpi") > 0)
     return "--subjects mpi: MPI_Allreduce by hand is for gradients on the host";
   if (options.device == "cpu" && options.amp == "fp16") return "--amp fp16: on a GPU only";
+  if (options.updates > 0 && std::count(options.subjects.begin(), options.subjects.end(), "hvd-zero2") > 0)
+    return "--updates steps again and again with the same gradients, which hvd-zero2 gives up at each step";
   if (options.check && options.updates > 0) return "--check compares what the same steps came to; not with --updates";
   if (options.check && options.optimizer != "sgd") return "--check goes with --optimizer sgd";
   for (const auto& subject : options.subjects)

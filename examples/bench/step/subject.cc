@@ -58,6 +58,7 @@ Subject::Subject(std::string name, const Options& options, torch::Device device)
   if (name_ == "hvd-fp16") how.compression = hvd::Compression::fp16();
   if (name_ == "hvd-bf16") how.compression = hvd::Compression::bf16();
   how.shard_optimizer_state = name_ == "hvd-sharded";
+  how.shard_gradients = name_ == "hvd-zero2";
   how.share_parameters = name_ == "hvd-shared";
   wrapped_.emplace(*plain_, model_->named_parameters(), how);
 }

@@ -7,7 +7,7 @@
 namespace examples {
 
 hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, Shard shard, std::size_t batch_size, torch::Device device,
-                                    std::size_t workers, std::vector<BadImage>* bad) {
+                                    std::size_t workers, std::vector<BadImage>* bad, const Precision& precision) {
   const torch::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -26,7 +26,8 @@ hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, Shar
     while (begin < indices.size() && batches.ordered() < workers + 1) order();
     const auto batch = batches.take();
     if (bad != nullptr) bad->insert(bad->end(), batch.bad.begin(), batch.bad.end());
-    if (batch.labels.size(0) > 0) tally.add(model.forward(batch.images.to(device)), batch.labels.to(device));
+    if (batch.labels.size(0) == 0) continue;
+    tally.add(precision.output(model.forward(precision.input(batch.images.to(device)))), batch.labels.to(device));
   }
   model.train(was_training);
   return tally;

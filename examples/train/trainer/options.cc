@@ -142,9 +142,16 @@ void add_options(CLI::App& app, Options& options) {
                  "replicas in one process; single: none")
       ->check(one_of({"hvd", "ddp", "data-parallel", "single"}));
   app.add_option("--replicas", options.replicas, "Of --strategy data-parallel")->check(whole(1))->default_str("GPUs, or cores");
-  app.add_option("--amp", options.amp, "Mixed precision")->check(one_of({"none", "bf16", "fp16"}));
+  app.add_option("--opt-level", options.opt_level,
+                 "What is in 16 bits; O0: nothing; O1: products (autocast); O2: weights, with fp32 masters and batch norm in fp32; O3: all")
+      ->check(one_of({"O0", "O1", "O2", "O3"}))
+      ->default_str("O0, with --amp O1");
+  app.add_option("--amp", options.amp, "The 16-bit type")
+      ->check(one_of({"none", "bf16", "fp16"}))
+      ->default_str("none, with --opt-level bf16");
   app.add_flag("--sync-bn", options.sync_bn, "Batch norm over the batches of all ranks");
   app.add_flag("--shard-optimizer", options.shard_optimizer, "Each rank keeps its share of the optimizer's state (ZeRO stage 1)");
+  app.add_flag("--shard-gradients", options.shard_gradients, "And of the gradients (ZeRO stage 2)");
   app.add_flag("--share-parameters", options.share_parameters,
                "The ranks of a host have one copy of the parameters and the optimizer's state");
   app.add_option("--compression", options.compression, "How gradients travel")
@@ -216,8 +223,25 @@ void check_strategy(const CLI::App& app, const Options& options) {
   only("--sync-bn", options.sync_bn, ranks, "hvd and ddp");
   only("--compression", options.compression != "none", ranks, "hvd and ddp");
   only("--shard-optimizer", options.shard_optimizer, options.strategy == "hvd", "hvd");
+  only("--shard-gradients", options.shard_gradients, options.strategy == "hvd", "hvd");
   only("--share-parameters", options.share_parameters, options.strategy == "hvd", "hvd");
   if (options.topk_ratio > 1) throw UsageError("--topk-ratio is " + std::to_string(options.topk_ratio) + "; it is a share, at most 1");
+}
+
+/// --opt-level and --amp, each of which says something of the other.
+void settle_precision(const CLI::App& app, Options& options) {
+  const bool type_given = app.count("--amp") > 0 && options.amp != "none";
+  if (options.opt_level.empty()) options.opt_level = type_given ? "O1" : "O0";
+  if (options.opt_level == "O0" && type_given) {
+    throw UsageError("--opt-level O0 computes in fp32; leave out --amp " + options.amp + ", or take O1, O2 or O3");
+  }
+  if (options.opt_level == "O0") return;
+  if (app.count("--amp") > 0 && !type_given) throw UsageError("--opt-level " + options.opt_level + " needs --amp bf16 or fp16");
+  if (!type_given) options.amp = "bf16";
+  if (options.opt_level == "O3" && options.amp == "fp16" && options.optimizer != "sgd") {
+    throw UsageError("--opt-level O3 with --amp fp16 does not go with --optimizer " + options.optimizer +
+                     ", whose epsilon of 1e-8 is 0 in fp16; take O2, or --amp bf16");
+  }
 }
 
 double default_rate(const Options& options) {
@@ -248,6 +272,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   check_strategy(app, line.options);
   check_images(app, line.options);
   check_training(app, line.options);
+  settle_precision(app, line.options);
   if (line.options.resize == 0) line.options.resize = (line.options.image_size * 256 + 112) / 224;
   if (line.options.evaluate && !line.options.checkpoint.empty()) line.options.resume = true;
   if (line.options.learning_rate == 0) line.options.learning_rate = default_rate(line.options);

@@ -44,9 +44,11 @@ struct Options {
   double ema = 0;                    ///< decay of the average of the parameters that is evaluated; 0: none
   std::string strategy = "hvd";      ///< hvd, ddp: ranks; data-parallel: replicas in one process; single: one process
   std::int64_t replicas = 0;         ///< data-parallel only; 0: as many as there are GPUs, or cores
-  std::string amp = "none";          ///< type of mixed precision
+  std::string opt_level;             ///< O0 to O3: which weights and products are in 16 bits
+  std::string amp = "none";          ///< the 16-bit type; none with O0
   bool sync_bn = false;              ///< batch norm over the batches of all ranks
   bool shard_optimizer = false;      ///< each rank keeps its share of the optimizer's state
+  bool shard_gradients = false;      ///< and of the gradients
   bool share_parameters = false;     ///< the ranks of a host have one copy of the parameters
   std::string compression = "none";  ///< of gradients on their way
   std::int64_t powersgd_rank = 2;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "examples/train/models/weights.h"
+#include "examples/train/trainer/precision.h"
 
 namespace examples {
 namespace {
@@ -39,6 +40,7 @@ std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& da
   auto model = make_model({.name = options.model, .stem = options.stem, .image = data.image_shape(), .classes = data.classes});
   if (!options.weights.empty()) load_weights(*model, options.weights);
   model->to(device);
+  take_weights_to(precision_of(options), *model);
   return model;
 }
 
@@ -101,18 +103,20 @@ Identity identity_of(const Options& options, const Dataset& data) {
           {"number of classes", std::to_string(data.classes)},
           {"number of training images", std::to_string(data.train.size())},
           {"--optimizer", options.optimizer},
+          {"type of the weights", words_of_weights(precision_of(options))},
           {"--seed", std::to_string(options.seed)}};
 }
 
 std::string describe(const Options& options, const Dataset& data, const torch::nn::Module& model, torch::Device device) {
-  char text[256];
-  std::snprintf(
-      text, sizeof(text),
-      "%s, %.1f million parameters; %s, %lld training and %lld test images of %s; %s, learning rate %g; %d rank%s on %s, %d thread%s each",
-      options.model.c_str(), static_cast<double>(count_parameters(model)) / 1e6, data.name.c_str(),
-      static_cast<long long>(data.train.size()), static_cast<long long>(data.test.size()), shape_words(data.image_shape()).c_str(),
-      options.optimizer.c_str(), options.learning_rate, hvd::size(), hvd::size() == 1 ? "" : "s", device.str().c_str(),
-      torch::get_num_threads(), torch::get_num_threads() == 1 ? "" : "s");
+  const std::string precision = options.opt_level == "O0" ? "fp32" : options.opt_level + " in " + options.amp;
+  char text[320];
+  std::snprintf(text, sizeof(text),
+                "%s, %.1f million parameters; %s, %lld training and %lld test images of %s; %s, learning rate %g, %s; %d rank%s on %s, %d "
+                "thread%s each",
+                options.model.c_str(), static_cast<double>(count_parameters(model)) / 1e6, data.name.c_str(),
+                static_cast<long long>(data.train.size()), static_cast<long long>(data.test.size()),
+                shape_words(data.image_shape()).c_str(), options.optimizer.c_str(), options.learning_rate, precision.c_str(), hvd::size(),
+                hvd::size() == 1 ? "" : "s", device.str().c_str(), torch::get_num_threads(), torch::get_num_threads() == 1 ? "" : "s");
   return text;
 }
 

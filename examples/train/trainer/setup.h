@@ -18,7 +18,7 @@ namespace examples {
 /// take its GPUs in turn.
 torch::Device choose_device(const std::string& said);
 
-/// The same initial weights for the same seed. On `device`.
+/// The same initial weights for the same seed. On `device`, in the types of --opt-level.
 std::shared_ptr<Classifier> make_model(const Options& options, const Dataset& data, torch::Device device);
 
 /// With --no-decay-norm-bias in two groups: what decays, and parameters of one dimension (norms, biases).

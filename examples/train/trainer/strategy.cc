@@ -18,14 +18,16 @@ hvd::Compression compression_of(const Options& options) {
 }  // namespace
 
 Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device)
-    : options_(options), model_(std::move(model)), optimizer_(optimizer), device_(device) {
-  if (options_.amp == "fp16") scaler_.emplace();
+    : options_(options), precision_(precision_of(options)), model_(std::move(model)), optimizer_(optimizer), device_(device) {
+  if (precision_.scales_loss) scaler_.emplace();
+  if (precision_.masters) masters_.emplace(optimizer_);
   if (options_.strategy == "hvd") {
     distributed_ = std::make_unique<hvd::DistributedOptimizer>(
-        optimizer_, model_->named_parameters(),
+        local(), model_->named_parameters(),
         hvd::DistributedOptimizerOptions{.compression = compression_of(options_),
                                          .backward_passes_per_step = static_cast<int>(options_.accumulate),
                                          .shard_optimizer_state = options_.shard_optimizer,
+                                         .shard_gradients = options_.shard_gradients,
                                          .share_parameters = options_.share_parameters});
   } else if (options_.strategy == "ddp") {
     data_parallel_ = std::make_unique<hvd::DistributedDataParallel<Classifier>>(
@@ -38,9 +40,7 @@ Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, to
   }
 }
 
-hvd::AutocastGuard Strategy::autocast() const {
-  return {device_.type(), options_.amp == "fp16" ? torch::kHalf : torch::kBFloat16, /*enabled=*/options_.amp != "none"};
-}
+hvd::AutocastGuard Strategy::autocast() const { return {device_.type(), precision_.narrow, precision_.autocast}; }
 
 std::vector<torch::Tensor> Strategy::compression_memory() const {
   return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
@@ -49,6 +49,8 @@ std::vector<torch::Tensor> Strategy::compression_memory() const {
 void Strategy::zero_grad() {
   if (distributed_) {
     distributed_->zero_grad();
+  } else if (masters_) {
+    masters_->zero_grad();
   } else {
     optimizer_.zero_grad();
   }
@@ -71,7 +73,7 @@ torch::Tensor Strategy::backward(const std::vector<Batch>& micro_batches,
     const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
     {
       const auto mixed = autocast();
-      loss = functional::cross_entropy(forward(images), labels,
+      loss = functional::cross_entropy(precision_.output(forward(precision_.input(images))), labels,
                                        functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     }
     const auto share = loss / static_cast<double>(micro_batches.size());
@@ -87,6 +89,8 @@ void Strategy::clip() {
   if (scaler_) scaler_->unscale_(optimizer());
   if (distributed_) {
     hvd::clip_grad_norm_(*distributed_, options_.clip_norm);
+  } else if (masters_) {
+    hvd::clip_grad_norm_(*masters_, options_.clip_norm);
   } else {
     torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip_norm);
   }

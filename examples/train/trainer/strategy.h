@@ -1,5 +1,5 @@
 #pragma once
-/// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and mixed precision (--amp) behind one function,
+/// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and precision (--opt-level) behind one function,
 /// so that they can be compared. It is for one thread; hvd and ddp are collective. It refers to the model and the optimizer and owns what
 /// wraps them. It fails by throwing what the wrappers throw.
 
@@ -13,6 +13,7 @@
 #include "examples/train/data/batches.h"
 #include "examples/train/models/models.h"
 #include "examples/train/trainer/options.h"
+#include "examples/train/trainer/precision.h"
 #include "examples/train/trainer/spent.h"
 
 namespace examples {
@@ -29,25 +30,29 @@ class Strategy {
                      Spent& spent);
 
   /// What steps, and what a checkpoint saves.
-  torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : optimizer_; }
-  /// With --amp fp16 only.
+  torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : local(); }
+  /// Where losses are scaled.
   std::optional<hvd::GradScaler>& scaler() { return scaler_; }
   /// Of ddp; hvd's is the optimizer's.
   [[nodiscard]] std::vector<torch::Tensor> compression_memory() const;
-  /// While it lives, the model computes in the type of --amp.
+  /// While it lives, the model computes in 16 bits where --opt-level O1 says so.
   [[nodiscard]] hvd::AutocastGuard autocast() const;
 
  private:
+  /// What steps on this rank.
+  torch::optim::Optimizer& local() { return masters_ ? *masters_ : optimizer_; }
   void zero_grad();
   torch::Tensor forward(const torch::Tensor& images);
   torch::Tensor backward(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor&, const Batch&)>& on_loss);
   void clip();
 
   const Options options_;
+  const Precision precision_;
   const std::shared_ptr<Classifier> model_;
   torch::optim::Optimizer& optimizer_;
   const torch::Device device_;
-  std::unique_ptr<hvd::DistributedOptimizer> distributed_;                   ///< hvd
+  std::optional<hvd::MasterWeights> masters_;                                ///< around the optimizer
+  std::unique_ptr<hvd::DistributedOptimizer> distributed_;                   ///< hvd, around that
   std::unique_ptr<hvd::DistributedDataParallel<Classifier>> data_parallel_;  ///< ddp
   std::optional<hvd::DataParallel<Classifier>> replicas_;                    ///< data-parallel
   std::optional<hvd::GradScaler> scaler_;

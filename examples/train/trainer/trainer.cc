@@ -250,7 +250,8 @@ hvd::Evaluation Trainer::evaluate(bool keep_statistics) {
   std::optional<hvd::ExponentialMovingAverage::Averaged> averaged;
   if (average_) averaged.emplace(*average_);
   std::vector<BadImage> bad;
-  const auto tally = evaluate_share(*model_, data_, shard_, batch_size, device_, static_cast<std::size_t>(options_.workers), &bad);
+  const auto tally =
+      evaluate_share(*model_, data_, shard_, batch_size, device_, static_cast<std::size_t>(options_.workers), &bad, precision_of(options_));
   if (data_.reader) {
     bad_images_.add(bad);
     bad_test_images_ += bad_images_.take_count();

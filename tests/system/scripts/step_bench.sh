@@ -54,10 +54,12 @@ right "a narrow encoder, also in 16 bits" 5 '"tensors": 201,' -np 3 "$bench" "${
 timeout --kill-after=5 100 mpirun -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --optimizer adam --updates 2 --subjects hvd,hvd-sharded,hvd-shared \
   >"$work/out" 2>"$work/err" </dev/null && [ "$(grep -cE '^ +hvd(-shar[a-z]+)? +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$work/out")" -eq 3 ]
 verdict "step() alone, sharded and not" "$([ $? -eq 0 ] || echo "not 3 rows of updates")"
+right "gradients in shares" 3 '"subject": "hvd-zero2"' -np 2 "$bench" "${short[@]}" --rounds 2 "${bert[@]}" --subjects none,hvd-zero2,mpi
 right "one copy of the parameters" 4 '"memory_mib": ' -np 3 "$bench" "${short[@]}" --rounds 2 "${bert[@]}" --subjects none,hvd-sharded,hvd-shared,mpi
 right "mixed precision" 2 '"amp": "bf16"' -np 2 "$bench" "${short[@]}" --rounds 1 "${bert[@]}" --amp bf16 --subjects none,hvd
 refused "MPI by hand on a GPU" "is for gradients on the host" --device cuda --subjects hvd,mpi
 refused "fp16 on the host" "--amp fp16: on a GPU only" --amp fp16
+refused "updates of gradients that are given up" "which hvd-zero2 gives up" --updates 2 --subjects hvd-zero2
 refused "an unknown model" "vgg not in {resnet18,resnet50,bert-base}" --model vgg
 refused "the same subject again" "is there twice" --subjects hvd,hvd
 refused "heads that do not fit" "--width 100 is not a multiple of --heads 12" --model bert-base --width 100

@@ -43,6 +43,7 @@ start like_hvd accumulated 2 --strategy ddp --accumulate 2 --batch-size 8
 start like_hvd single 1 --strategy single
 start like_hvd data-parallel 1 --strategy data-parallel --replicas 2
 start same_bits sharded 2 --shard-optimizer
+start same_bits sharded-gradients 2 --shard-gradients
 start same_bits one-copy 2 --share-parameters
 start same_bits workerless 2 --workers 0
 start mixed
@@ -85,6 +86,7 @@ refused() {
 start refused --strategy single --compression fp16
 start refused --strategy ddp --shard-optimizer
 start refused --strategy ddp --share-parameters
+start refused --strategy ddp --shard-gradients
 start refused --replicas 2
 start refused --topk-ratio 2
 
