@@ -94,7 +94,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
   }
   bool progressed = false;
   if (tree_.is_root()) {
-    progressed = tree_.hear();  // what is agreed, and its cut, travel in one message
+    progressed = tree_.hear();  // what is agreed, and its cut, travel in one message: nothing more is heard before that
     progressed = decide_cuts() || progressed;
   } else {
     progressed = tree_.advance();
@@ -104,7 +104,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     tree_.announce_end();
     controller_.end();
   }
-  progressed = tree_.advance() || progressed;
+  progressed = (tree_.is_root() ? tree_.send() : tree_.advance()) || progressed;
   progressed = direct_.drive(tree_) || progressed;
   if (!parts_.config.stall_check_disable) heartbeat_.beat();
   if (progressed) last_traffic_ = Clock::now();

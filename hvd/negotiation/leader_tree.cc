@@ -13,11 +13,15 @@ LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions, std::siz
       counts_([this](int rank) { return links_.subtree_of(actions_.domain_of(rank)); }) {}
 
 bool LeaderTree::advance() {
-  if (is_root())
-    if (auto ids = numbers_.to_retire([this](std::uint32_t id) { return counts_.contains(id); }); !ids.empty()) retire(std::move(ids));
-  bool any = links_.flush();
+  bool any = send();
   any = hear() || any;
   return links_.flush() || any;
+}
+
+bool LeaderTree::send() {
+  if (is_root())
+    if (auto ids = numbers_.to_retire([this](std::uint32_t id) { return counts_.contains(id); }); !ids.empty()) retire(std::move(ids));
+  return links_.flush();
 }
 
 bool LeaderTree::hear() {

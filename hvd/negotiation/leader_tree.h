@@ -99,6 +99,8 @@ class LeaderTree {
 
   /// Sends what has gathered and acts on what has arrived. True if there was anything.
   bool advance();
+  /// Sends what has gathered. True if there was anything.
+  bool send();
   /// Acts on what has arrived; what is to be sent gathers until `advance`. True if there was anything.
   bool hear();
   [[nodiscard]] bool is_root() const { return links_.is_root(); }
