@@ -138,7 +138,14 @@ bool DirectRounds::receive(const Message& message, bool is_known, bool cannot_co
   }
   Unit& unit = units_[number];
   if (round < unit.over) return false;  // it is over here: what this domain has contributed to it went before
-  if (round > unit.over + 1) throw WireError("a message of a round that cannot be under way");
+  if (round > unit.over + 1) {
+    // The others went on without this domain, whose ranks had joined, and the decisions of those rounds are still on the way through the
+    // tree.
+    if (unit.promised) throw WireError("a message of a round that cannot be under way");
+    unit.left_out_until = std::max(unit.left_out_until, round + 1);
+    if (what != What::Slow) send(message.from, What::Slow, number, round);
+    return false;
+  }
   const bool is_gathering = round == unit.over;
   if (what == What::Slow) {
     if (!is_gathering || !unit.promised) return false;

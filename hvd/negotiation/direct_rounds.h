@@ -91,12 +91,12 @@ class DirectRounds {
     bool is_long = false;  ///< this domain takes the long way
   };
   struct Unit {
-    std::uint64_t over = 0;           ///< rounds that are
-    std::array<Gathered, 2> rounds;   ///< by parity: the round that is gathering, and the next, in which others may be already
-    bool promised = false;            ///< this domain has contributed to the one that is gathering
-    Clock::time_point promised_at{};  ///< or has asked
-    unsigned streak = 0;              ///< rounds that fell back, one after the other
-    std::uint64_t left_out_until = 0;
+    std::uint64_t over = 0;            ///< rounds that are
+    std::array<Gathered, 2> rounds;    ///< by parity: the round that is gathering, and the next, in which others may be already
+    bool promised = false;             ///< this domain has contributed to the one that is gathering
+    Clock::time_point promised_at{};   ///< or has asked
+    unsigned streak = 0;               ///< rounds that fell back, one after the other
+    std::uint64_t left_out_until = 0;  ///< this domain contributes to no round before that one
     Gathered& gathering() { return rounds[over % 2]; }
     [[nodiscard]] const Gathered& gathering() const { return rounds[over % 2]; }
   };
