@@ -283,11 +283,10 @@ void Controller::agree_by_root(const UnitKey& key, const Agreement& what, const 
 
 // ------------------------------------------------------------------------------------------------------------- ranks that join
 
-bool Controller::is_promised(int process_set) const {
+bool Controller::awaits_promised(int process_set) const {
   if (table().scope_of(process_set) == Scope::Domain) return false;
   const auto units = table().units_of(process_set);
-  return std::any_of(units.begin(), units.end(),
-                     [this](const Unit* unit) { return board_.is_promised(unit->id) && board_.has_arrived(unit->id, board_.self()); });
+  return std::any_of(units.begin(), units.end(), [this](const Unit* unit) { return board_.awaits_promised(unit->id); });
 }
 
 /// Returns false, and nothing has happened, if another thread of this rank waits for what is promised: the others are to hear of this after
@@ -296,7 +295,7 @@ bool Controller::join(int process_set) {
   const int rank = parts_.topology.rank;
   {
     Transaction log(log_, kSmallRecordBytes);
-    if (is_promised(process_set)) return false;
+    if (awaits_promised(process_set)) return false;
     log.append(Negotiator::joining(process_set, rank));
   }
   std::vector<std::uint32_t> complete;

@@ -76,7 +76,7 @@ class Controller {
   bool try_to_agree(std::uint32_t id) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] Agreement agreement_of(const Unit& unit) const;
   bool join(int process_set) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] bool is_promised(int process_set) const;
+  [[nodiscard]] bool awaits_promised(int process_set) const;
   [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
   [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
   void void_stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);

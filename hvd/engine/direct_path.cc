@@ -76,11 +76,10 @@ bool DirectPath::look(LeaderTree& tree) {
 }
 
 PersistentOp* DirectPath::find(const UnitKey& key) const {
+  const Unit* const unit = table().find(key);
+  if (unit == nullptr) return nullptr;
   const auto& ops = fast_path_.direct_ops();
-  const auto found = std::find_if(ops.begin(), ops.end(), [&](const PersistentOp* op) {
-    return table().knows(op->unit.id) && table().unit(op->unit.id).generation == op->unit.generation &&
-           table().unit(op->unit.id).key == key;
-  });
+  const auto found = std::find_if(ops.begin(), ops.end(), [&](const PersistentOp* op) { return op->unit == unit->ref(); });
   return found == ops.end() ? nullptr : *found;
 }
 

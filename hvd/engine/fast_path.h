@@ -25,12 +25,14 @@ class FastPath {
   /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
   /// until it clears `in_use`.
   std::shared_ptr<PersistentOp> start(const SmallCall& call) HVD_REQUIRES(engine_mutex);
+
   // ---- operations of all ranks of several domains (hvd/engine/direct_path.h)
   /// Those of them that this rank has arrived at, and that have not ended.
   [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
   /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
   /// then their blocks are `blocks`.
   bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  /// The same, without asking what has been said: of a round that is promised.
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
   /// The blocks hold results: claims the round that was promised, and tells the ranks.

@@ -19,8 +19,7 @@ bool Leavers::leave() {
   Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
   bool promised = false;
   ledger_.for_each([&](const Entry& entry) {
-    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.is_promised(entry.unit.id) &&
-                            board_.has_arrived(entry.unit.id, board_.self()));
+    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.awaits_promised(entry.unit.id));
   });
   if (promised) return false;
   log.append(Negotiator::leaving(parts_.topology.rank, pledges()));

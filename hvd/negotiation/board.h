@@ -151,6 +151,8 @@ class Board {
   void promise(std::uint32_t slot) HVD_REQUIRES(board_lock);
   void take_promise_back(std::uint32_t slot) HVD_REQUIRES(board_lock);
   [[nodiscard]] bool is_promised(std::uint32_t slot) const;
+  /// Whether it is promised, and this rank has arrived in it.
+  [[nodiscard]] bool awaits_promised(std::uint32_t slot) const { return is_promised(slot) && has_arrived(slot, self_); }
   /// The leader: a thread of it looks at arrivals from now on, or will do so once more.
   void set_leader_looks(bool looks);
   /// After an arrival: whether the leader sees it without being woken.
