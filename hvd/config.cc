@@ -91,8 +91,8 @@ Enum choice(const Variable& variable, const std::array<std::pair<std::string_vie
 constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
 constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory{
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
-constexpr std::array<std::pair<std::string_view, DirectCopies>, 2> kDirectCopies{
-    {{"auto", DirectCopies::Auto}, {"off", DirectCopies::Off}}};
+constexpr std::array<std::pair<std::string_view, DirectCopies>, 4> kDirectCopies{
+    {{"auto", DirectCopies::Auto}, {"on", DirectCopies::On}, {"relayed", DirectCopies::Relayed}, {"off", DirectCopies::Off}}};
 constexpr std::array<std::pair<std::string_view, Wire>, 3> kWires{{{"auto", Wire::Auto}, {"mpi", Wire::Mpi}, {"ucx", Wire::Ucx}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
     {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};

@@ -17,7 +17,7 @@ namespace hvd {
 /// SharedMemory says whether ranks of one host work in shared memory; see Config::shared_memory.
 enum class SharedMemory : std::uint8_t { Auto, Off };
 /// DirectCopies says whether ranks of one host read each other's ordinary memory; see Config::direct_copies.
-enum class DirectCopies : std::uint8_t { Auto, Off };
+enum class DirectCopies : std::uint8_t { Auto, On, Relayed, Off };
 /// Wire says over what ranks that share no memory send each other messages; see Config::wire.
 enum class Wire : std::uint8_t { Auto, Mpi, Ucx };
 /// GpuBackend says how GPU tensors travel; see Config::gpu_backend.

@@ -142,8 +142,9 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
 }
 
 std::string Bootstrap::find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const {
-  const bool wanted = config.direct_copies == DirectCopies::Auto;
+  const bool wanted = config.direct_copies != DirectCopies::Off;
   memory.direct_copies = wanted;
+  memory.slow_copies = config.direct_copies == DirectCopies::Relayed;
   if (is_alone()) return {};
   const auto word = std::make_unique<std::uint64_t>(static_cast<std::uint64_t>(::getpid()) << 32 ^ static_cast<std::uint64_t>(rank()));
   const auto places = allgather(Writer().put(reinterpret_cast<std::uint64_t>(word.get())).put(*word).take());
@@ -162,6 +163,7 @@ std::string Bootstrap::find_direct_copies(const Config& config, const Topology& 
     memory.direct_copies = false;
     return topology.domain_ranks.size() > 1 ? said : std::string();
   }
+  if (config.direct_copies == DirectCopies::Auto && topology.domain_ranks.size() > 1) memory.slow_copies = is_slow_to_read();
   return {};
 }
 

@@ -8,6 +8,7 @@
 
 #include "hvd/negotiation/board.h"
 #include "hvd/topology.h"
+#include "ops/shm/piece_exchange.h"
 #include "ops/shm/staging.h"
 
 namespace hvd {
@@ -23,8 +24,8 @@ class ShmContext {
   [[nodiscard]] int domain_index(int rank) const;
   /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const;
-  /// Returns whether the owner of memory may help the one other rank that reads it: each has a core.
-  [[nodiscard]] bool can_help(std::size_t ranks) const { return ranks == 2 && has_cores_; }
+  [[nodiscard]] bool has_cores() const { return has_cores_; }
+  [[nodiscard]] PieceExchange exchange() const { return PieceExchange(has_cores_); }
   /// Returns memory for one call of `advance`, kept from one to the next.
   std::byte* scratch(std::size_t bytes);
 

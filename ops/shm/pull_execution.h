@@ -5,6 +5,7 @@
 /// BackendError when memory that was shown cannot be read.
 
 #include <cstdint>
+#include <span>
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"
@@ -25,6 +26,11 @@ class PullExecution final : public Execution {
   bool pull();
   bool copy(const BatchMember& member);
   bool take_from_root(const BatchMember& member);
+  void give(PieceExchange& exchange, const BatchMember& member);
+  bool run(PieceExchange& exchange, const BatchMember& member, std::span<const std::size_t> skipped);
+  [[nodiscard]] std::size_t place_of(int rank) const;
+  /// Returns the number as a reader that the rank in this place has for the owner in that one.
+  static std::size_t reader_number(std::size_t place, std::size_t owner) { return place < owner ? place : place - 1; }
   bool reduce(const BatchMember& member);
 
   ShmContext& context_;
@@ -32,7 +38,7 @@ class PullExecution final : public Execution {
   BatchState& state_;
   bool tried_ = false;
   bool pulled_ = false;
-  bool reader_is_there_ = true;  ///< of a broadcast's root: it helps who reads, and does not wait for it at each member
+  bool readers_are_there_ = true;  ///< this rank helps who reads from it, and does not wait for them at each member
 };
 
 }  // namespace hvd

@@ -1,45 +1,55 @@
 #include "ops/shm/relay.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
+
+#include "ops/shm/stream_copy.h"
 
 namespace hvd {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::microseconds(100);
+/// From so many bytes on the beginning of the copy would have left the caches before its end is there (32 MiB with 2 ranks: 2.3 instead of
+/// 2.7 ms; 2 MiB: 93 instead of 87 us).
+constexpr std::size_t kLeastStreamed = 8 << 20;
 
 }  // namespace
 
-bool Relay::give(std::span<const std::byte> memory) {
-  using Clock = std::chrono::steady_clock;
-  const std::uint64_t pieces = pieces_of(memory.size());
-  auto until = Clock::now() + kPatience;
-  std::uint64_t next = 0, seen = 0;
-  while (true) {
-    const std::uint64_t taken = taken_.load(std::memory_order_acquire);
-    if (taken > 0) next = std::max(next, taken + 1);  // the reader is at piece `taken`
-    if (next >= pieces) return taken > 0;
-    if (next < taken + kPlaces) {
-      Place& place = places_[next % kPlaces];
-      const auto part = part_of(memory, next);
-      std::memcpy(place.bytes.data(), part.data(), part.size());
-      place.given.store(++next, std::memory_order_release);
-      until = Clock::now() + kPatience;
-    } else if (taken != seen) {
-      seen = taken;
-      until = Clock::now() + kPatience;
-    } else if (Clock::now() >= until) {
-      return taken > 0;
-    }
-  }
+std::uint64_t Relay::taken_by_all() const {
+  std::uint64_t least = taken_by(0);
+  for (std::size_t reader = 1; reader < readers_; ++reader) least = std::min(least, taken_by(reader));
+  return least;
 }
 
-bool Relay::take_given(std::uint64_t piece, std::span<std::byte> to) const {
+std::uint64_t Relay::taken() const {
+  std::uint64_t sum = 0;
+  for (std::size_t reader = 0; reader < readers_; ++reader) sum += taken_by(reader);
+  return sum;
+}
+
+bool Relay::give(std::span<const std::byte> memory, std::uint64_t& next) {
+  const std::uint64_t taken = taken_by_all();
+  next = std::max(next, taken);
+  if (next >= pieces_of(memory.size()) || next >= taken + kPlaces) return false;
+  Place& place = places_[next % kPlaces];
+  const auto part = part_of(memory, next);
+  std::memcpy(place.bytes.data(), part.data(), part.size());
+  place.given.store(++next, std::memory_order_release);
+  return true;
+}
+
+bool Relay::take(std::size_t reader, std::span<std::byte> to) {
+  const std::uint64_t piece = taken_by(reader);
+  if (piece >= pieces_of(to.size())) return false;
   const Place& place = places_[piece % kPlaces];
   if (place.given.load(std::memory_order_acquire) != piece + 1) return false;
-  std::memcpy(to.data(), place.bytes.data(), to.size());
+  const auto part = part_of(to, piece);
+  if (to.size() >= kLeastStreamed) {
+    stream_copy(part.data(), place.bytes.data(), part.size());
+  } else {
+    std::memcpy(part.data(), place.bytes.data(), part.size());
+  }
+  skip(reader);
   return true;
 }
 

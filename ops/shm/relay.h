@@ -1,8 +1,8 @@
 #pragma once
-/// Relay lets the owner of memory that another rank reads where it is (Staging::show) do half of the work: it copies pieces ahead of the
-/// reader into a ring that both see, small enough for the second-level cache, and the reader takes those from there, and the others where
-/// they are. Neither waits for the other: without the owner the reader is as fast as without a relay.
-/// A Relay lies in shared memory and is read by one rank; the owner and the reader use it at once, each from one thread.
+/// Relay lets the owner of memory that other ranks read where it is (Staging::show) do half of the work: it copies pieces ahead of the
+/// readers into a ring that all see, small enough for the second-level cache. A reader takes those from there, and may read a piece that
+/// has not been given where it is instead: nobody has to wait for anybody.
+/// A Relay lies in shared memory; the owner and each reader use it at once, each from one thread. Nothing fails.
 
 #include <array>
 #include <atomic>
@@ -14,40 +14,45 @@ namespace hvd {
 
 class Relay {
  public:
-  /// Copies pieces of `memory` into the ring while there is space, and for some microseconds waits for space; returns then, or where the
-  /// reader needs no more. Returns false if the reader has not begun. Owner.
-  bool give(std::span<const std::byte> memory);
-
-  /// Copies what the owner shows to `to`. `read(skipped, to, bytes)` copies bytes of it from where they are, and returns false if that
-  /// cannot be done any more; so does this. Reader.
-  template <class Read>
-  bool take(std::span<std::byte> to, const Read& read) {
-    const std::uint64_t pieces = pieces_of(to.size());
-    for (std::uint64_t piece = 0; piece < pieces; ++piece) {
-      const auto part = part_of(to, piece);
-      if (!take_given(piece, part) && !read(static_cast<std::size_t>(piece) * kPieceBytes, part.data(), part.size())) return false;
-      taken_.store(piece + 1, std::memory_order_release);
-    }
-    return true;
-  }
-
- private:
   static constexpr std::size_t kPieceBytes = 64 << 10;
-  static constexpr std::size_t kPlaces = 8;
-  [[nodiscard]] static std::uint64_t pieces_of(std::size_t bytes) { return (bytes + kPieceBytes - 1) / kPieceBytes; }
+  static constexpr std::size_t kMostReaders = 15;
+  /// Requires at least one reader, and kMostReaders at most.
+  explicit Relay(std::size_t readers) : readers_(readers) {}
+
+  static constexpr std::uint64_t pieces_of(std::size_t bytes) { return (bytes + kPieceBytes - 1) / kPieceBytes; }
+  /// Returns where piece number `piece` of the memory lies.
   template <class Byte>
   [[nodiscard]] static std::span<Byte> part_of(std::span<Byte> whole, std::uint64_t piece) {
     const auto rest = whole.subspan(static_cast<std::size_t>(piece) * kPieceBytes);
     return rest.first(rest.size() < kPieceBytes ? rest.size() : kPieceBytes);
   }
-  /// Returns false if the owner has not given the piece.
-  bool take_given(std::uint64_t piece, std::span<std::byte> to) const;
 
+  /// Copies the next piece of `memory` that a reader still needs into the ring, if there is space. `next`, from 0, is the owner's to keep.
+  /// Returns whether it has. Owner.
+  bool give(std::span<const std::byte> memory, std::uint64_t& next);
+  /// Returns how many pieces all readers have.
+  [[nodiscard]] std::uint64_t taken_by_all() const;
+  /// Returns how many pieces the readers have together: it grows while any of them is at work.
+  [[nodiscard]] std::uint64_t taken() const;
+
+  /// Returns how many pieces this reader has, in order. Any thread.
+  [[nodiscard]] std::uint64_t taken_by(std::size_t reader) const { return taken_[reader].pieces.load(std::memory_order_acquire); }
+  /// Copies the next piece to its part of `to`, if it has been given. Returns whether it has. The reader with this number.
+  bool take(std::size_t reader, std::span<std::byte> to);
+  /// The reader with this number has got its next piece elsewhere.
+  void skip(std::size_t reader) { taken_[reader].pieces.store(taken_by(reader) + 1, std::memory_order_release); }
+
+ private:
+  static constexpr std::size_t kPlaces = 8;
   struct alignas(64) Place {
     std::atomic<std::uint64_t> given{0};  ///< number of the piece, from 1
     alignas(64) std::array<std::byte, kPieceBytes> bytes;
   };
-  alignas(64) std::atomic<std::uint64_t> taken_{0};  // pieces that the reader has, in order
+  struct alignas(64) Taken {
+    std::atomic<std::uint64_t> pieces{0};
+  };
+  const std::size_t readers_;
+  std::array<Taken, kMostReaders> taken_;
   std::array<Place, kPlaces> places_;
 };
 

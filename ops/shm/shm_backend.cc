@@ -23,6 +23,9 @@ constexpr std::size_t kChunksPerRank = 2;
 /// process, by more than the copy takes (4 ranks on 2 cores, broadcast of 256 KiB 33 us instead of 56, of 4 MiB 0.8 ms instead of 1.3).
 constexpr std::size_t kMostStagedForMany = std::size_t{16} << 20;
 constexpr std::size_t kLeastHelped = 2 << 20;  // below it the owner of memory is no help to who reads it
+/// Where reading another process's memory is slow, up to so many bytes are copied into shared memory, and more of them pass through relays.
+constexpr std::size_t kMostStagedOfSlow = 256 << 10;
+constexpr std::size_t kMostStagedToReduce = 1 << 20;
 /// Of all that is staged at a time: a whole model is broadcast as one group.
 constexpr std::size_t kMostStagedAtOnce = std::size_t{64} << 20;
 
@@ -172,7 +175,8 @@ class ClaimedExecution final : public Execution {
 
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
                        std::shared_ptr<StatsCounters> stats)
-    : context_(std::move(memory), std::move(arena), board, std::move(topology)),
+    : has_slow_copies_(memory.slow_copies),
+      context_(std::move(memory), std::move(arena), board, std::move(topology)),
       board_(board),
       topology_(context_.topology()),
       staging_(context_.staging()),
@@ -207,16 +211,34 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
     return *place;
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
-  const bool for_many = traits.kind == OpKind::Broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany &&
-                        staging_.staged_bytes() + bytes <= kMostStagedAtOnce;
-  if (pulls(traits.kind) && !small && !for_many)
-    if (const auto place =
-            staging_.show(member.input, bytes,
-                          traits.kind == OpKind::Broadcast && bytes >= kLeastHelped && context_.can_help(traits.set->ranks.size()) &&
-                              staging_.staged_bytes() + sizeof(Relay) <= kMostStagedAtOnce))
-      return *place;
+  if (pulls(traits.kind) && !small && !stages(traits, bytes))
+    if (const auto place = staging_.show(member.input, bytes, relays_for(traits, bytes), traits.set->ranks.size() - 1)) return *place;
   member.copied = bytes > 0;
   return staging_.stage(member.input, bytes);
+}
+
+/// Whether a large input is copied into shared memory for the ranks that take from it.
+bool ShmBackend::stages(const BatchTraits& traits, std::size_t bytes) const {
+  const bool is_broadcast = traits.kind == OpKind::Broadcast;
+  if (is_broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany && staging_.staged_bytes() + bytes <= kMostStagedAtOnce)
+    return true;
+  return has_slow_copies_ && bytes <= (traits.kind == OpKind::Reducescatter ? kMostStagedToReduce : kMostStagedOfSlow);
+}
+
+/// Returns through how many relays this rank helps those that take from its input: one for all, or one for each.
+std::size_t ShmBackend::relays_for(const BatchTraits& traits, std::size_t bytes) const {
+  const std::size_t readers = traits.set->ranks.size() - 1;
+  if (readers == 0) return 0;
+  switch (traits.kind) {
+    case OpKind::Broadcast:
+      return bytes >= kLeastHelped && (has_slow_copies_ || (readers == 1 && context_.has_cores())) ? 1 : 0;
+    case OpKind::Allgather:
+      return has_slow_copies_ ? 1 : 0;
+    case OpKind::Alltoall:
+      return has_slow_copies_ ? readers : 0;
+    default:
+      return 0;
+  }
 }
 
 bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const {

@@ -30,6 +30,8 @@ class ShmBackend final : public Backend, private FastPathMemory {
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
  private:
+  [[nodiscard]] bool stages(const BatchTraits& traits, std::size_t bytes) const;
+  [[nodiscard]] std::size_t relays_for(const BatchTraits& traits, std::size_t bytes) const;
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
   void drop(std::uint64_t location) noexcept override;
   bool is_free(std::uint64_t location) override;
@@ -37,6 +39,7 @@ class ShmBackend final : public Backend, private FastPathMemory {
   void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
                    std::span<const std::int64_t> parts) override;
 
+  const bool has_slow_copies_;
   ShmContext context_;
   Board& board_;  // of the context, as are the next two
   const Topology& topology_;

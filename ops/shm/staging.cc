@@ -16,17 +16,17 @@ constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown,
 constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
 constexpr std::uint64_t kOffset = kBeyond - 1;
 constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // and what follows is a number
+/// Of all that is staged at a time relays take no more.
+constexpr std::size_t kMostRelayed = std::size_t{64} << 20;
 bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhere; }
 
 /// What a rank says of memory that the others may read where it is.
-struct Shown {
+struct alignas(64) Shown {
   const std::byte* memory;  // an address of the owner's
-  bool to_one;              // it is the Relay's that follows
+  std::size_t relays;       // that follow
+  [[nodiscard]] Relay* relay(std::size_t number) { return reinterpret_cast<Relay*>(this + 1) + number; }
 };
-struct ShownToOne {
-  Shown shown;
-  Relay relay;
-};
+static_assert(alignof(Relay) <= alignof(Shown));
 }  // namespace
 
 Staging::Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self)
@@ -61,27 +61,26 @@ std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
   return location;
 }
 
-std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes, bool to_one) {
+std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes, std::size_t relays, std::size_t readers) {
   if (!arena_ || !peers_.can_be_read(memory, bytes)) return std::nullopt;
-  const auto* const address = static_cast<const std::byte*>(memory);
-  std::byte* block = to_one ? take(sizeof(ShownToOne)) : nullptr;
-  if (block != nullptr) {
-    auto* const shown = new (block) ShownToOne;
-    shown->shown = {address, true};
-  } else {
+  if (readers > Relay::kMostReaders || staged_bytes() + relays * sizeof(Relay) > kMostRelayed) relays = 0;
+  std::byte* block = take(sizeof(Shown) + relays * sizeof(Relay));
+  if (block == nullptr && relays > 0) {
+    relays = 0;
     block = take(sizeof(Shown));
-    if (block == nullptr) return std::nullopt;
-    new (block) Shown{address, false};
   }
+  if (block == nullptr) return std::nullopt;
+  auto* const shown = new (block) Shown{static_cast<const std::byte*>(memory), relays};
+  for (std::size_t number = 0; number < relays; ++number) new (shown->relay(number)) Relay(relays == 1 ? readers : 1);
   return arena_->offset(block) | kStaged | kShown;
 }
 
-bool Staging::help_reader(std::uint64_t location, std::size_t bytes) {
-  if (is_nowhere(location) || !is_shown_to_one(self_, location)) return true;
-  return relay(self_, location).give({reinterpret_cast<const Shown*>(address(self_, location))->memory, bytes});
+Relay* Staging::relay(int index, std::uint64_t location, std::size_t number) {
+  if (!is_staged(location) || (location & kShown) == 0 || is_nowhere(location)) return nullptr;
+  auto* const shown = reinterpret_cast<Shown*>(address(index, location));
+  if (shown->relays == 0) return nullptr;
+  return shown->relay(shown->relays == 1 ? 0 : number);
 }
-
-Relay& Staging::relay(int index, std::uint64_t location) { return reinterpret_cast<ShownToOne*>(address(index, location))->relay; }
 
 std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }
 
@@ -159,18 +158,6 @@ const std::byte* Staging::address_here(int index, std::uint64_t location) {
 
 bool Staging::read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
   if (bytes == 0) return true;
-  if (is_shown_to_one(index, location))
-    return relay(index, location).take({static_cast<std::byte*>(to), bytes}, [&](std::size_t from, std::byte* part, std::size_t size) {
-      return read_there(index, location, skipped + from, part, size);
-    });
-  return read_there(index, location, skipped, to, bytes);
-}
-
-bool Staging::is_shown_to_one(int index, std::uint64_t location) {
-  return is_staged(location) && (location & kShown) != 0 && reinterpret_cast<const Shown*>(address(index, location))->to_one;
-}
-
-bool Staging::read_there(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
   if (const std::byte* const here = address_here(index, location); here != nullptr) {
     if (to != here + skipped) std::memcpy(to, here + skipped, bytes);
     return true;

@@ -27,11 +27,11 @@ class Staging {
   /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
   /// Returns a location through which the other ranks read `bytes` of memory of the user's where it is, once it is agreed that they may.
-  /// None where they may not. `to_one`: one rank reads all of it, once, and this one may help it to (`help_reader`).
-  std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, bool to_one = false);
-  /// Helps the rank that reads what was shown to one, for as long as it reads. Does nothing for other locations. Returns false if that rank
-  /// has not begun to read.
-  bool help_reader(std::uint64_t location, std::size_t bytes);
+  /// None where they may not. With so many `relays` through which this rank may help them, if there is space: one is for so many `readers`,
+  /// of several each is for one.
+  std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, std::size_t relays = 0, std::size_t readers = 1);
+  /// Returns the relay number `number` of what the rank with this index has shown; null if it has none. One alone has every number.
+  [[nodiscard]] Relay* relay(int index, std::uint64_t location, std::size_t number);
   /// Returns the location of a tensor that nobody takes anything from: another one each time.
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.
@@ -62,17 +62,13 @@ class Staging {
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
   /// The same of any tensor; null if it must be fetched by `read`.
   [[nodiscard]] const std::byte* address_here(int index, std::uint64_t location);
-  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`: all of them at once where they were shown to one. Returns
-  /// false if the rank's process has ended.
+  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
   bool read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
   [[nodiscard]] int self() const { return self_; }
   /// Keeps the mappings alive.
   [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
-  [[nodiscard]] bool is_shown_to_one(int index, std::uint64_t location);
-  [[nodiscard]] Relay& relay(int index, std::uint64_t location);
-  bool read_there(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
   /// Returns a block of the arena, or null.
   std::byte* take(std::size_t bytes);
   void give(std::uint64_t location) noexcept;

@@ -90,7 +90,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
       {"SHARED_MEMORY", "off", "on", "one of auto, off", [](const Config& c) { return c.shared_memory == SharedMemory::Off; }},
       {"RESULT_POOL_BYTES", "0", "1 GiB", "bytes, 0 to", [](const Config& c) { return c.result_pool_bytes == 0; }},
       {"WIRE", "ucx", "tcp", "one of auto, mpi, ucx", [](const Config& c) { return c.wire == Wire::Ucx; }},
-      {"DIRECT_COPIES", "off", "on", "one of auto, off", [](const Config& c) { return c.direct_copies == DirectCopies::Off; }},
+      {"DIRECT_COPIES", "off", "no", "one of auto, on, relayed, off", [](const Config& c) { return c.direct_copies == DirectCopies::Off; }},
       {"GPU_BACKEND", "staged", "nvlink", "one of auto, nccl, shared, staged",
        [](const Config& c) { return c.gpu_backend == GpuBackend::Staged; }},
       {"ARENA_BYTES", "1048576", "1", "bytes, 1048576 to", [](const Config& c) { return c.arena_bytes == 1 << 20; }},

@@ -263,7 +263,8 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       if (domain_of[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
     DomainMemory memory = map_memory(static_cast<int>(ranks.size()), options_.config.cache_capacity,
                                      std::min<std::size_t>(options_.config.arena_bytes, std::size_t{256} << 20));
-    memory.direct_copies = options_.config.direct_copies == DirectCopies::Auto;
+    memory.direct_copies = options_.config.direct_copies != DirectCopies::Off;
+    memory.slow_copies = options_.config.direct_copies == DirectCopies::Relayed;
     Board::format(memory.board, static_cast<int>(ranks.size()), options_.config.cache_capacity);
     for (std::size_t index = 0; index < ranks.size(); ++index) {
       const int rank = ranks[index];

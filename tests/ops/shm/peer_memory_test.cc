@@ -109,8 +109,8 @@ TEST_CASE("peer memory: threads of one process read each other's as their own") 
 
 /// The first rank calls nothing after it has submitted, until the others have their results: its coordination thread does its part.
 TEST_CASE("taking from one another: a rank that computes does not hold the others up") {
-  constexpr std::int64_t kCount = 1 << 18;
-  for (const DirectCopies direct : {DirectCopies::Auto, DirectCopies::Off})
+  constexpr std::int64_t kCount = 3 << 18;
+  for (const DirectCopies direct : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off})
     for (const OpKind kind : {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Broadcast})
       for (const int root : {0, 2}) {
         if (root != 0 && kind != OpKind::Broadcast) continue;

@@ -71,6 +71,37 @@ void use_everything() {
 
 }  // namespace
 
+TEST_CASE("large tensors of ordinary memory, in every way that ranks of a host copy them") {
+  for (const DirectCopies way : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}) {
+    CAPTURE(static_cast<int>(way));
+    Config config;
+    config.direct_copies = way;
+    init(config);
+    for (int again = 0; again < 3; ++again) use_everything();
+    // Parts of very different sizes: nothing for the first rank, most for the last.
+    std::vector<std::int64_t> splits(static_cast<std::size_t>(size()));
+    for (std::size_t to = 1; to < splits.size(); ++to) splits[to] = static_cast<std::int64_t>(to) * 100'003;
+    auto values = values_of(rank());
+    const auto exchanged = alltoall(floats(values), {.name = "uneven", .splits = splits});
+    const auto part = static_cast<std::size_t>(splits[static_cast<std::size_t>(rank())]);
+    const auto before = part == 0 ? 0 : static_cast<std::size_t>(rank() * (rank() - 1) / 2) * 100'003;
+    CHECK(exchanged.data.size() == part * sizeof(float) * static_cast<std::size_t>(size()));
+    CHECK(holds({exchanged.data, exchanged.shape},
+                [&](std::size_t i) { return value_of(static_cast<int>(i / part), before + i % part); }));
+    // Rows of each rank's own number, some of one piece and some of none.
+    auto rows = values_of(rank(), static_cast<std::size_t>(rank()) * 200'001);
+    const auto gathered = allgather(floats(rows), {.name = "unequal"});
+    std::size_t at = 0;
+    bool right = true;
+    const auto* const found = reinterpret_cast<const float*>(gathered.data.data());
+    for (int from = 0; from < size(); ++from)
+      for (std::size_t i = 0; i < static_cast<std::size_t>(from) * 200'001; ++i) right = right && found[at++] == value_of(from, i);
+    CHECK(right);
+    CHECK(gathered.data.size() == at * sizeof(float));
+    shutdown();
+  }
+}
+
 TEST_CASE("a full arena: allocate_shared gives null, and every operation makes copies") {
   for (const SharedMemory shared : {SharedMemory::Auto, SharedMemory::Off}) {
     Config config;

@@ -1,0 +1,64 @@
+#pragma once
+/// PieceExchange brings pieces of tensors to other ranks and takes theirs, through relays, all at once: as long as every rank is at work each piece
+/// passes through the cache, and neither core is idle. It waits for others for some microseconds at a time only: then it reads a piece where it
+/// is, so that a rank that sleeps, or has died, holds nobody up.
+/// One batch member of one rank; the thread that has the turn. It fails as `Read` does.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "ops/shm/relay.h"
+
+namespace hvd {
+
+class PieceExchange {
+ public:
+  /// Copies a piece, which begins after `skipped`, of what source number `source` has for this rank to `to`. Returns false if that cannot be
+  /// done any more.
+  using Read = std::function<bool(std::size_t source, std::size_t skipped, std::span<std::byte> to)>;
+
+  /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits.
+  explicit PieceExchange(bool have_cores) : have_cores_(have_cores) {}
+
+  /// `memory` is for the readers of the relay.
+  void give(Relay& relay, std::span<const std::byte> memory) { outgoing_.push_back({&relay, memory}); }
+  /// Source number `source` gives what goes to `to`; this rank is the relay's reader with that number.
+  void take(std::size_t source, Relay& relay, std::size_t reader, std::span<std::byte> to) {
+    incoming_.push_back({&relay, to, source, reader});
+  }
+  /// Takes all that is to be taken, and gives meanwhile what is to be given. Returns false if `read` has.
+  bool take_all(const Read& read);
+  /// Gives on until the readers have all, or do nothing for a moment. Returns false if one of them has not begun.
+  bool give_rest();
+
+ private:
+  struct Outgoing {
+    Relay* relay;
+    std::span<const std::byte> memory;
+    std::uint64_t next = 0;
+  };
+  struct Incoming {
+    Relay* relay;
+    std::span<std::byte> to;
+    std::size_t source, reader;
+    [[nodiscard]] bool is_done() const { return relay->taken_by(reader) >= Relay::pieces_of(to.size()); }
+  };
+  using Clock = std::chrono::steady_clock;
+  bool give_some();
+  bool take_some();
+  /// Returns false if it has done so since `moved` for so long, or, without cores, offered this one so often.
+  bool wait(Clock::duration patience, int turns);
+  void moved() { waited_since_ = {}, turns_ = 0; }
+
+  const bool have_cores_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  Clock::time_point waited_since_;
+  int turns_ = 0;
+};
+
+}  // namespace hvd
