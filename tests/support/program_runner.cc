@@ -1,6 +1,7 @@
 #include "tests/support/program_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <typeinfo>
 
 #include "tests/support/expectations.h"
@@ -260,6 +261,7 @@ std::vector<std::string> run_program(const Program& program) {
   Config config;
   config.fusion_threshold_bytes = program.fusion_threshold;
   config.cache_capacity = program.cache_capacity;
+  config.direct_copies = std::array{DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}[program.seed % 3];
   config.stall_check_time = std::chrono::seconds(10);  // who waits for whom, should it hang
   config.process_sets = program.static_sets;
   ThreadWorld world({.size = program.size, .domains = program.domains, .config = config, .cores = program.cores});
