@@ -102,10 +102,10 @@ struct Config {
   Wire wire = Wire::Auto;
 
   /// Whether ranks of one host read large tensors of each other where they are, by one copy that the kernel makes (process_vm_readv),
-  /// instead of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto, on, relayed or off, default auto). Auto: where `init()`
-  /// finds that all ranks of the host may, as `on`, or as `relayed` where it measures that the kernel copies slowly: then large tensors pass
-  /// through small rings of shared memory that stay in the cache. The other words are for measuring, and may differ between ranks. Off: a
-  /// rank's tensor may change hands before the others have come to read it.
+  /// instead of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto, on, relayed or off, default auto). Auto: where
+  /// `init()` finds that all ranks of the host may, as `on`, or as `relayed` where it measures that the kernel copies slowly: then large
+  /// tensors pass through small rings of shared memory that stay in the cache. The other words are for measuring, and may differ between
+  /// ranks. Off: a rank's tensor may change hands before the others have come to read it.
   DirectCopies direct_copies = DirectCopies::Auto;
 
   /// How GPU tensors travel (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by NCCL among ranks that have a GPU each;

@@ -68,13 +68,13 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
 }
 
 std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& wire, const std::string& why_not_shared,
-                     const std::string& why_not_direct, const std::string& devices) {
+                     const std::string& copies, const std::string& devices) {
   const auto plural = [](int n, const char* noun) { return formatted("{} {}{}", n, noun, n == 1 ? "" : "s"); };
   std::string path = topology.size == 1                        ? "alone"
                      : topology.domains == 1                   ? "shared memory"
                      : topology.domains == topology.cross_size ? formatted("shared memory within hosts, {} between them", wire)
                                                                : wire;
-  if (!why_not_direct.empty()) path += formatted(" (no direct copies: {})", why_not_direct);
+  if (!copies.empty()) path += formatted(" ({})", copies);
   if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
   return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
                    plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
@@ -222,6 +222,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
   const Topology topology = parts.topology;
   const std::string why_not_direct = ranks.find_direct_copies(config, topology, memory);
+  const std::string copies = !why_not_direct.empty() ? "no direct copies: " + why_not_direct : memory.slow_copies ? "copies relayed" : "";
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
@@ -234,7 +235,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   parts.device = backends.device;
 
   World world;
-  world.description = describe(topology, ranks, wire.name, why_not_shared, why_not_direct, backends.devices);
+  world.description = describe(topology, ranks, wire.name, why_not_shared, copies, backends.devices);
   world.mpi_threads = ranks.threads_supported();
   world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);

@@ -77,7 +77,8 @@ bool PieceExchange::give_rest() {
     if (give_some() || taken != std::exchange(before, taken)) {
       moved();
     } else if (!wait(kPatienceToGive, kTurns)) {
-      return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.memory.empty() || out.relay->taken_by_all() > 0; });
+      return std::all_of(outgoing_.begin(), outgoing_.end(),
+                         [](const Outgoing& out) { return out.memory.empty() || out.relay->taken_by_all() > 0; });
     }
   }
 }

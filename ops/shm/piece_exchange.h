@@ -1,8 +1,8 @@
 #pragma once
-/// PieceExchange brings pieces of tensors to other ranks and takes theirs, through relays, all at once: as long as every rank is at work each piece
-/// passes through the cache, and neither core is idle. It waits for others for some microseconds at a time only: then it reads a piece where it
-/// is, so that a rank that sleeps, or has died, holds nobody up.
-/// One batch member of one rank; the thread that has the turn. It fails as `Read` does.
+/// PieceExchange brings pieces of tensors to other ranks and takes theirs, through relays, all at once: as long as every rank is at work
+/// each piece passes through the cache, and neither core is idle. It waits for others for some microseconds at a time only: then it reads a
+/// piece where it is, so that a rank that sleeps, or has died, holds nobody up. One batch member of one rank; the thread that has the turn.
+/// It fails as `Read` does.
 
 #include <chrono>
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace hvd {
 
 class PieceExchange {
  public:
-  /// Copies a piece, which begins after `skipped`, of what source number `source` has for this rank to `to`. Returns false if that cannot be
-  /// done any more.
+  /// Copies a piece, which begins after `skipped`, of what source number `source` has for this rank to `to`. Returns false if that cannot
+  /// be done any more.
   using Read = std::function<bool(std::size_t source, std::size_t skipped, std::span<std::byte> to)>;
 
   /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits.

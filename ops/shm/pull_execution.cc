@@ -97,7 +97,8 @@ void PullExecution::give(PieceExchange& exchange, const BatchMember& member) {
     return context_.staging().relay(index_of(self), my_location(member), reader_number(place, self));
   };
   if (batch_.traits.kind != OpKind::Alltoall) {
-    if (Relay* const relay = relay_for(self == 0 ? 1 : 0); relay != nullptr) exchange.give(*relay, {input, bytes_of(batch_.traits, member.count)});
+    if (Relay* const relay = relay_for(self == 0 ? 1 : 0); relay != nullptr)
+      exchange.give(*relay, {input, bytes_of(batch_.traits, member.count)});
     return;
   }
   std::size_t before = 0;
@@ -124,7 +125,8 @@ bool PullExecution::copy(const BatchMember& member) {
     const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
     if (!member.offsets.empty()) skipped[place] = bytes_of(batch_.traits, member.offsets[place]);
     auto* const to = static_cast<std::byte*>(member.output) + bytes_of(batch_.traits, before);
-    if (Relay* const relay = place == self ? nullptr : staging.relay(index_of(place), location_of(member, place), reader_number(self, place));
+    if (Relay* const relay =
+            place == self ? nullptr : staging.relay(index_of(place), location_of(member, place), reader_number(self, place));
         relay != nullptr && bytes > 0) {
       exchange.take(place, *relay, is_alltoall ? 0 : reader_number(self, place), {to, bytes});
     } else if (bytes > 0 && !staging.read(index_of(place), location_of(member, place), skipped[place], to, bytes)) {

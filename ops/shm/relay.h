@@ -15,7 +15,7 @@ namespace hvd {
 class Relay {
  public:
   static constexpr std::size_t kPieceBytes = 64 << 10;
-  static constexpr std::size_t kMostReaders = 15;
+  static constexpr std::size_t kMostReaders = 63;
   /// Requires at least one reader, and kMostReaders at most.
   explicit Relay(std::size_t readers) : readers_(readers) {}
 

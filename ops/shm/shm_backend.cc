@@ -235,7 +235,7 @@ std::size_t ShmBackend::relays_for(const BatchTraits& traits, std::size_t bytes)
     case OpKind::Allgather:
       return has_slow_copies_ ? 1 : 0;
     case OpKind::Alltoall:
-      return has_slow_copies_ ? readers : 0;
+      return has_slow_copies_ && bytes >= Relay::kPieceBytes * (readers + 1) ? readers : 0;
     default:
       return 0;
   }

@@ -152,7 +152,8 @@ TEST_CASE("exchange: a reader that cannot read what was not given says so") {
   CHECK(std::memcmp(to.data(), memory.data(), kRing) == 0);
 }
 
-/// Each rank has something else for each other one (or the same for all), of another size, and comes when it comes; some do not help at all.
+/// Each rank has something else for each other one (or the same for all), of another size, and comes when it comes; some do not help at
+/// all.
 TEST_CASE("exchange: ranks at once, in every rhythm") {
   constexpr unsigned kRanks = 3;
   for (unsigned seed = 0; seed < (kSanitized ? 20 : 150); ++seed) {

@@ -86,8 +86,7 @@ TEST_CASE("large tensors of ordinary memory, in every way that ranks of a host c
     const auto part = static_cast<std::size_t>(splits[static_cast<std::size_t>(rank())]);
     const auto before = part == 0 ? 0 : static_cast<std::size_t>(rank() * (rank() - 1) / 2) * 100'003;
     CHECK(exchanged.data.size() == part * sizeof(float) * static_cast<std::size_t>(size()));
-    CHECK(holds({exchanged.data, exchanged.shape},
-                [&](std::size_t i) { return value_of(static_cast<int>(i / part), before + i % part); }));
+    CHECK(holds({exchanged.data, exchanged.shape}, [&](std::size_t i) { return value_of(static_cast<int>(i / part), before + i % part); }));
     // Rows of each rank's own number, some of one piece and some of none.
     auto rows = values_of(rank(), static_cast<std::size_t>(rank()) * 200'001);
     const auto gathered = allgather(floats(rows), {.name = "unequal"});
