@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # hvd side by side with raw MPI and memcpy, with torch.distributed (gloo) and with Horovod: one table of ratios, and a plot of it.
 #   bash examples/bench/compare.sh [RANKS [ROUNDS]]          allreduces; default: 4 ranks, 3 rounds
+#   bash examples/bench/compare.sh --sweep [RANKS [ROUNDS]]  every collective at every size, and how many of these cells hvd wins
 #   bash examples/bench/compare.sh --steps [RANKS [ROUNDS]]  whole training steps, against the same step without communication
 # The programs run one after the other, round by round, so that what else the machine does meets all alike; the table has the medians over
 # the rounds. raw MPI and memcpy are measured by hvd_bench itself, in one process with hvd; so are the steps of hvd, of MPI_Allreduce by
@@ -9,6 +10,7 @@
 #   HVD_COMPARE_PYTHON    a python with torch (and numpy), for gloo (default: that of .deps/venv, if it is there)
 #   HVD_HOROVOD_PYTHON    a python with Horovod                     (default: none)
 #   HVD_COMPARE_SIZES     bytes, and models                         (default: 4 1024 65536 4194304 67108864 resnet50)
+#                         with --sweep: the smallest and the largest number of bytes, in steps of 16 times (default: 4 67108864)
 #   HVD_COMPARE_MODELS    with --steps: models                      (default: resnet18 resnet50 bert-base)
 #   HVD_COMPARE_STEPS     with --steps: measured steps of each program in one round (default: 5)
 #   HVD_COMPARE_INPUT     with --steps: options of step_bench for all models, such as "--batch-size 2 --image-size 64"
@@ -20,11 +22,12 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-steps=0
+steps=0 sweep=0
 if [ "${1:-}" = --steps ]; then steps=1; shift; fi
+if [ "${1:-}" = --sweep ]; then sweep=1; shift; fi
 ranks=${1:-4}
 rounds=${2:-3}
-case "$ranks$rounds" in *[!0-9]*) echo "compare.sh: RANKS and ROUNDS must be numbers: compare.sh [--steps] [RANKS [ROUNDS]]" >&2; exit 2 ;; esac
+case "$ranks$rounds" in *[!0-9]*) echo "compare.sh: RANKS and ROUNDS must be numbers: compare.sh [--steps | --sweep] [RANKS [ROUNDS]]" >&2; exit 2 ;; esac
 examples=${HVD_BUILD:-$root/build}/examples
 python=${HVD_COMPARE_PYTHON:-$root/.deps/venv/bin/python}
 horovod=${HVD_HOROVOD_PYTHON:-}
@@ -61,10 +64,12 @@ ranks_run() {
 
 # Measurements are lines "WORK SUBJECT TIME [RATIO]".
 
-# peer SUBJECT PYTHON WORK: lines "WORK MICROSECONDS"
+# peer SUBJECT PYTHON WORK...: lines "WORK MICROSECONDS"
 peer() {
-  HVD_COMPARE_PORT=$(port) ranks_run "$1" "$2" "$root/examples/bench/peers_${1,,}.py" "$3"
-  awk -v subject="$1" 'NF == 2 && $2 + 0 > 0 { print $1, subject, $2 }' "$work/out" >>"$work/measured"
+  local subject=$1 python=$2
+  shift 2
+  HVD_COMPARE_PORT=$(port) ranks_run "$subject" "$python" "$root/examples/bench/peers_${subject,,}.py" "$@"
+  awk -v subject="$subject" 'NF == 2 && $2 + 0 > 0 { print $1, subject, $2 }' "$work/out" >>"$work/measured"
 }
 
 # hvd_of WORK: out of hvd_bench's table, by the names of its columns
@@ -105,6 +110,32 @@ compare_allreduces() {
       if [ "$with_gloo" = 1 ]; then peer gloo "$python" "$size"; fi
       if [ "$with_horovod" = 1 ]; then peer Horovod "$horovod" "$size"; fi
     done
+  done
+}
+
+# The operations of hvd_bench --sweep, each at each size: COLLECTIVE:BYTES.
+compare_sweep() {
+  local round least most bytes collective
+  read -r least most <<<"${HVD_COMPARE_SIZES:-4 67108864}"
+  base=hvd-ordinary unit=us
+  title="$ranks ranks on $(getconf _NPROCESSORS_ONLN) cores, float32, results into memory that exists; medians of $rounds rounds in us"
+  note="how many times as long as hvd with ordinary memory"
+  works=()
+  for collective in allreduce broadcast allgather alltoall reducescatter; do
+    for ((bytes = least; bytes <= most; bytes *= 16)); do works+=("$collective:$bytes"); done
+  done
+  for round in $(seq "$rounds"); do
+    echo "compare.sh: round $round of $rounds" >&2
+    ranks_run hvd_bench "$examples/hvd_bench" --sweep --min-bytes "$least" --max-bytes "$most"
+    awk '
+      BEGIN { unit["B"] = 1; unit["KiB"] = 1024; unit["MiB"] = 1024 * 1024 }
+      ($4 == "main" || $4 == "arena") && $3 in unit {
+        work = $1 ":" $2 * unit[$3]
+        print work, $4 == "main" ? "hvd-ordinary" : "hvd-arena", $5
+        if ($4 == "main") print work, "MPI", $6
+      }' "$work/out" >>"$work/measured"
+    if [ "$with_gloo" = 1 ]; then peer gloo "$python" "${works[@]}"; fi
+    if [ "$with_horovod" = 1 ]; then peer Horovod "$horovod" "${works[@]}"; fi
   done
 }
 
@@ -174,7 +205,13 @@ medians() {
     }'
 }
 
-if [ "$steps" = 1 ]; then compare_steps; else compare_allreduces; fi
+if [ "$steps" = 1 ]; then
+  compare_steps
+elif [ "$sweep" = 1 ]; then
+  compare_sweep
+else
+  compare_allreduces
+fi
 medians >"$work/medians"
 
 echo
@@ -188,16 +225,26 @@ awk -F '\t' -v base="$base" -v list="${works[*]}" -v order="$subjects" '
   END {
     names = split(order, name, " ")
     for (n = 1; n <= names; ++n) if (name[n] in seen) subject[++subjects] = name[n]
-    printf "%-10s", ""
+    width = "%-24s"
+    printf width, ""
     for (s = 1; s <= subjects; ++s) printf " %18s", subject[s]
     print ""
     works = split(list, work, " ")
     for (w = 1; w <= works; ++w) {
-      printf "%-10s", work[w]
+      printf width, work[w]
       for (s = 1; s <= subjects; ++s) printf " %18s", (work[w], subject[s]) in cell ? cell[work[w], subject[s]] : "-"
       print ""
     }
   }' "$work/medians"
+
+if [ "$sweep" = 1 ]; then
+  awk -F '\t' -v base="$base" '
+    $2 != base && $2 !~ /^hvd/ { ++cells[$2]; if ($4 >= 1) ++won[$2]; else if ($4 >= 0.95) ++level[$2]; if (!($2 in least) || $4 < least[$2]) least[$2] = $4 }
+    END {
+      for (peer in cells)
+        printf "# against %s: %d cells: %d won, %d level, %d lost; least ratio %.2f\n", peer, cells[peer], won[peer], level[peer], cells[peer] - won[peer] - level[peer], least[peer]
+    }' "$work/medians"
+fi
 
 if [ -n "$svg" ]; then
   plot "$svg" "$python" "$title" "$base" "$unit" "$note" "$subjects"

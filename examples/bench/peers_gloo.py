@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times allreduce of torch.distributed with gloo, for examples/bench/compare.sh.
+"""Times collectives of torch.distributed with gloo, for examples/bench/compare.sh.
 
-    mpirun -np 4 python peers_gloo.py BYTES... [resnet18|resnet50|bert-base]
+    mpirun -np 4 python peers_gloo.py BYTES... [COLLECTIVE:BYTES...] [resnet18|resnet50|bert-base]
 
-Sum of float32; a model is its gradients in buckets of 25 MiB, as DistributedDataParallel has them. Rank 0 prints one line for each: its
-name and the median of the slowest rank in microseconds. Needs torch.
+Sum of float32; bytes alone are an allreduce's; results go into memory that exists, and the bytes are those of the larger side; a model is its gradients in buckets of 25 MiB, as DistributedDataParallel has them. Rank 0 prints one line for each: its
+name and the median of the slowest rank in microseconds, or nothing for what this gloo does not have. Needs torch.
 """
 import os
 import sys
@@ -68,6 +68,43 @@ def burst(groups):
             tensor.copy_(part)
 
 
+def repeats_for(count_bytes):
+    """As hvd_bench --sweep has it."""
+    if count_bytes < 64 << 10:
+        return 200
+    if count_bytes < 1 << 20:
+        return 20
+    return 3 if count_bytes < 16 << 20 else 1
+
+
+def collective(name, count_bytes, size):
+    """Returns what does the operation once."""
+    part = max(1, count_bytes // 4 // size)
+    if name == "allreduce":
+        whole = torch.zeros(max(1, count_bytes // 4))
+        return lambda: dist.all_reduce(whole)
+    if name == "broadcast":
+        whole = torch.zeros(max(1, count_bytes // 4))
+        return lambda: dist.broadcast(whole, 0)
+    whole, own = torch.zeros(part * size), torch.zeros(part)
+    if name == "allgather":
+        return lambda: dist.all_gather_into_tensor(whole, own)
+    if name == "alltoall":
+        received = torch.zeros(part * size)
+        return lambda: dist.all_to_all_single(received, whole)
+    return lambda: dist.reduce_scatter_tensor(own, whole)
+
+
+def is_there(work):
+    """Runs it once. A gloo that lacks an operation says so on all ranks, before anything is sent."""
+    try:
+        work()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        print(f"peers_gloo.py: not measured: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def slowest_median(work, repeats):
     times = []
     for round_number in range(ROUNDS + 1):
@@ -89,7 +126,13 @@ def main():
     address = "tcp://127.0.0.1:" + os.environ.get("HVD_COMPARE_PORT", "29517")
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     for work in sys.argv[1:]:
-        if work.isdigit():
+        if ":" in work:
+            name, count_bytes = work.split(":")
+            operation = collective(name, int(count_bytes), size)
+            if not is_there(operation):
+                continue
+            time_us = slowest_median(operation, repeats_for(int(count_bytes)))
+        elif work.isdigit():
             tensor = torch.zeros(int(work) // 4)
             time_us = slowest_median(lambda: dist.all_reduce(tensor), 20 if int(work) < 1 << 16 else 1)
         else:

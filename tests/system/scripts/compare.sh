@@ -43,6 +43,13 @@ compare() {
 
 HVD_COMPARE_SIZES="1024 resnet18" compare "allreduces" \
   "1024:hvd-arena 1024:hvd-ordinary 1024:MPI 1024:memcpy resnet18:hvd-arena resnet18:hvd-ordinary resnet18:MPI resnet18:MPI-packed resnet18:memcpy" 1 1
+sweep=
+for collective in allreduce broadcast allgather alltoall reducescatter; do
+  for bytes in 4 64; do sweep+="$collective:$bytes:hvd-arena $collective:$bytes:hvd-ordinary $collective:$bytes:MPI "; done
+done
+HVD_COMPARE_SIZES="4 64" compare "every collective" "${sweep% }" --sweep 2 1
+grep -q '^# against MPI: 10 cells: ' "$work/out" && problem= || problem="it does not count cells"
+verdict "cells won" "$problem"
 if [ -x "$build/examples/step_bench" ]; then
   HVD_COMPARE_MODELS=bert-base HVD_COMPARE_STEPS=2 HVD_COMPARE_BERT="--layers 1 --width 32 --heads 2 --vocabulary 99 --sequence 8" \
     compare "training steps" "bert-base:none bert-base:hvd bert-base:MPI" --steps 2 2
