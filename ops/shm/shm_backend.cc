@@ -97,6 +97,7 @@ class ClaimedExecution final : public Execution {
         chunks_(batch_, is_adasum_) {
     for (const int rank : batch_.ranks) members_.push_back(context_.domain_index(rank));
     reduction_ = reduction_of(batch_.traits);
+    by_this_rank_.assign(chunks_.size(), false);
     zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
   }
 
@@ -108,43 +109,61 @@ class ClaimedExecution final : public Execution {
         exhausted_ = true;
         break;
       }
-      worked = true;
+      worked = by_this_rank_[chunk] = true;
       for (const Piece& piece : chunks_[chunk]) work_on(piece);
       if (state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.size())
         state_.complete.store(true, std::memory_order_release);
     }
     if (!(worked ? context_.linger(state_) : state_.complete.load(std::memory_order_acquire)))
       return worked ? Progress::Advanced : Progress::Idle;
-    if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) {
-          return Staging::is_staged(member.locations[static_cast<std::size_t>(context_.staging().self())]);
-        }))
+    if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) { return is_staged(member); }))
       copying_out_since_ = std::chrono::steady_clock::now();
-    for (const auto& member : batch_.members)
-      context_.staging().take_out(member.locations[static_cast<std::size_t>(context_.staging().self())], member.output,
-                                  bytes_of(batch_.traits, member.count));
+    copy_out();
     return Progress::Done;
   }
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return copying_out_since_; }
 
  private:
+  [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
+    return member.locations[static_cast<std::size_t>(context_.staging().self())];
+  }
+  [[nodiscard]] bool is_staged(const BatchMember& member) const { return Staging::is_staged(my_location(member)); }
+  /// Whether what this rank reduces of a tensor goes to its own output, and not by way of its block.
+  [[nodiscard]] bool goes_straight(const BatchMember& member) const { return is_staged(member) && !is_adasum_; }
+  [[nodiscard]] std::size_t skipped(const Piece& piece) const { return piece.begin * element_bytes(batch_.traits.dtype); }
+  [[nodiscard]] std::byte* output_at(const Piece& piece) const {
+    return static_cast<std::byte*>(batch_.members[piece.member].output) + skipped(piece);
+  }
+
   void work_on(const Piece& piece) {
     const auto& member = batch_.members[piece.member];
-    const std::size_t element = element_bytes(batch_.traits.dtype);
-    const auto at = [&](int index) {
-      return context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + piece.begin * element;
-    };
+    const int self = context_.staging().self();
     inputs_.clear();
     outputs_.clear();
     for (const int index : members_) {
-      inputs_.push_back(at(index));
-      outputs_.push_back(at(index));
+      std::byte* const there = context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + skipped(piece);
+      inputs_.push_back(there);
+      outputs_.push_back(index == self && goes_straight(member) ? output_at(piece) : there);
     }
     if (is_adasum_) return adasum(piece.count);
     if (zeros_count_) {
-      zeros_.resize(std::max(zeros_.size(), piece.count * element));
+      zeros_.resize(std::max(zeros_.size(), piece.count * element_bytes(batch_.traits.dtype)));
       inputs_.push_back(zeros_.data());
     }
     kernels::reduce(reduction_, inputs_, outputs_, piece.count);
+  }
+
+  /// Brings what has been reduced into this rank's blocks to where it belongs.
+  void copy_out() {
+    Staging& staging = context_.staging();
+    for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+      for (const Piece& piece : chunks_[chunk])
+        if (const auto& member = batch_.members[piece.member];
+            is_staged(member) && piece.count > 0 && !(by_this_rank_[chunk] && goes_straight(member)))
+          std::memcpy(output_at(piece), staging.address(staging.self(), my_location(member)) + skipped(piece),
+                      bytes_of(batch_.traits, static_cast<std::int64_t>(piece.count)));
+    }
+    for (const auto& member : batch_.members) staging.release(my_location(member));
   }
 
   /// Ranks that have joined keep their places among the pairs.
@@ -161,7 +180,8 @@ class ClaimedExecution final : public Execution {
   BatchState& state_;
   const bool is_adasum_;
   Chunks chunks_;
-  std::vector<int> members_;  // indices in the domain, in rank order
+  std::vector<int> members_;        // indices in the domain, in rank order
+  std::vector<bool> by_this_rank_;  // chunk by chunk
   kernels::Reduction reduction_;
   bool zeros_count_ = false;  // of the ranks that have joined
   std::vector<std::byte> zeros_;
