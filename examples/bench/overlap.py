@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Draws how communication overlaps with the backward pass: python3 overlap.py OUT.svg [TITLE=]PROFILE.json [[TITLE=]PROFILE.json ...]
 
-The files are those that step_bench --profile or train --profile write. One panel for each, with the step of median length: two rows for each rank, what it computes
-and how it waits, and its batches of gradients (from when this rank is ready until all are, then until the result is there). Prints for each
-file the medians over its steps, and which share of the time that batches are under way lies within the backward pass: communication that
-hides. Needs matplotlib, but for `-` instead of OUT, which draws nothing; the ending of OUT says which format it gets.
+The files are those that step_bench --profile or train --profile write. One panel for each, with its step of median length: two rows for each
+rank, what it computes and how it waits, and its batches of gradients (ready here until it knows that all ranks are, then until the result is
+there). Prints for each file the medians over its steps, which share of the time that batches are under way lies within the backward pass
+(communication that hides), and how many operators LibTorch begins meanwhile, in times of the rest of that pass: about 1 where communication
+has a core to itself, less where it takes that of the backward pass. Exposed is waiting while a batch is under way; other waiting is for
+slower ranks. Needs matplotlib; not with `-` instead of OUT, which draws nothing. The ending of OUT says which format it gets.
 """
+import bisect
 import json
 import re
 import statistics
@@ -14,11 +17,11 @@ from collections import namedtuple
 
 # The names of examples/train/trainer/phase.h.
 STEP, WAIT, BACKWARD = "training step", "wait for gradients", "backward"
-COLOURS = {"forward": "#56b4e9", BACKWARD: "#0072b2", WAIT: "#d55e00", "update": "#009e73"}
-READY, REDUCED = "#dddddd", "#cc79a7"
+COLOURS = {"forward": "#56b4e9", BACKWARD: "#0072b2", WAIT: "#e69f00", "update": "#009e73"}
+READY, REDUCED, EXPOSED = "#dddddd", "#cc79a7", "#a50f15"
 
 Batch = namedtuple("Batch", "ready agreed done")
-Part = namedtuple("Part", "whole phases batches")  # one rank's part of a step: an interval, [(name, interval)], [Batch]
+Part = namedtuple("Part", "whole phases batches operators")  # one rank's part of a step: an interval, [(name, interval)], [Batch], [begin]
 
 
 class Unusable(Exception):
@@ -65,7 +68,7 @@ def batches_of(tracks):
     return sorted(batches)
 
 
-def steps_of(phases, batches):
+def steps_of(phases, batches, operators):
     steps = []
     for name, begin, end in phases:
         if name != STEP:
@@ -73,7 +76,7 @@ def steps_of(phases, batches):
         inner = [(n, (b, e)) for n, b, e in phases if n in COLOURS and begin <= b and e <= end]
         mine = [batch for batch in batches if begin <= batch.agreed < end]
         if mine and any(n == BACKWARD for n, _ in inner):
-            steps.append(Part((begin, end), inner, mine))
+            steps.append(Part((begin, end), inner, mine, operators[bisect.bisect(operators, begin):bisect.bisect(operators, end)]))
     return steps
 
 
@@ -83,7 +86,7 @@ def read(path):
         with open(path, encoding="utf-8") as file:
             events = [event for event in json.load(file)["traceEvents"] if "ph" in event]
         ranks = ranks_of(events)
-        phases, tracks = {}, {}
+        phases, tracks, operators = {}, {}, {}
         for (pid, tid), name, begin, end in slices(events):
             rank, is_torch = ranks.get(pid, (None, False))
             if rank is None:
@@ -92,7 +95,11 @@ def read(path):
                 phases.setdefault(rank, []).append((name, begin / 1000, end / 1000))
             elif not is_torch:
                 tracks.setdefault(rank, {}).setdefault(tid, []).append((name, begin / 1000, end / 1000))
-        each = [steps_of(sorted(phases[rank], key=lambda one: one[1]), batches_of(tracks.get(rank, {}))) for rank in sorted(phases)]
+        for event in events:
+            if event["ph"] == "X" and event.get("cat") == "cpu_op" and event["pid"] in ranks:
+                operators.setdefault(ranks[event["pid"]][0], []).append(event["ts"] / 1000)
+        each = [steps_of(sorted(phases[rank], key=lambda one: one[1]), batches_of(tracks.get(rank, {})), sorted(operators.get(rank, [])))
+                for rank in sorted(phases)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"{path}: not what --profile writes: {error}") from error
     steps = [list(parts) for parts in zip(*each)]
@@ -119,15 +126,31 @@ def common(some, others):
     return [(max(a, c), min(b, d)) for a, b in some for c, d in others if max(a, c) < min(b, d)]
 
 
+def begun(operators, intervals):
+    return sum(bisect.bisect(operators, end) - bisect.bisect(operators, begin) for begin, end in intervals)
+
+
+def under_way_of(part):
+    return union((batch.agreed, batch.done) for batch in part.batches)
+
+
+def exposed(part, step):
+    """When the rank waits and a batch is under way on some rank."""
+    anywhere = union(interval for one in step for interval in under_way_of(one))
+    return common(union(interval for name, interval in part.phases if name == WAIT), anywhere)
+
+
 def measure(step):
-    """Means over the ranks of one step: of each phase, of the time that batches are under way, and of that within backward."""
+    """Means over the ranks of one step: of each phase, of the time that batches are under way, of that within backward..."""
     sums = {}
     for part in step:
         named = {name: union(interval for n, interval in part.phases if n == name) for name in COLOURS}
-        under_way = union((batch.agreed, batch.done) for batch in part.batches)
+        under_way = under_way_of(part)
+        hidden = common(under_way, named[BACKWARD])
         values = {STEP: length([part.whole]), "batches": len(part.batches), "under way": length(under_way)}
         values.update((name, length(intervals)) for name, intervals in named.items())
-        values["hidden"] = length(common(under_way, named[BACKWARD]))
+        values.update({"hidden": length(hidden), "exposed": length(exposed(part, step)), "operators": begun(part.operators, named[BACKWARD]),
+                       "operators meanwhile": begun(part.operators, hidden)})
         for name, value in values.items():
             sums[name] = sums.get(name, 0) + value / len(step)
     return sums
@@ -139,13 +162,16 @@ def share(values):
 
 def summary(title, steps):
     each = [measure(step) for step in steps]
-    columns = [STEP, "forward", BACKWARD, WAIT, "update", "batches", "under way", "hidden"]
+    columns = [STEP, "forward", BACKWARD, WAIT, "exposed", "update", "batches", "under way", "hidden"]
     median = {name: statistics.median(values[name] for values in each) for name in columns}
-    whole = {name: sum(values[name] for values in each) for name in ("hidden", "under way")}
+    whole = {name: sum(values[name] for values in each) for name in each[0]}
     print(f"{title}: {len(steps)} steps of {len(steps[0])} ranks, medians in ms")
     print("  " + ", ".join(f"{name} {median[name]:.4g}" for name in columns))
     print(f"  hidden behind backward: {share(whole):.0f} % of the time that batches are under way ({min(map(share, each)):.0f} to {max(map(share, each)):.0f} % step by step)")
-    return f"{title}: {share(whole):.0f} % of communication hides behind backward"
+    alone = (whole["operators"] - whole["operators meanwhile"]) / max(whole[BACKWARD] - whole["hidden"], 1e-9)
+    if alone > 0 and whole["hidden"] > 0:
+        print(f"  operators begun meanwhile: {whole['operators meanwhile'] / whole['hidden'] / alone:.2f} times as many a millisecond as in the rest of backward")
+    return f"{title}: {share(whole):.0f} % hidden"
 
 
 def typical(steps):
@@ -170,6 +196,8 @@ def draw_panel(axis, title, step):
         y = 2 * rank
         for name, (begin, end) in part.phases:
             axis.barh(y, end - begin, left=begin - zero, height=0.8, color=COLOURS[name])
+        for begin, end in exposed(part, step):
+            axis.barh(y, end - begin, left=begin - zero, height=0.8, color=EXPOSED)
         placed = list(lanes(part.batches))
         height = 0.8 / (1 + max(lane for _, lane in placed))
         for batch, lane in placed:
@@ -203,8 +231,9 @@ def draw(panels, path):
         draw_panel(axis, title, step)
     axes[-1, 0].set_xlabel("ms since the step began", fontsize=8)
     legend = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
-    legend += [Patch(color=READY, label="batch ready on this rank, not on all"), Patch(color=REDUCED, label="batch under way")]
-    figure.legend(handles=legend, loc="outside upper center", ncols=6, fontsize=7, frameon=False)
+    legend += [Patch(color=EXPOSED, label="of that exposed: a batch is under way"), Patch(color=READY, label="batch ready here, not agreed on"),
+               Patch(color=REDUCED, label="batch under way")]
+    figure.legend(handles=legend, loc="outside upper center", ncols=4, fontsize=7, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 

@@ -45,9 +45,12 @@ for rank in (0, 1):
     meta(1000000 + rank, "process_name", f"rank {rank}: LibTorch, train")
     for step in range(3):
         at = 100.0 * step
-        for name, begin, length in (("training step", 0, 100), ("forward", 0, 20), ("aten::conv2d", 0, 10), ("backward", 20, 40),
+        for name, begin, length in (("training step", 0, 100), ("forward", 0, 20), ("backward", 20, 40),
                                     ("wait for gradients", 60, 20), ("update", 80, 20)):
             events.append({"ph": "X", "cat": "user_annotation", "pid": 1000000 + rank, "tid": 7, "name": name, "ts": (at + begin) * 1000, "dur": length * 1000})
+        for i in range(100):  # operators: one a millisecond, but from 40 to 50 one in two
+            if i not in range(40, 50) or i % 2:
+                events.append({"ph": "X", "cat": "cpu_op", "pid": 1000000 + rank, "tid": 7, "name": "aten::mul", "ts": (at + i + 0.5) * 1000, "dur": 100})
 batch(0, 1, 30, 40, 50), batch(0, 2, 50, 50, 80)
 batch(1, 1, 35, 40, 60), batch(1, 2, 55, 55, 65)
 batch(0, 1, 130, 160, 180), batch(1, 1, 160, 160, 180)
@@ -56,14 +59,15 @@ PYTHON
 problem=
 overlap - "known one=$work/known.json" || problem="it failed"
 has "known one: 2 steps of 2 ranks"
-has "training step 100, forward 20, backward 40, wait for gradients 20, update 20, batches 1.5, under way 26.25, hidden 10"
+has "training step 100, forward 20, backward 40, wait for gradients 20, exposed 20, update 20, batches 1.5, under way 26.25, hidden 10"
 has "hidden behind backward: 38 % of the time that batches are under way (0 to 62 % step by step)"
+has "operators begun meanwhile: 0.82 times as many"
 verdict "a profile whose numbers are known" "$problem"
 
 problem=
 if "$python" -c 'import matplotlib' 2>/dev/null; then
   overlap "$work/known.svg" "known one=$work/known.json" || problem="it failed"
-  "$python" -c 'import sys, xml.dom.minidom as m; d = m.parse(sys.argv[1]).toxml(); assert "known one: 38 %" in d and "wait for gradients" in d' \
+  "$python" -c 'import sys, xml.dom.minidom as m; d = m.parse(sys.argv[1]).toxml(); assert "known one: 38 % hidden" in d and "wait for gradients" in d' \
     "$work/known.svg" 2>>"$work/out" || problem=${problem:-"the picture is not what it should be"}
   verdict "a picture" "$problem"
 else
@@ -91,7 +95,7 @@ if [ -x "$build/examples/step_bench" ]; then
   has "# the profile is in $work/steps.json"
   overlap - "$work/steps.json" || problem=${problem:-"it failed"}
   has "3 steps of 2 ranks"
-  grep -qE 'forward [0-9.]+, backward [0-9.]+, wait for gradients [0-9.e-]+, update [0-9.]+, batches [1-9]' "$work/out" || problem=${problem:-"phases are missing"}
+  grep -qE 'forward [0-9.]+, backward [0-9.]+, wait for gradients [0-9.e-]+, exposed [0-9.e-]+, update [0-9.]+, batches [1-9]' "$work/out" || problem=${problem:-"phases are missing"}
   verdict "what step_bench writes" "$problem"
 else
   echo "not tested: step_bench's profile, it was not built"
