@@ -19,6 +19,7 @@
 #include "examples/bench/step/options.h"
 #include "examples/bench/step/report.h"
 #include "examples/bench/step/subject.h"
+#include "examples/train/trainer/profile.h"
 #include "examples/train/trainer/setup.h"
 
 namespace step_bench {
@@ -33,11 +34,14 @@ int run(const Options& options) {
   Subjects subjects;
   for (const auto& name : options.subjects) subjects.push_back(std::make_unique<Subject>(name, options, device));
   const auto start = options.check ? subjects.front()->flat() : torch::Tensor();
+  examples::Profile profile(options.profile, /*skip=*/options.warmup, options.rounds);
   for (int round = -options.warmup; round < options.rounds; ++round) {
+    profile.before_step();
     // Another one goes first every time: what a step leaves in the caches is nobody's advantage.
     for (std::size_t i = 0; i < subjects.size(); ++i)
       subjects[(i + static_cast<std::size_t>(round + options.warmup)) % subjects.size()]->step(batch, round >= 0);
   }
+  const bool is_profiled = profile.finish();
   for (int update = 0; update < options.updates; ++update)
     for (std::size_t i = 0; i < subjects.size(); ++i)
       if (auto& subject = subjects[(i + static_cast<std::size_t>(update)) % subjects.size()]; subject->is_hvd()) subject->update();
@@ -53,6 +57,7 @@ int run(const Options& options) {
   if (hvd::rank() == 0) {
     const nlohmann::ordered_json json = report(options, subjects, on_all);
     if (options.check) fmt::print("# checked: {}\n", failed ? "FAILED" : "OK");
+    if (is_profiled) fmt::print("# the profile is in {}\n", options.profile);
     if (!options.json.empty()) {
       std::ofstream file(options.json);
       file << json.dump(2) << "\n";

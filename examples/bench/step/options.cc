@@ -38,6 +38,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("-c,--check", options.check,
                "Compare the parameters at the end: those of hvd are the same on all ranks, and moved as those of mpi did");
   app.add_option("--json", options.json, "Write the results to this file too");
+  app.add_option(
+      "--profile", options.profile,
+      "File for a profile of the measured steps, of LibTorch and of hvd, for Perfetto and overlap.py; it makes them a little slower");
 }
 
 std::string wrong_with(const Options& options) {

@@ -26,6 +26,7 @@ struct Options {
   int updates = 0;
   bool check = false;
   std::string json;
+  std::string profile;  ///< file of a profile; empty: none is written
 };
 
 /// Makes the options of the command line those of `options`.

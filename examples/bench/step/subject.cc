@@ -7,10 +7,13 @@
 #include <utility>
 
 #include "examples/train/models/bert.h"
+#include "examples/train/trainer/phase.h"
 
 namespace step_bench {
 
 namespace {
+
+using examples::Phase;
 
 std::shared_ptr<examples::Classifier> make_model(const Options& options, torch::Device device) {
   torch::manual_seed(0);  // all ranks and subjects start alike
@@ -102,24 +105,38 @@ std::unique_ptr<torch::optim::Optimizer> Subject::make_optimizer(const Options& 
 }
 
 double Subject::train(const Batch& batch) {
-  const auto backward = [&] { loss(batch).backward(); };
+  const Phase step(Phase::kStep);
   if (wrapped_) {
     wrapped_->zero_grad();
-    backward();
-    const auto done = std::chrono::steady_clock::now();
-    wrapped_->synchronize_once();
-    const double waited = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - done).count();
-    wrapped_->step();
-    return waited;
+  } else {
+    plain_->zero_grad();
   }
-  plain_->zero_grad();
-  backward();
+  const auto error = loss(batch);
+  {
+    const Phase backward(Phase::kBackward);
+    error.backward();
+  }
+  const double waited = wait_for_gradients();
+  const Phase update(Phase::kUpdate);
+  if (wrapped_) {
+    wrapped_->step();
+  } else {
+    plain_->step();
+  }
+  return waited;
+}
+
+double Subject::wait_for_gradients() {
+  const Phase wait(Phase::kWait);
   if (name_ == "mpi") average_by_hand(model_->parameters());
-  plain_->step();
-  return 0;
+  if (!wrapped_) return 0;
+  const auto start = std::chrono::steady_clock::now();
+  wrapped_->synchronize_once();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
 torch::Tensor Subject::loss(const Batch& batch) const {
+  const Phase forward(Phase::kForward);
   const hvd::AutocastGuard guard(device_.type(), amp_.value_or(torch::kBFloat16), amp_.has_value());
   return torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels);
 }

@@ -47,6 +47,7 @@ class Subject {
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options) const;
   /// Returns how long it waited for gradients, in milliseconds.
   double train(const Batch& batch);
+  double wait_for_gradients();
   [[nodiscard]] torch::Tensor loss(const Batch& batch) const;
 
   std::string name_;

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "examples/train/trainer/phase.h"
+
 namespace examples {
 namespace {
 
@@ -72,12 +74,16 @@ torch::Tensor Strategy::backward(const std::vector<Batch>& micro_batches,
     if (data_parallel_ && i + 1 < micro_batches.size()) alone.emplace(data_parallel_->no_sync());
     const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
     {
+      const Phase phase(Phase::kForward);
       const auto mixed = autocast();
       loss = functional::cross_entropy(precision_.output(forward(precision_.input(images))), labels,
                                        functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     }
     const auto share = loss / static_cast<double>(micro_batches.size());
-    (scaler_ ? scaler_->scale(share) : share).backward();
+    {
+      const Phase phase(Phase::kBackward);
+      (scaler_ ? scaler_->scale(share) : share).backward();
+    }
     loss = loss.detach();
     on_loss(loss, batch);
   }
@@ -98,6 +104,7 @@ void Strategy::clip() {
 
 torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
                              const std::function<void(const torch::Tensor&, const Batch&)>& on_loss, Spent& spent) {
+  const Phase step(Phase::kStep);
   torch::Tensor loss;
   {
     const Stopwatch watch(spent.compute);
@@ -106,9 +113,11 @@ torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
   }
   if (distributed_) {  // step() would begin with it
     const Stopwatch watch(spent.communication);
+    const Phase wait(Phase::kWait);
     distributed_->synchronize_once();
   }
   const Stopwatch watch(spent.compute);
+  const Phase update(Phase::kUpdate);
   clip();
   if (scaler_) {
     scaler_->step(optimizer());

@@ -78,6 +78,10 @@ reports() {
   [ "$(column "$work/r.csv" peak_bytes)" -gt 10000000 ] || fail "no peak of memory"
   grep -q SHM_ALLREDUCE "$work/profile.json" || fail "the profile lacks hvd's timeline"
   grep -q 'aten::addmm\|aten::linear' "$work/profile.json" || fail "the profile lacks LibTorch's operators"
+  local phase
+  for phase in "training step" forward backward "wait for gradients" update; do
+    grep -qF "\"name\":\"$phase\"" "$work/profile.json" || fail "the profile lacks the phase '$phase'"
+  done
   [ "$(ls "$work" | grep -c profile)" = 1 ] || fail "files of the profile are left over"
   local why
   if ! why=$("$python" -c "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator" 2>&1); then
