@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <ctime>
 
+#include "hvd/base/cpu.h"
+
 namespace hvd {
 
 using FutexWord = std::atomic<std::uint32_t>;
@@ -25,14 +27,6 @@ inline void futex_wait(FutexWord& word, std::uint32_t value, std::chrono::nanose
 }
 
 inline void futex_wake_all(FutexWord& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
-
-inline void cpu_relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield" ::: "memory");
-#endif
-}
 
 /// Orders all that this thread has read and written before all that it reads and writes from here on. ThreadSanitizer does not know fences
 /// (GCC refuses them there), but what an atomic word orders.

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "hvd/base/futex.h"
+#include "hvd/base/cpu.h"
 
 namespace hvd {
 

@@ -1,0 +1,15 @@
+#pragma once
+/// What a thread says to the processor alone. Any thread; nothing fails.
+
+namespace hvd {
+
+/// Tells the processor that this thread looks at something again and again.
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+}  // namespace hvd
