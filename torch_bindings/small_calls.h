@@ -43,10 +43,10 @@ inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
   return true;
 }
 
-inline bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kSmallCallBytes; }
+inline bool is_small(const at::Tensor& tensor, OpKind kind) { return static_cast<std::int64_t>(tensor.nbytes()) <= most_small_bytes(kind); }
 
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
+  return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) && options.compression == Compression::none();
 }
 
 /// A group in place: false if it must be submitted, also where tensors may share memory.
@@ -88,7 +88,7 @@ struct SmallRows {
 template <class Options>
 at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, std::span<const std::int64_t> splits = {},
                        std::span<std::int64_t> received = {}) {
-  if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
+  if (!is_plain(tensor) || !is_small(tensor, kind) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
   call.received = received;
