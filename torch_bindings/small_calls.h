@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -75,11 +76,12 @@ inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const All
 struct SmallRows {
   const at::Tensor& input;
   at::Tensor result;
+  std::shared_ptr<ResultPool> pool;  ///< null for what is small
   static void* allocate(void* context, std::int64_t rows) {
     auto& self = *static_cast<SmallRows*>(context);
     auto sizes = self.input.sizes().vec();
     sizes.front() = rows;
-    self.result = at::empty(sizes, self.input.options().requires_grad(false));
+    self.result = empty_result(sizes, self.input.options().requires_grad(false), self.pool.get());
     return self.result.mutable_data_ptr();
   }
 };
@@ -92,7 +94,7 @@ at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& opt
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
   call.received = received;
-  SmallRows rows{tensor, {}};
+  SmallRows rows{tensor, {}, is_small(tensor, OpKind::Allreduce) ? nullptr : result_pool()};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;
   return try_fast_path(call) ? rows.result : at::Tensor();
