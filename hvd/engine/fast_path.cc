@@ -53,6 +53,7 @@ void FastPath::make(const Entry& entry) noexcept {
       drop(entry.key);
     }
     if (!factory_.give_block(*op)) return;
+    if (op->is_pulled) lender_ = op->memory;
     auto fresh = PersistentOpFactory::entry_for(*op, entry);
     op->pending = fresh->pending;
     // By way of the ledger, for its nodes. The entry that has just ended is out of it.
@@ -75,13 +76,8 @@ bool FastPath::drop_set(int process_set) noexcept {
 
 std::size_t FastPath::drop_all() {
   const std::size_t count = ops_.size();
-  FastPathMemory* lender = nullptr;
-  const auto note_lender = [&](const PersistentOp& op) {
-    if (op.is_pulled) lender = op.memory;
-    return true;
-  };
-  while (const auto* key = ops_.find_if(note_lender)) drop(UnitKey(*key));
-  if (lender != nullptr) lender->trim();
+  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
+  if (lender_ != nullptr) lender_->trim();
   return count;
 }
 

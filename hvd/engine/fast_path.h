@@ -97,6 +97,7 @@ class FastPath {
   PulledRounds pulled_;
   ShortWait short_wait_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
+  FastPathMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;       ///< of the blocks of pulled rounds, once there are any
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
