@@ -1,7 +1,7 @@
 #pragma once
 /// FastPathMemory is the port through which the fast path (hvd/engine/fast_path.h) works: blocks that all ranks of the domain see, in which
-/// one of them does a small operation for all. A backend may implement it; one that does not has no part in the fast path.
-/// Any thread calls it, one at a time. It owns the blocks.
+/// one of them does a small operation for all, or from which each takes what it needs. A backend may implement it; one that does not has
+/// no part in the fast path. Any thread calls it, one at a time but for `pull` and `finish_reading`. It owns the blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +37,28 @@ class FastPathMemory {
                            std::span<const std::int64_t> /*parts*/) {
     throw BackendError("not an operation within a domain");
   }
+
+  // ---- of Backend::fast_path_memory: rounds in which each rank takes what it needs from the others' blocks (hvd/engine/pulled_rounds.h)
+  /// So many ranks at most take part in one.
+  static constexpr std::size_t kMostPullers = 11;
+  /// Returns where a block is that holds an input of so many bytes for one round, as Backend::prepare would have returned it. None if there
+  /// is no room. Of no bytes: what a rank says whose input nobody reads.
+  virtual std::optional<std::uint64_t> lend(std::size_t /*bytes*/) { return std::nullopt; }
+  /// Returns whether the location is what `lend` has returned, on whatever rank.
+  virtual bool is_lent(std::uint64_t /*location*/) { return false; }
+  /// The block's round is over for this rank, its owner. It is lent again once so many ranks have called `finish_reading`, and no batch
+  /// reads from it.
+  virtual void take_back(std::uint64_t /*location*/, std::uint32_t /*readers*/) noexcept {}
+  /// Frees what was lent and is read by nobody any more.
+  virtual void trim() noexcept {}
+  /// Writes this rank's result to `output`, with the same bits as a batch would. `blocks`: those of the set's ranks, in its order; of a
+  /// Broadcast the root's alone. `parts`: of Alltoall and Reducescatter, how many elements each rank gets from each.
+  virtual void pull(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::byte* const> /*blocks*/,
+                    std::span<const std::int64_t> /*parts*/, void* /*output*/) {
+    throw BackendError("not an operation whose ranks take what they need");
+  }
+  /// This rank needs these blocks no more.
+  virtual void finish_reading(std::span<const std::byte* const> /*blocks*/) noexcept {}
 
   // ---- of Backend::direct_memory
   /// Returns the most that any domain contributes to such an operation, in bytes.

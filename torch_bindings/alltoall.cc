@@ -88,7 +88,7 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
 }  // namespace
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
-  if (detail::is_plain(tensor) && detail::is_small(tensor) && tensor.dim() > 0) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Alltoall) && tensor.dim() > 0) {
     const auto splits = detail::splits_of(tensor, options);
     std::vector<std::int64_t> received(splits.size());
     const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);

@@ -57,15 +57,18 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
 }  // namespace
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  if (detail::is_plain(tensor) && detail::is_small(tensor) && !detail::needs_gradient({tensor})) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) && !detail::needs_gradient({tensor})) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
-    if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); detail::run_small(call, output))
-      return output;
+    const auto alike = tensor.options().requires_grad(false);
+    const bool is_tiny = detail::is_small(tensor, OpKind::Allreduce);
+    const at::Tensor output = is_tiny ? at::empty(tensor.sizes(), alike) : detail::empty_shared(tensor.sizes(), alike);
+    if (detail::run_small(call, output)) return output;
   }
   return detail::start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
-  if (detail::is_plain(tensor) && detail::is_small(tensor) && !detail::changes_history(tensor, "broadcast", options.name)) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) &&
+      !detail::changes_history(tensor, "broadcast", options.name)) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
     if (detail::run_small_in_place(call, tensor)) return tensor;
   }

@@ -41,7 +41,8 @@ Target::Target(at::Tensor output, const at::Tensor& input, OpKind kind, const st
 }
 
 bool Target::fits_small_calls() const {
-  if (!is_plain(input_) || !is_plain(output_) || !is_small(input_) || input_.dim() == 0 || input_.dim() != output_.dim()) return false;
+  if (!is_plain(input_) || !is_plain(output_) || !is_small(input_, kind_) || input_.dim() == 0 || input_.dim() != output_.dim())
+    return false;
   if (input_.scalar_type() != output_.scalar_type() || input_.sizes().slice(1) != output_.sizes().slice(1)) return false;
   return !overlap(buffer_of(output_, into(kind_)), buffer_of(input_, into(kind_)));
 }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -43,10 +44,10 @@ inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
   return true;
 }
 
-inline bool is_small(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()) <= kSmallCallBytes; }
+inline bool is_small(const at::Tensor& tensor, OpKind kind) { return static_cast<std::int64_t>(tensor.nbytes()) <= most_small_bytes(kind); }
 
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return is_plain(tensor) && is_small(tensor) && options.compression == Compression::none();
+  return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) && options.compression == Compression::none();
 }
 
 /// A group in place: false if it must be submitted, also where tensors may share memory.
@@ -75,11 +76,12 @@ inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const All
 struct SmallRows {
   const at::Tensor& input;
   at::Tensor result;
+  std::shared_ptr<ResultPool> pool;  ///< null for what is small
   static void* allocate(void* context, std::int64_t rows) {
     auto& self = *static_cast<SmallRows*>(context);
     auto sizes = self.input.sizes().vec();
     sizes.front() = rows;
-    self.result = at::empty(sizes, self.input.options().requires_grad(false));
+    self.result = empty_result(sizes, self.input.options().requires_grad(false), self.pool.get());
     return self.result.mutable_data_ptr();
   }
 };
@@ -88,11 +90,11 @@ struct SmallRows {
 template <class Options>
 at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, std::span<const std::int64_t> splits = {},
                        std::span<std::int64_t> received = {}) {
-  if (!is_plain(tensor) || !is_small(tensor) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
+  if (!is_plain(tensor) || !is_small(tensor, kind) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
   call.received = received;
-  SmallRows rows{tensor, {}};
+  SmallRows rows{tensor, {}, is_small(tensor, OpKind::Allreduce) ? nullptr : result_pool()};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;
   return try_fast_path(call) ? rows.result : at::Tensor();

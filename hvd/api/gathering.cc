@@ -22,15 +22,18 @@ void* make_rows(Gathered& result, std::int64_t rows, std::size_t element, Result
 struct Rows {
   Gathered result;
   std::size_t element;
+  std::shared_ptr<ResultPool> pool;  // null for what is small
   static void* allocate(void* context, std::int64_t rows) {
     auto& self = *static_cast<Rows*>(context);
-    return make_rows(self.result, rows, self.element, nullptr);  // what is small
+    return make_rows(self.result, rows, self.element, self.pool.get());
   }
 };
 
 /// None where it takes the long way.
 std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
-  Rows rows{{{}, input.shape}, element_bytes(input.dtype)};
+  const std::int64_t bytes = element_count(input.shape) * static_cast<std::int64_t>(element_bytes(input.dtype));
+  if (bytes > most_small_bytes(call.kind)) return std::nullopt;
+  Rows rows{{{}, input.shape}, element_bytes(input.dtype), bytes > kSmallCallBytes ? result_pool() : nullptr};
   call.allocate = &Rows::allocate;
   call.context = &rows;
   if (!try_fast_path(call)) return std::nullopt;

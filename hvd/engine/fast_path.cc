@@ -10,20 +10,6 @@
 
 namespace hvd {
 
-namespace {
-
-/// Whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
-bool is_one_block(const Entry& entry) {
-  const auto& tensors = entry.signature.tensors;
-  if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
-  return tensors.size() == 1 || (entry.key.kind == OpKind::Allreduce &&
-                                 std::ranges::all_of(tensors, [&](const auto& tensor) { return tensor.dtype == tensors.front().dtype; }));
-}
-
-constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;  // where a Barrier, which has no block, says that the rank takes the fast path
-
-}  // namespace
-
 FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
                    EngineMutex& mutex, EngineEvents& engine)
     : parts_(parts),
@@ -34,103 +20,14 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       mutex_(mutex),
       engine_(engine),
       board_(*parts.board),
+      factory_(parts, log),
+      pulled_(board_, parts.topology.rank),
       short_wait_(parts.has_core()) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
 // -------------------------------------------------------------------------------------------------------- making and dropping
-
-/// Whether the leaders of all domains may end the operation's rounds among themselves.
-bool FastPath::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
-  switch (entry.key.kind) {
-    case OpKind::Barrier:
-      break;
-    case OpKind::Allreduce:
-    case OpKind::Allgather:
-    case OpKind::Broadcast:
-      if (entry.backends.empty() || entry.backends.front()->direct_memory() == nullptr) return false;
-      break;
-    default:
-      return false;
-  }
-  return parts_.topology.domains <= kDirectDomains && set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
-}
-
-/// Returns all of the operation but its entry and its block; null if the entry is not worth one, or has one.
-std::shared_ptr<PersistentOp> FastPath::describe(const Entry& entry) const {
-  const auto kind = entry.key.kind;
-  const bool has_block = is_one_block(entry);
-  if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
-  if (!table().knows(entry.unit.id)) return nullptr;
-  const Unit& unit = table().unit(entry.unit.id);
-  const auto& set = table().process_set(entry.key.process_set);
-  const bool is_direct = table().scope_of(entry.key.process_set) != Scope::Domain;
-  if (is_direct && !may_be_direct(entry, set)) return nullptr;
-  auto op = std::make_shared<PersistentOp>();
-  op->set = table().share_process_set(entry.key.process_set);
-  if (!op->set) return nullptr;
-  op->is_direct = is_direct;
-  const auto& domain = parts_.topology.domain_ranks;
-  for (const int rank : set.ranks)
-    if (parts_.is_here(rank))
-      op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
-  op->unit = unit.ref();
-  op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
-  if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
-  const auto known = ops_.find(entry.key.process_set, kind, entry.key.name);
-  if (known && known->unit == op->unit && known->signature == op->signature) return nullptr;
-  if (!has_block) {
-    op->location = kNoBlock;
-    return op;
-  }
-  return lay_out(*op, entry) ? op : nullptr;
-}
-
-/// Says what lies where in the operation's block. Returns false if it is too large for one.
-bool FastPath::lay_out(PersistentOp& op, const Entry& entry) const {
-  const auto kind = entry.key.kind;
-  const ProcessSetInfo& set = *op.set;
-  const std::size_t ranks = set.ranks.size();
-  const TensorSignature& tensor = entry.signature.tensors.front();
-  op.memory = op.is_direct ? entry.backends.front()->direct_memory() : entry.backends.front()->fast_path_memory();
-  op.traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op.set);
-  for (const auto& member : entry.signature.tensors) {
-    const auto before = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
-    op.count += element_count(member.shape);
-    if (entry.signature.tensors.size() > 1)
-      op.group.push_back({before, static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype) - before});
-  }
-  op.input_bytes = op.result_bytes = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
-  if (kind == OpKind::Allgather) {
-    op.result_bytes *= ranks;
-    op.result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
-  }
-  std::size_t most = std::max(op.input_bytes, op.result_bytes);  // that any rank's block has to hold
-  if (kind == OpKind::Alltoall) {
-    const std::int64_t rows = tensor.shape.front();
-    const std::int64_t row = rows == 0 ? 0 : op.count / rows;
-    for (const auto split : tensor.splits) op.parts.push_back(split * row);
-    most = static_cast<std::size_t>(*std::max_element(op.parts.begin(), op.parts.end())) * ranks * element_bytes(tensor.dtype);
-    op.result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
-    op.result_bytes = static_cast<std::size_t>(op.result_rows * row) * element_bytes(tensor.dtype);
-    most = std::max(most, op.input_bytes);
-  }
-  op.block_bytes = std::max<std::size_t>(most, 1);
-  if (static_cast<std::int64_t>(most) > kSmallCallBytes) return false;
-  const auto others = static_cast<std::size_t>(parts_.topology.domains) - 1;
-  if (op.is_direct && op.memory->contribution_bytes(op.traits, op.count) * others > kDirectBytes) return false;
-  if (kind == OpKind::Reducescatter) {
-    const std::int64_t rows = tensor.shape.front();
-    const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
-    const auto place = static_cast<std::size_t>(set.rank);
-    for (std::size_t before = 0; before < place; ++before)
-      op.result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
-    op.result_rows = scattered_rows(rows, ranks, place);
-    op.result_bytes = static_cast<std::size_t>(op.result_rows) * row;
-  }
-  return true;
-}
 
 /// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
 bool FastPath::make_space() {
@@ -145,47 +42,19 @@ bool FastPath::make_space() {
   return true;
 }
 
-std::unique_ptr<Entry> FastPath::entry_for(PersistentOp& op, const Entry& like) const {
-  auto entry = std::make_unique<Entry>();
-  entry->key = like.key;
-  entry->signature = like.signature;
-  entry->backends = like.backends;
-  entry->op = &op;
-  entry->submission.kind = like.key.kind;
-  entry->submission.name = like.submission.name;
-  entry->submission.process_set = like.key.process_set;
-  entry->submission.op = like.submission.op;
-  entry->submission.prescale_factor = like.submission.prescale_factor;
-  entry->submission.postscale_factor = like.submission.postscale_factor;
-  entry->submission.root = like.submission.root;
-  entry->submission.device = like.submission.device;
-  entry->submission.tensors = like.submission.tensors;
-  entry->submission.allocate = [raw = &op](std::size_t /*index*/, std::int64_t rows) -> void* {
-    return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
-  };
-  entry->announced = true;
-  entry->locations.assign(op.memory != nullptr ? like.signature.tensors.size() : 0, op.location);
-  for (std::size_t i = 0; i < op.group.size(); ++i) entry->locations[i] += op.group[i].at;
-  entry->prepared.assign(entry->locations.size(), true);
-  return entry;
-}
-
 void FastPath::make(const Entry& entry) noexcept {
   try {
-    auto op = describe(entry);
+    auto op = factory_.describe(entry);
     if (!op) return;
+    const auto known = ops_.find(entry.key.process_set, entry.key.kind, entry.key.name);
+    if (known && known->unit == op->unit && known->signature == op->signature) return;
     if (op->location != kNoBlock) {
       if (!make_space()) return;
       drop(entry.key);
-      if (op->memory == nullptr) return;
-      const auto location = op->memory->keep(op->traits, op->block_bytes);
-      if (!location) return;
-      op->location = *location;
-      op->has_block = true;
-      op->block = op->memory->kept(board_.self(), *location);
-      if (op->block_bytes <= Board::kNoteBytes) op->note = board_.note(op->unit.id, board_.self()).data();
     }
-    auto fresh = entry_for(*op, entry);
+    if (!factory_.give_block(*op)) return;
+    if (op->is_pulled) lender_ = op->memory;
+    auto fresh = PersistentOpFactory::entry_for(*op, entry);
     op->pending = fresh->pending;
     // By way of the ledger, for its nodes. The entry that has just ended is out of it.
     Entry& placed = ledger_.admit(std::move(fresh));
@@ -208,6 +77,7 @@ bool FastPath::drop_set(int process_set) noexcept {
 std::size_t FastPath::drop_all() {
   const std::size_t count = ops_.size();
   while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
+  if (lender_ != nullptr) lender_->trim();
   return count;
 }
 
@@ -230,7 +100,7 @@ bool FastPath::is_valid(PersistentOp& op) {
 
 bool FastPath::is_ready(PersistentOp& op) {
   if (op.place.entry.empty() || !is_valid(op)) return false;
-  if (op.memory != nullptr && !op.memory->is_free(op.location)) return false;
+  if (op.memory != nullptr && !op.is_pulled && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key()) == nullptr;
 }
 
@@ -277,11 +147,12 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
-    if ((known || op->fits(call)) && is_ready(*op)) {
+    if ((known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op);
     }
     if (!arrived) {
+      if (op->is_pulled) pulled_.end(*op, false);
       op->in_use.store(false);
       if (known) call.known->reset();  // another may have taken its place
       return nullptr;
@@ -339,6 +210,7 @@ Entry& FastPath::adopt(PersistentOp& op) {
   entry.rows.clear();
   entry.before.clear();
   entry.since = entry.reported = Clock::now();
+  if (op.is_pulled) entry.locations.front() = op.location;
   for (std::size_t i = 0; i < op.group.size(); ++i) {
     entry.submission.tensors[i].input = op.group[i].input;
     entry.submission.tensors[i].output = op.group[i].output;
@@ -379,6 +251,7 @@ bool FastPath::can_run_for_all(PersistentOp& op) {
 }
 
 bool FastPath::find_blocks(const PersistentOp& op) {
+  if (op.is_pulled) return pulled_.have_all_begun(op);
   const std::uint32_t unit = op.unit.id;
   blocks_.clear();
   for (const int index : op.indices) {
@@ -392,7 +265,11 @@ bool FastPath::find_blocks(const PersistentOp& op) {
 
 /// Does the work in the blocks that were found. Requires the claim.
 void FastPath::run_for_all(PersistentOp& op) {
-  if (op.memory != nullptr) op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
+  if (op.is_pulled) {
+    pulled_.tell(op);
+  } else if (op.memory != nullptr) {
+    op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
+  }
   tell_results(op);
 }
 
@@ -408,8 +285,10 @@ void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), stat
 void FastPath::tell_results(PersistentOp& op) {
   board_.give_results(op.unit.id, op.indices);
   board_.reset_arrivals(op.unit.id, 1);
+  const bool is_pulled = op.is_pulled;
+  if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
   take_result(op);
-  mutex_.wake_watchers();
+  if (!is_pulled) mutex_.wake_watchers();
 }
 
 bool FastPath::has_results() const {
@@ -428,18 +307,27 @@ void FastPath::take_results() {
   }
 }
 
+/// Copies the result from the block to where it is to go.
+void FastPath::copy_result(PersistentOp& op) {
+  // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
+  void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
+  const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
+  for (const auto& member : op.group)
+    if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
+  if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
+}
+
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
-  board_.take_result(op.unit.id);
+  if (op.is_pulled) pulled_.find_sources(op);
+  board_.take_result(op.unit.id);  // from here on the note may be another operation's
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
-  if (op.memory != nullptr && !(is_source && op.input == op.output)) {
-    op.is_to_fetch = op.output == nullptr && op.allocate != nullptr;
-    // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
-    void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
-    const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
-    for (const auto& member : op.group)
-      if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
-    if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
+  const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
+  op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
+  if (op.is_pulled) {
+    if (!op.is_to_fetch) PulledRounds::pull(op, is_there ? nullptr : op.output);
+  } else if (!is_there) {
+    copy_result(op);
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
@@ -466,16 +354,27 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
     std::copy_n(op.pending->rows.at(0).begin(), call.received.size(), call.received.begin());
   }
   if (!std::exchange(op.is_to_fetch, false)) return;
+  if (op.is_pulled) {
+    // Whatever becomes of it here, the others' blocks are theirs again.
+    struct Reading {
+      PersistentOp& op;
+      ~Reading() { PulledRounds::let_go(op); }
+    } const reading{op};
+    return PulledRounds::pull(op, op.allocate(op.context, op.result_rows));
+  }
   void* const output = op.allocate(op.context, op.result_rows);
   if (op.result_bytes > 0) std::memcpy(output, op.block + op.result_at, op.result_bytes);
 }
 
 bool FastPath::end(Entry& entry, bool failed) {
   PersistentOp& op = *entry.op;
+  // Asked before the result: a round that ends in between has one.
+  const bool is_open = failed && op.is_pulled && board_.has_arrived(entry.unit.id, board_.self());
   if (failed && board_.has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
     take_result(op);  // it was done before that
     return false;
   }
+  if (op.is_pulled) pulled_.end(op, is_open);
   ended(op);
   let_go(op);
   return true;

@@ -1,7 +1,7 @@
 #pragma once
 /// Runs small operations that come back (hvd/engine/persistent_op.h): makes the persistent operations of entries that are worth one, starts
-/// them, does the work for all where this rank arrives last, and takes results that others have left. Under the engine's mutex, but for
-/// `await`.
+/// them, does the work for all where this rank arrives last, and takes results that others have left, or that are to be pulled. Under the
+/// engine's mutex, but for `await`.
 
 #include <cstdint>
 #include <memory>
@@ -13,6 +13,8 @@
 #include "hvd/engine/controller.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/persistent_op.h"
+#include "hvd/engine/persistent_op_factory.h"
+#include "hvd/engine/pulled_rounds.h"
 #include "hvd/engine/submission_queue.h"
 
 namespace hvd {
@@ -69,9 +71,7 @@ class FastPath {
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
-  [[nodiscard]] std::shared_ptr<PersistentOp> describe(const Entry& entry) const HVD_REQUIRES(engine_mutex);
   bool make_space() HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like) const;
   bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
@@ -79,11 +79,10 @@ class FastPath {
   bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  bool lay_out(PersistentOp& op, const Entry& entry) const HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] bool may_be_direct(const Entry& entry, const ProcessSetInfo& set) const;
   void tell_results(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  static void copy_result(PersistentOp& op);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
@@ -94,8 +93,11 @@ class FastPath {
   EngineMutex& mutex_;
   EngineEvents& engine_;
   Board& board_;
+  PersistentOpFactory factory_;
+  PulledRounds pulled_;
   ShortWait short_wait_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
+  FastPathMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;       ///< of the blocks of pulled rounds, once there are any
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);

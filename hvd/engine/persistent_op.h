@@ -55,6 +55,14 @@ struct SmallCall {
 /// Inputs and results of up to so many bytes have persistent operations: beyond it, ranks that share the work are faster than one that does
 /// it all.
 inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
+/// Inputs of up to so many bytes have them too where each rank takes what it needs from the others (hvd/engine/pulled_rounds.h).
+inline constexpr std::int64_t kPulledCallBytes = 512 << 10;
+/// Returns the bytes of the largest input that may have a persistent operation.
+constexpr std::int64_t most_small_bytes(OpKind kind) {
+  return kind == OpKind::Allreduce || kind == OpKind::Barrier ? kSmallCallBytes : kPulledCallBytes;
+}
+/// Where an operation that has no block, a Barrier, says that its rank takes the fast path.
+inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 /// The same of a group, of all its tensors together, which are no more than so many.
 inline constexpr std::size_t kSmallGroupTensors = 32;
 /// Between so many domains at most leaders send each other what they contribute; more of them are faster by way of the tree.
@@ -73,6 +81,7 @@ struct PersistentOp {
   /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone.
   ~PersistentOp() {
     if (has_block) memory->drop(location);
+    if (!sources.empty()) memory->finish_reading(sources);
   }
 
   std::atomic<bool> in_use{false};  ///< a caller has started it and not yet come back for the result
@@ -83,6 +92,7 @@ struct PersistentOp {
   // ---- what stays
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;  ///< of the set's ranks in the domain
+  bool is_pulled = false;    ///< each rank takes its result from the others' blocks: a block is lent for each round
   bool is_direct = false;    ///< of all ranks of several domains: the leaders end its rounds (hvd/engine/direct_path.h)
   UnitRef unit;
   SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
@@ -90,10 +100,10 @@ struct PersistentOp {
   BatchTraits traits;
   std::int64_t count = 0;  ///< elements of the input, of a group together
   bool has_block = false;
-  std::uint64_t location = 0;       ///< of the block
-  std::byte* block = nullptr;       ///< this rank's own
+  std::uint64_t location = 0;       ///< of the block, or of what was lent last
+  std::byte* block = nullptr;       ///< this rank's own, or what was lent
   std::byte* note = nullptr;        ///< its note on the board, if inputs and results fit in there: the fewest cache lines to travel
-  std::vector<std::int64_t> parts;  ///< of Alltoall: elements for each rank
+  std::vector<std::int64_t> parts;  ///< of Alltoall, and of Reducescatter where it is pulled: elements for each rank
   std::size_t block_bytes = 1;      ///< that any rank's block has to hold
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
@@ -118,9 +128,11 @@ struct PersistentOp {
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
-  std::shared_ptr<void> owner;  ///< owns the memory, where the caller will not come back for the result
-  bool is_alike = false;        ///< Alltoall: it ended in the block, where all ranks have the same splits
-  bool is_to_fetch = false;     ///< its result is in the block, for its caller to ask for memory and copy it
+  std::shared_ptr<void> owner;            ///< owns the memory, where the caller will not come back for the result
+  bool is_alike = false;                  ///< Alltoall: it ended in the block, where all ranks have the same splits
+  bool is_lent = false;                   ///< `location` is this round's
+  std::vector<const std::byte*> sources;  ///< blocks that this rank reads from, of a round that is pulled, until it has
+  bool is_to_fetch = false;               ///< its result is in the block, for its caller to ask for memory and copy it
 
   [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
   [[nodiscard]] bool fits(const SmallCall& call) const;

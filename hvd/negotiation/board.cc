@@ -199,8 +199,8 @@ std::uint32_t Board::generation(std::uint32_t slot) const {
 
 void Board::reset_arrivals(std::uint32_t slot, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) {
-    auto& round = head(slot + i).round;  // nobody else writes it while the round is claimed
-    round.store(round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    auto& round = head(slot + i).round;                                                 // nobody else writes it while the round is claimed
+    round.store(round.load(std::memory_order_relaxed) + 1, std::memory_order_release);  // after the results that have been given
   }
   SlotHead& place = head(slot);
   const std::uint64_t now = place.generation_and_arrivals.load(std::memory_order_relaxed);
@@ -238,7 +238,7 @@ bool Board::has_arrived_too(std::uint32_t slot, int rank) const {
 }
 
 bool Board::has_arrived(std::uint32_t slot, int rank) const {
-  return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_relaxed) + 1;
+  return slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == head(slot).round.load(std::memory_order_acquire) + 1;
 }
 void Board::set_stuck(std::uint32_t slot) {
   header().stuck_marks.fetch_add(1, std::memory_order_relaxed);

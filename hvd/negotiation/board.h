@@ -129,7 +129,7 @@ class Board {
   [[nodiscard]] std::uint64_t location(std::uint32_t slot, int rank) const;
   /// Whether `rank` has arrived in the round in which this rank arrived last, be that agreed meanwhile or not.
   [[nodiscard]] bool has_arrived_too(std::uint32_t slot, int rank) const;
-  /// Whether `rank` has arrived in the round that is gathering.
+  /// Whether `rank` has arrived in the round that is gathering. If not, and it had: a result of that round is there to be seen.
   [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
   /// This rank has arrived, and a thread of it has been waiting for the rest for long.
   void set_stuck(std::uint32_t slot);

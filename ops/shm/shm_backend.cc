@@ -43,6 +43,7 @@ ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board&
       board_(board),
       topology_(context_.topology()),
       staging_(context_.staging()),
+      pulled_blocks_(staging_, [this](std::uint64_t sequence) { return board_.is_over(sequence); }),
       stats_(std::move(stats)) {
   gathered_.reserve(static_cast<std::size_t>(kSmallBatchBytes));
   outputs_.reserve(topology_.domain_ranks.size());
@@ -155,6 +156,19 @@ void ShmBackend::run_for_all(const BatchTraits& traits, std::int64_t count, std:
     kernels::reduce(reduction_of(traits), inputs_, outputs_, static_cast<std::size_t>(count));
   }
 }
+
+std::optional<std::uint64_t> ShmBackend::lend(std::size_t bytes) {
+  return bytes == 0 ? Staging::own_location(0) : pulled_blocks_.lend(bytes);
+}
+bool ShmBackend::is_lent(std::uint64_t location) { return Staging::is_kept(location); }
+void ShmBackend::take_back(std::uint64_t location, std::uint32_t readers) noexcept {
+  if (!Staging::is_own(location)) pulled_blocks_.take_back(location, readers);
+}
+void ShmBackend::pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks,
+                      std::span<const std::int64_t> parts, void* output) {
+  PulledBlocks::pull(traits, count, blocks, parts, output);
+}
+void ShmBackend::finish_reading(std::span<const std::byte* const> blocks) noexcept { PulledBlocks::finish_reading(blocks); }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
   if (pulls(batch.traits.kind)) return std::make_unique<PullExecution>(context_, std::move(batch));

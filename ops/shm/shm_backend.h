@@ -12,6 +12,7 @@
 #include "hvd/stats.h"
 #include "ops/host_ops.h"
 #include "ops/shm/context.h"
+#include "ops/shm/pulled_blocks.h"
 
 namespace hvd {
 
@@ -38,12 +39,20 @@ class ShmBackend final : public Backend, private FastPathMemory {
   std::byte* kept(int index, std::uint64_t location) override;
   void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
                    std::span<const std::int64_t> parts) override;
+  std::optional<std::uint64_t> lend(std::size_t bytes) override;
+  bool is_lent(std::uint64_t location) override;
+  void take_back(std::uint64_t location, std::uint32_t readers) noexcept override;
+  void trim() noexcept override { pulled_blocks_.trim(); }
+  void pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks, std::span<const std::int64_t> parts,
+            void* output) override;
+  void finish_reading(std::span<const std::byte* const> blocks) noexcept override;
 
   const bool has_slow_copies_;
   ShmContext context_;
   Board& board_;  // of the context, as are the next two
   const Topology& topology_;
   Staging& staging_;
+  PulledBlocks pulled_blocks_;
   std::shared_ptr<StatsCounters> stats_;
   std::vector<void*> outputs_;  // of `run_for_all`, as are the next two
   std::vector<const void*> inputs_;

@@ -108,6 +108,31 @@ Submission submission_of(const Call& call, int rank, Arena& arena, Started& star
   return submission;
 }
 
+/// Returns the same for the fast path. `received`: of an alltoall.
+SmallCall small_call(Submission& submission, std::vector<std::int64_t>& received) {
+  SmallCall call;
+  call.kind = submission.kind;
+  call.process_set = submission.process_set;
+  call.name = submission.name;
+  call.op = submission.op;
+  call.prescale_factor = submission.prescale_factor;
+  call.postscale_factor = submission.postscale_factor;
+  call.root = submission.root;
+  if (submission.tensors.empty()) return call;
+  const TensorArgument& tensor = submission.tensors.front();
+  received.resize(tensor.splits.size());
+  call.dtype = tensor.dtype;
+  call.shape = tensor.shape;
+  call.input = tensor.input;
+  call.output = tensor.output;
+  call.splits = tensor.splits;
+  call.received = received;
+  if (tensor.output != nullptr) return call;
+  call.context = &submission;
+  call.allocate = [](void* context, std::int64_t rows) { return static_cast<Submission*>(context)->allocate(0, rows); };
+  return call;
+}
+
 /// One rank, in one phase.
 class RankRun {
  public:
@@ -144,6 +169,7 @@ class RankRun {
       case Step::Kind::Submit:
         return submit(step.op, After::Return);
       case Step::Kind::SubmitAndWait:
+        if (run_fast(step.op)) return;
         submit(step.op, After::Wait);
         return wait(step.op);
       case Step::Kind::Wait:
@@ -167,6 +193,37 @@ class RankRun {
   void submit(std::size_t op, After after) {
     Started& started = started_[op];
     started.pending = engine_.submit(submission_of(*call(op), rank_, common_.world.arena(rank_), started), after);
+  }
+
+  /// Runs it on the fast path; returns false, and nothing has happened, where it has none.
+  bool run_fast(std::size_t op) {
+    const Call& own = *call(op);
+    if (own.kind > OpKind::Barrier || own.tensors.size() > 1 || (own.tensors.size() == 1 && !own.tensors.front().present)) return false;
+    Started& started = started_[op];
+    Submission submission = submission_of(own, rank_, common_.world.arena(rank_), started);
+    std::vector<std::int64_t> received;
+    const SmallCall small = small_call(submission, received);
+    const auto fast = engine_.start_fast_path(small, After::Wait);
+    if (!fast) {
+      started = {};
+      return false;
+    }
+    const Expected& expected = phase_.ops[op].expected[static_cast<std::size_t>(rank_)];
+    if (expected.kind == Expected::Kind::Result) {
+      engine_.finish_fast_path(*fast, small);
+      started.pending = std::make_shared<HandleState>();
+      started.pending->present_anywhere.assign(own.tensors.size(), true);
+      if (own.kind == OpKind::Alltoall) started.pending->rows = {received};
+      if (own.kind == OpKind::Allgather) started.pending->rows = expected.rows;
+      check_result(op, own, started, expected);
+    } else {
+      Step step;
+      step.op = op;
+      step.refusal = expected;
+      refused(step, [&] { engine_.finish_fast_path(*fast, small); });
+    }
+    started = {};
+    return true;
   }
 
   void wait(std::size_t op) {

@@ -10,6 +10,7 @@ namespace {
 
 const std::vector<double> kScales{1, 1, 1, 1, 0.5, 2, -1.5, 0.1, 3};
 const std::vector<Shape> kShapes{{}, {0}, {1}, {2}, {7}, {33}, {3, 5}, {17, 3}, {5, 1, 2}, {2, 0, 3}, {64, 33}, {9, 1}};
+const std::vector<Shape> kMedium{{4099}, {20, 211}, {9001, 1}, {30011}, {3, 10007}, {64, 1027}};
 const std::vector<Shape> kLarge{{30011}, {173, 211}, {70003}, {64, 1027}};
 
 bool by_rows(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
@@ -137,6 +138,21 @@ Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, 
     auto& own = op.calls[static_cast<std::size_t>(rank)];
     own = call;
     draw_own(random, *own, ranks.size());
+  }
+  return op;
+}
+
+Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name) {
+  Op op = draw_op(random, kind, set, ranks, world, std::move(name), {1, false});
+  if (kind == OpKind::Barrier) return op;
+  TensorDraw alike = op.calls[static_cast<std::size_t>(ranks.front())]->tensors.front();
+  if (!random.one_in(3)) alike.shape = random.pick(kMedium);
+  if (kind == OpKind::Alltoall) alike.splits = draw_splits(random, alike.shape[0], ranks.size());
+  for (const int rank : ranks) {
+    auto& own = op.calls[static_cast<std::size_t>(rank)]->tensors.front();
+    own.shape = alike.shape;
+    own.splits = alike.splits;
+    own.present = true;
   }
   return op;
 }

@@ -17,6 +17,9 @@ struct CallLimits {
 /// The operation for each rank of `ranks`, the members of `set`; `world` is the number of all ranks.
 Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits);
 
+/// One that all ranks of `ranks` submit alike, so that it may come back: of one tensor, often of medium size.
+Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name);
+
 /// Changes what some ranks say, so that they disagree. False if there is nothing in it to disagree about.
 bool spoil(Random& random, Op& op, const std::vector<int>& ranks);
 

@@ -38,15 +38,17 @@ class Builder {
 
   Program build() {
     for (int i = dice_.between(3, 8); i > 0; --i) {
-      const int what = dice_.below(10);
+      const int what = dice_.below(13);
       if (what < 5) {
         draw_async();
       } else if (what < 7) {
         draw_in_order(1);
       } else if (what < 8) {
         draw_in_order(dice_.between(2, 3));
-      } else {
+      } else if (what < 10) {
         draw_join();
+      } else {
+        draw_steady();
       }
     }
     return std::move(program_);
@@ -280,6 +282,32 @@ class Builder {
         } else {
           steps.push_back({StepKind::Submit, op, {}, {}});
           steps.push_back({waiting(), op, {}, {}});
+        }
+      }
+    }
+    end(phase);
+  }
+
+  // ---- the same again and again, with other values
+  void draw_steady() {
+    Phase& phase = begin("steady", 1);
+    const int set = some_set();
+    const OpKind kind = some_kind();
+    const Op same = draw_steady_op(dice_, kind, set, ranks_of(set), program_.size, name(kind, set));
+    for (int i = dice_.between(4, 9); i > 0; --i) {
+      Op op = same;
+      const auto values = dice_.next();
+      for (auto& call : op.calls)
+        if (call) call->value_seed = values;
+      if (dice_.one_in(8)) spoil(dice_, op, ranks_of(set));
+      const std::size_t index = add(phase, std::move(op), set);
+      for (const int rank : ranks_of(set)) {
+        auto& steps = phase.steps[static_cast<std::size_t>(rank)][0];
+        if (!dice_.one_in(6)) {
+          steps.push_back({StepKind::SubmitAndWait, index, {}, {}});
+        } else {
+          steps.push_back({StepKind::Submit, index, {}, {}});
+          steps.push_back({waiting(), index, {}, {}});
         }
       }
     }
