@@ -190,7 +190,7 @@ TEST_CASE("pulled rounds: all kinds, sizes around the bounds, every rank with da
   for (const int size : {2, 3, 4})
     for (const OpKind kind : kPulledKinds)
       for (const std::int64_t rows : {kFirst, kFirst + 1, 3 * kFirst + 5, kLast, kLast + 1}) {
-        if (kSanitized && rows == kLast) continue;
+        if (kSanitized && rows >= kLast) continue;  // which takes long there
         CAPTURE(size);
         CAPTURE(static_cast<int>(kind));
         CAPTURE(rows);
