@@ -24,7 +24,7 @@ class AllreduceExecution final : public ReducingExecution {
 
  private:
   static constexpr std::size_t kWindow = 16;  ///< rounds under way at once
-  struct Peer {                              ///< the owner of the slice in another domain
+  struct Peer {                               ///< the owner of the slice in another domain
     std::size_t domain;
     int rank;
     std::size_t inputs;  ///< arrays in its contribution
