@@ -174,15 +174,16 @@ void AllgatherExecution::place(const Source& source, Range range, const std::byt
   });
 }
 
-void AllgatherExecution::copy_here() {
+/// Returns false if a rank of this domain has died.
+bool AllgatherExecution::copy_here() {
   for (std::size_t at = 0; at < here_.size(); ++at)
     for (std::size_t index = 0; index < batch_.members.size(); ++index) {
       const auto& member = batch_.members[index];
       const auto number = here_[at].number;
-      copy_bytes(static_cast<std::byte*>(member.output) + before_[index][number] * element_, input(member, at),
-                 bytes_of(member.counts[number]));
+      auto* const to = static_cast<std::byte*>(member.output) + before_[index][number] * element_;
+      if (!read(member, at, 0, to, bytes_of(member.counts[number]))) return false;
     }
-  copied_here_ = true;
+  return true;
 }
 
 /// Sends the next chunk of this rank's own to all other domains.
@@ -258,8 +259,9 @@ Progress AllgatherExecution::advance() {
   bool worked = requests_.poll();
   while (send_next()) worked = true;
   worked = collect() || worked;
-  if (!copied_here_) {
-    copy_here();
+  if (!is_lost_ && !copied_here_) {
+    copied_here_ = copy_here();
+    is_lost_ = !copied_here_;
     collect();
     worked = true;
   }

@@ -7,8 +7,8 @@
 ///   far; how many chunks that is, the batch's state says (`next_chunk`). `finished` counts those that have it all.
 /// Allgather: each rank sends its blocks to the leaders of all other domains. A leader collects them in a block of its arena, which begins
 ///   with how many chunks of each source are there, and says in the batch's state where that is (`next_chunk`: location + 1); its domain's
-///   ranks copy what has come so far. Ranks of the same domain read each other's blocks. `finished` counts the ranks that have it all;
-///   until all do, blocks stay as they are.
+///   ranks copy what has come so far. Ranks of the same domain read each other's blocks, or large inputs where they are. `finished` counts
+///   the ranks that have it all; until all do, blocks stay as they are.
 
 #include <array>
 #include <atomic>
@@ -75,7 +75,7 @@ class AllgatherExecution final : public P2pExecution {
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
   [[nodiscard]] Source make_source(std::size_t number) const;
   void place(const Source& source, Range range, const std::byte* from);
-  void copy_here();
+  bool copy_here();
   bool send_next();
   bool receive_next(Source& source);
   bool place_collected(Source& source);
@@ -98,6 +98,7 @@ class AllgatherExecution final : public P2pExecution {
   std::optional<std::uint64_t> collected_;  ///< leader: location of the collection
   std::byte* collection_ = nullptr;         ///< the leader's block, once it is there
   bool copied_here_ = false, has_all_ = false;
+  bool is_lost_ = false;  ///< a rank of this domain has died: this is never over
 };
 
 }  // namespace hvd
