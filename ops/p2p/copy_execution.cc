@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kMostChunkBytes = 1 << 20;
 constexpr std::size_t kLeastChunkBytes = 64 << 10;
-constexpr std::size_t kPipelineChunks = 16;     // of a broadcast: so many at least, if they are not too small
+constexpr std::size_t kMostBroadcastChunkBytes = 512 << 10;
+constexpr std::size_t kPipelineChunks = 64;     // of a broadcast: so many at least, if they are not too small
 constexpr std::size_t kGatherBytes = 32 << 20;  // chunks that a rank may await at once, all sources together
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -31,7 +32,7 @@ BroadcastExecution::BroadcastExecution(P2pContext& context, Batch batch) : P2pEx
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
   leader_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), leader_of(who_.self_domain)) - here.begin());
-  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostChunkBytes) / element_;
+  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostBroadcastChunkBytes) / element_;
   chunks_ = (flat_.size() + chunk_elements_ - 1) / chunk_elements_;
   if (!leads()) return;
   std::size_t root_domain = 0;

@@ -33,7 +33,7 @@ class BroadcastExecution final : public P2pExecution {
   static int leader(std::span<const int> ranks, int root);
 
  private:
-  static constexpr std::size_t kWindow = 4;
+  static constexpr std::size_t kWindow = 8;
   [[nodiscard]] Range chunk(std::size_t number) const;
   [[nodiscard]] bool is_root() const { return parent_ < 0; }
   [[nodiscard]] bool leads() const { return leader_ == who_.self_place; }
