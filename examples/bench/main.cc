@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "examples/bench/idle.h"
+#include "examples/bench/line.h"
 #include "examples/bench/models.h"
 #include "examples/bench/options.h"
 #include "examples/bench/race.h"
@@ -67,6 +68,11 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
   if (options.versus_mpi) runners.push_back({"MPI", [&] { rival->run_mpi(); }});
   if (options.versus_packed) runners.push_back({"packed", [&] { rival->run_packed(); }});
   if (options.versus_memcpy) runners.push_back({"memcpy", [&] { rival->run_memcpy(); }});
+  std::optional<Line> line;
+  if (options.versus_line) {
+    line.emplace(options, std::accumulate(counts.begin(), counts.end(), std::size_t{0}) * hvd::element_bytes(options.dtype));
+    runners.push_back({"line", [&] { line->run(); }});
+  }
 
   std::vector<std::size_t> wrong(subjects.size(), 0);
   std::vector<double> batches;
@@ -93,6 +99,7 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
   if (options.versus_mpi) row.mpi = timings[next++];
   if (options.versus_packed) row.packed = timings[next++];
   if (options.versus_memcpy) row.memcpy = timings[next++];
+  if (options.versus_line) row.line = timings[next++];
   std::vector<Row> rows;
   for (std::size_t i = 0; i < subjects.size(); ++i) {
     row.memory = subjects[i]->memory();
@@ -180,7 +187,7 @@ int main(int argc, char** argv) {
   }
   try {
     std::optional<RawMpi> mpi;
-    if (line.options.versus_mpi || line.options.versus_packed) mpi.emplace();
+    if (line.options.versus_mpi || line.options.versus_packed || line.options.versus_line) mpi.emplace();
     hvd::Config config = hvd::Config::from_environment();
     if (line.options.backend == Backend::Mpi) config.shared_memory = hvd::SharedMemory::Off;
     hvd::init(config);

@@ -115,7 +115,8 @@ void check(const Options& options) {
     if (options.collective != Collective::Allreduce && options.collective != Collective::Broadcast)
       throw WrongOptions("--device cuda: goes with --collective allreduce and broadcast only");
     if (options.wires != std::vector{hvd::Compression::none()}) throw WrongOptions("--device cuda: goes with --wire none only");
-    if (options.versus_mpi || options.versus_packed) throw WrongOptions("--device cuda: goes with --versus memcpy only");
+    if (options.versus_mpi || options.versus_packed || options.versus_line)
+      throw WrongOptions("--device cuda: goes with --versus memcpy only");
   }
   if (options.versus_packed && options.model.empty()) throw WrongOptions("--versus packed goes with --model: one tensor needs no packing");
   if ((options.versus_mpi || options.versus_packed) && !mpi_type(options.dtype))
@@ -171,9 +172,10 @@ void add_options(CLI::App& app, Options& options, Words& words) {
   app.add_option("--json", options.json, "Write the results to this file too");
   app.add_option("--model", words.model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
   app.add_option("--backend", words.backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
-  app.add_option("--versus", words.versus,
-                 "mpi, memcpy, packed (with --model: one MPI_Allreduce of all gradients and the copies) or several: measure "
-                 "them in the same rounds")
+  app.add_option(
+         "--versus", words.versus,
+         "mpi, memcpy, line (plain messages of as many bytes as have to leave each host), packed (with --model: one MPI_Allreduce of all "
+         "gradients and the copies) or several: measure them in the same rounds")
       ->delimiter(',');
   app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
       ->check(CLI::Range(0.1, 1e6));
@@ -196,7 +198,10 @@ void look_up(const Words& words, Options& options) {
   options.in_arena = words.in_arena ? std::vector<bool>{true} : rows("--memory", words.memory, "ordinary", "arena");
   options.in_place = words.out_of_place ? std::vector<bool>{false} : rows("--place", words.place, "out", "in");
   for (const auto& word : words.versus) {
-    const Choices<bool*> rivals{{"mpi", &options.versus_mpi}, {"packed", &options.versus_packed}, {"memcpy", &options.versus_memcpy}};
+    const Choices<bool*> rivals{{"mpi", &options.versus_mpi},
+                                {"packed", &options.versus_packed},
+                                {"memcpy", &options.versus_memcpy},
+                                {"line", &options.versus_line}};
     *choose(rivals, "--versus", word) = true;
   }
   options.wires.clear();

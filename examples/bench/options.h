@@ -48,10 +48,13 @@ struct Options {
   bool versus_mpi = false;
   bool versus_packed = false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
   bool versus_memcpy = false;
-  double idle_seconds = 0;  ///< above 0: nothing but that
+  bool versus_line = false;  ///< plain messages between hosts; see line.h
+  double idle_seconds = 0;   ///< above 0: nothing but that
 };
 
-inline bool has_rivals(const Options& options) { return options.versus_mpi || options.versus_packed || options.versus_memcpy; }
+inline bool has_rivals(const Options& options) {
+  return options.versus_mpi || options.versus_packed || options.versus_memcpy || options.versus_line;
+}
 
 struct CommandLine {
   std::string help;  ///< not empty: print it and end

@@ -89,6 +89,7 @@ void Report::begin(const std::string& description) {
   if (options_.versus_mpi) versus("MPI");
   if (options_.versus_packed) versus("packed");
   if (options_.versus_memcpy) versus("memcpy");
+  if (options_.versus_line) versus("line");
   if (!options_.model.empty()) names += fmt::format(" {:>8}", "batches");
   print(names);
   print(units);
@@ -128,6 +129,7 @@ void Report::add(const Row& row) {
   versus(row.mpi, "mpi");
   versus(row.packed, "packed");
   versus(row.memcpy, "memcpy");
+  versus(row.line, "line");
   if (row.batches) {
     line += fmt::format(" {:>8.1f}", *row.batches);
     record["batches"] = *row.batches;

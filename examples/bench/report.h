@@ -21,9 +21,9 @@ struct Row {
   std::size_t tensors = 1;
   std::string memory, place, wire;
   Timing time;
-  std::optional<std::size_t> wrong;           ///< over all ranks; empty: not checked
-  std::optional<Timing> mpi, packed, memcpy;  ///< measured in the same rounds
-  std::optional<double> batches;              ///< per burst of a model's gradients
+  std::optional<std::size_t> wrong;                 ///< over all ranks; empty: not checked
+  std::optional<Timing> mpi, packed, memcpy, line;  ///< measured in the same rounds
+  std::optional<double> batches;                    ///< per burst of a model's gradients
 };
 
 class Report {

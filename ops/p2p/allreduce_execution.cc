@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kSmallBytes = 32 << 10;  // of contributions sent, below which one step is better than two
 constexpr std::size_t kLeastPartBytes = 64 << 10;
-constexpr std::size_t kMostPartBytes = 512 << 10;
+constexpr std::size_t kMostPartBytes = 256 << 10;
 constexpr std::size_t kRoundBytes = 8 << 20;
 constexpr std::size_t kUnit = 16;  // elements, as in `share`
 constexpr unsigned kContribution = 0;

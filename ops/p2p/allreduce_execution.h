@@ -23,8 +23,8 @@ class AllreduceExecution final : public ReducingExecution {
   Progress advance() override;
 
  private:
-  static constexpr std::size_t kWindow = 8;  ///< rounds under way at once
-  struct Peer {                              ///< the owner of the slice in another domain
+  static constexpr std::size_t kWindow = 16;  ///< rounds under way at once
+  struct Peer {                               ///< the owner of the slice in another domain
     std::size_t domain;
     int rank;
     std::size_t inputs;  ///< arrays in its contribution

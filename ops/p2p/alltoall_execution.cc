@@ -24,20 +24,21 @@ AlltoallExecution::AlltoallExecution(P2pContext& context, Batch batch) : P2pExec
   }
 }
 
-/// What comes from ranks of this domain, this one included.
-void AlltoallExecution::copy_here() {
-  copied_here_ = true;
+/// What comes from ranks of this domain, this one included. Returns false if one has died.
+bool AlltoallExecution::copy_here() {
   for (const auto& member : batch_.members) {
     auto* to = static_cast<std::byte*>(member.output);
     for (std::size_t number = 0; number < batch_.ranks.size(); ++number) {
       const auto found = std::lower_bound(who_.here().begin(), who_.here().end(), batch_.ranks[number]);
       const std::size_t bytes = bytes_of(member.counts[number]);
-      if (bytes > 0 && found != who_.here().end() && *found == batch_.ranks[number])
-        std::memcpy(to, input(member, static_cast<std::size_t>(found - who_.here().begin())) + bytes_of(member.offsets[number]), bytes);
+      if (bytes > 0 && found != who_.here().end() && *found == batch_.ranks[number] &&
+          !read(member, static_cast<std::size_t>(found - who_.here().begin()), bytes_of(member.offsets[number]), to, bytes))
+        return false;
       to += bytes;
     }
   }
   state_.finished.fetch_add(1, std::memory_order_acq_rel);
+  return true;
 }
 
 /// Sends and takes what can be sent and taken now.
@@ -64,8 +65,9 @@ bool AlltoallExecution::exchange(Peer& peer) {
 Progress AlltoallExecution::advance() {
   bool worked = requests_.poll();
   for (Peer& peer : peers_) worked = exchange(peer) || worked;
-  if (!copied_here_) {
-    copy_here();
+  if (!is_lost_ && !copied_here_) {
+    copied_here_ = copy_here();
+    is_lost_ = !copied_here_;
     worked = true;
   }
   const auto over = [](const Peer& peer) { return peer.send.over() && peer.receive.over(); };

@@ -1,7 +1,7 @@
 #pragma once
 /// An AlltoallExecution is one alltoall across domains. What goes to a rank of the same domain is copied by that rank out of the sender's
-/// arena; what goes elsewhere travels in messages between the two ranks, each byte once. In the batch's state, `finished` counts the ranks
-/// that have read what they want of the others' blocks; until all have, blocks stay as they are.
+/// arena, or from where it is; what goes elsewhere travels in messages between the two ranks, each byte once. In the batch's state,
+/// `finished` counts the ranks that have read what they want of the others' blocks; until all have, blocks stay as they are.
 
 #include <deque>
 
@@ -24,11 +24,12 @@ class AlltoallExecution final : public P2pExecution {
     Elements sent, received;
   };
 
-  void copy_here();
+  bool copy_here();
   bool exchange(Peer& peer);
 
   std::deque<Peer> peers_;  // stay where they are
   bool copied_here_ = false;
+  bool is_lost_ = false;  ///< a rank of this domain has died: this is never over
 };
 
 }  // namespace hvd

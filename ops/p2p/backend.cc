@@ -30,6 +30,9 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
       stats.add(stats.bytes_zero_copy, bytes);
       return *place;
     }
+    const bool is_read_there = traits.kind != OpKind::Reducescatter && static_cast<std::int64_t>(bytes) > kSmallBatchBytes;
+    if (is_read_there)
+      if (const auto place = staging.show(member.input, bytes)) return *place;
     member.copied = bytes > 0;
     return staging.stage(member.input, bytes);
   }
@@ -46,7 +49,10 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
   return staging.stage(is_source ? member.input : nullptr, bytes);
 }
 
-void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { context_.staging().release(location); }
+void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
+  if (!context_.board().failed())
+    context_.staging().release(location);  // after a failure another rank may be reading there still; the world's memory goes as a whole
+}
 
 std::unique_ptr<Execution> P2pBackend::launch(Batch batch) {
   if (aborted_) throw BackendError("the world has failed");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace hvd {
@@ -10,7 +11,8 @@ namespace {
 
 constexpr std::size_t kMostChunkBytes = 1 << 20;
 constexpr std::size_t kLeastChunkBytes = 64 << 10;
-constexpr std::size_t kPipelineChunks = 16;     // of a broadcast: so many at least, if they are not too small
+constexpr std::size_t kMostBroadcastChunkBytes = 512 << 10;
+constexpr std::size_t kPipelineChunks = 64;     // of a broadcast: so many at least, if they are not too small
 constexpr std::size_t kGatherBytes = 32 << 20;  // chunks that a rank may await at once, all sources together
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -30,7 +32,7 @@ BroadcastExecution::BroadcastExecution(P2pContext& context, Batch batch) : P2pEx
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
   leader_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), leader_of(who_.self_domain)) - here.begin());
-  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostChunkBytes) / element_;
+  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostBroadcastChunkBytes) / element_;
   chunks_ = (flat_.size() + chunk_elements_ - 1) / chunk_elements_;
   if (!leads()) return;
   std::size_t root_domain = 0;
@@ -148,7 +150,9 @@ AllgatherExecution::AllgatherExecution(P2pContext& context, Batch batch) : P2pEx
   for (std::size_t i = 1; i < who_.domains.size(); ++i)
     receivers_.push_back(who_.domains[(who_.self_domain + i) % who_.domains.size()].front());
   if (alone() || !leads()) return;
-  collected_ = context_.staging().stage(nullptr, offset);
+  collected_ = context_.staging().stage(nullptr, counters_bytes() + offset);
+  collection_ = context_.staging().address(context_.staging().self(), *collected_);
+  for (std::size_t i = 0; i < elsewhere_.size(); ++i) new (collection_ + i * sizeof(Counter)) Counter(0);
   state_.next_chunk.store(*collected_ + 1, std::memory_order_release);
 }
 
@@ -171,15 +175,16 @@ void AllgatherExecution::place(const Source& source, Range range, const std::byt
   });
 }
 
-void AllgatherExecution::copy_here() {
+/// Returns false if a rank of this domain has died.
+bool AllgatherExecution::copy_here() {
   for (std::size_t at = 0; at < here_.size(); ++at)
     for (std::size_t index = 0; index < batch_.members.size(); ++index) {
       const auto& member = batch_.members[index];
       const auto number = here_[at].number;
-      copy_bytes(static_cast<std::byte*>(member.output) + before_[index][number] * element_, input(member, at),
-                 bytes_of(member.counts[number]));
+      auto* const to = static_cast<std::byte*>(member.output) + before_[index][number] * element_;
+      if (!read(member, at, 0, to, bytes_of(member.counts[number]))) return false;
     }
-  copied_here_ = true;
+  return true;
 }
 
 /// Sends the next chunk of this rank's own to all other domains.
@@ -202,8 +207,9 @@ bool AllgatherExecution::send_next() {
 /// Leader: takes the next chunk of one source, and awaits another.
 bool AllgatherExecution::receive_next(Source& source) {
   if (source.arrived < source.begun && source.slots[source.arrived % kWindow].awaited == 0) {
-    if (alone()) place(source, chunk(source.flat, source.arrived), source.slots[source.arrived % kWindow].buffer.data());
+    if (alone()) place(source, chunk(source.flat, source.placed++), source.slots[source.arrived % kWindow].buffer.data());
     ++source.arrived;
+    if (!alone()) counter(source).store(source.arrived, std::memory_order_release);
     return true;
   }
   if (source.begun == chunks(source.flat) || source.begun - source.arrived == kWindow) return false;
@@ -214,11 +220,20 @@ bool AllgatherExecution::receive_next(Source& source) {
     if (slot.buffer.empty()) slot.buffer = requests_.buffer(std::min(chunk_elements_, source.flat.size()) * element_);
     to = slot.buffer.first(range.size() * element_);
   } else {
-    std::byte* collection = context_.staging().address(context_.staging().self(), *collected_);
-    to = {collection + source.offset + range.begin * element_, range.size() * element_};
+    to = {collected(source, range.begin), range.size() * element_};
   }
   requests_.receive(to, source.rank, context_.tag(batch_, 0), slot.awaited);
   ++source.begun;
+  return true;
+}
+
+/// Places the chunks of a source that the leader has collected so far.
+bool AllgatherExecution::place_collected(Source& source) {
+  const std::size_t arrived = counter(source).load(std::memory_order_acquire);
+  if (source.placed == arrived) return false;
+  const Range range{source.placed * chunk_elements_, std::min(arrived * chunk_elements_, source.flat.size())};
+  place(source, range, collected(source, range.begin));
+  source.placed = arrived;
   return true;
 }
 
@@ -228,16 +243,14 @@ bool AllgatherExecution::collect() {
   if (leads())
     for (auto& source : elsewhere_)
       while (receive_next(source)) worked = true;
-  if (!copied_here_) return worked;
-  const auto has_arrived = [this](const Source& source) { return source.arrived == chunks(source.flat); };
-  if (has_all_ || (leads() && !std::all_of(elsewhere_.begin(), elsewhere_.end(), has_arrived))) return worked;
-  if (!alone()) {
-    if (leads()) state_.complete.store(true, std::memory_order_release);
-    if (!state_.complete.load(std::memory_order_acquire)) return worked;
-    const std::uint64_t location = state_.next_chunk.load(std::memory_order_acquire) - 1;
-    const std::byte* collection = context_.staging().address(indices_.front(), location);
-    for (const auto& source : elsewhere_) place(source, {0, source.flat.size()}, collection + source.offset);
-  }
+  if (!copied_here_ || has_all_) return worked;
+  if (collection_ == nullptr && !alone())
+    if (const std::uint64_t location = state_.next_chunk.load(std::memory_order_acquire); location > 0)
+      collection_ = context_.staging().address(indices_.front(), location - 1);
+  if (collection_ != nullptr)
+    for (auto& source : elsewhere_) worked = place_collected(source) || worked;
+  const auto is_placed = [this](const Source& source) { return source.placed == chunks(source.flat); };
+  if (!std::all_of(elsewhere_.begin(), elsewhere_.end(), is_placed)) return worked;
   has_all_ = true;
   state_.finished.fetch_add(1, std::memory_order_acq_rel);
   return true;
@@ -247,8 +260,9 @@ Progress AllgatherExecution::advance() {
   bool worked = requests_.poll();
   while (send_next()) worked = true;
   worked = collect() || worked;
-  if (!copied_here_) {
-    copy_here();
+  if (!is_lost_ && !copied_here_) {
+    copied_here_ = copy_here();
+    is_lost_ = !copied_here_;
     collect();
     worked = true;
   }

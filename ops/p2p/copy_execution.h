@@ -5,11 +5,14 @@
 /// Broadcast: one rank of each domain, its leader, gets the batch, flattened, in chunks down a binomial tree of the domains, and hands
 ///   each on at once. In the root's domain the leader is the root. The other ranks of a domain copy what the leader's blocks hold so
 ///   far; how many chunks that is, the batch's state says (`next_chunk`). `finished` counts those that have it all.
-/// Allgather: each rank sends its blocks to the leaders of all other domains. A leader collects them in a block of its arena and says in
-///   the batch's state where that is (`next_chunk`: location + 1) and that all has arrived (`complete`). Ranks of the same domain read
-///   each other's blocks. `finished` counts the ranks that have it all; until all do, blocks stay as they are.
+/// Allgather: each rank sends its blocks to the leaders of all other domains. A leader collects them in a block of its arena, which begins
+///   with how many chunks of each source are there, and says in the batch's state where that is (`next_chunk`: location + 1); its domain's
+///   ranks copy what has come so far. Ranks of the same domain read each other's blocks, or large inputs where they are. `finished` counts
+///   the ranks that have it all; until all do, blocks stay as they are.
 
 #include <array>
+#include <atomic>
+#include <cstdint>
 #include <optional>
 
 #include "ops/p2p/execution.h"
@@ -30,7 +33,7 @@ class BroadcastExecution final : public P2pExecution {
   static int leader(std::span<const int> ranks, int root);
 
  private:
-  static constexpr std::size_t kWindow = 4;
+  static constexpr std::size_t kWindow = 8;
   [[nodiscard]] Range chunk(std::size_t number) const;
   [[nodiscard]] bool is_root() const { return parent_ < 0; }
   [[nodiscard]] bool leads() const { return leader_ == who_.self_place; }
@@ -62,18 +65,29 @@ class AllgatherExecution final : public P2pExecution {
     Flattened flat;
     std::size_t offset;  ///< of its bytes among those collected
     std::array<ChunkSlot, kWindow> slots{};
-    std::size_t begun = 0, arrived = 0;
+    std::size_t begun = 0, arrived = 0;  ///< chunks; leader
+    std::size_t placed = 0;              ///< chunks that this rank's outputs have
   };
+  using Counter = std::atomic<std::uint64_t>;
 
   [[nodiscard]] std::size_t chunks(const Flattened& flat) const { return (flat.size() + chunk_elements_ - 1) / chunk_elements_; }
   [[nodiscard]] Range chunk(const Flattened& flat, std::size_t number) const;
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
   [[nodiscard]] Source make_source(std::size_t number) const;
   void place(const Source& source, Range range, const std::byte* from);
-  void copy_here();
+  bool copy_here();
   bool send_next();
   bool receive_next(Source& source);
+  bool place_collected(Source& source);
   bool collect();
+  [[nodiscard]] std::size_t counters_bytes() const { return (elsewhere_.size() * sizeof(Counter) + 63) / 64 * 64; }
+  /// Chunks of a source that the leader has collected.
+  [[nodiscard]] Counter& counter(const Source& source) const {
+    return reinterpret_cast<Counter*>(collection_)[&source - elsewhere_.data()];
+  }
+  [[nodiscard]] std::byte* collected(const Source& source, std::size_t element) const {
+    return collection_ + counters_bytes() + source.offset + element * element_;
+  }
 
   std::size_t chunk_elements_ = 1;
   std::vector<std::vector<std::size_t>> before_;  ///< per member: elements of the output before each rank's
@@ -81,8 +95,10 @@ class AllgatherExecution final : public P2pExecution {
   std::vector<int> receivers_;
   std::array<ChunkSlot, kWindow> outgoing_;
   std::size_t sent_ = 0;
-  std::optional<std::uint64_t> collected_;  ///< leader: location of the collected bytes
+  std::optional<std::uint64_t> collected_;  ///< leader: location of the collection
+  std::byte* collection_ = nullptr;         ///< the leader's block, once it is there
   bool copied_here_ = false, has_all_ = false;
+  bool is_lost_ = false;  ///< a rank of this domain has died: this is never over
 };
 
 }  // namespace hvd

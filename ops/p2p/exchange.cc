@@ -73,10 +73,16 @@ void Requests::add(const Posted& posted, Message message) {
   messages_.push_back(message);
 }
 
+template <class Byte, class Visit>
+void Requests::each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const {
+  const std::size_t most = exchange_.is_elsewhere(peer) ? exchange_.wire().piece_bytes() : bytes.size();
+  for (; bytes.size() > most; bytes = bytes.subspan(most)) visit(bytes.first(most));
+  visit(bytes);
+}
+
 void Requests::send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending) {
-  const Posted posted = exchange_.wire().send(bytes, to, tag, mode);
   if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
-  add(posted, {&pending, 0});
+  each_piece(bytes, to, [&](auto piece) { add(exchange_.wire().send(piece, to, tag, mode), {&pending, 0}); });
 }
 
 void Requests::send(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending) {
@@ -88,7 +94,7 @@ void Requests::send_synchronously(std::span<const std::byte> bytes, int to, int 
 }
 
 void Requests::receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending) {
-  add(exchange_.wire().receive(bytes, from, tag), {&pending, bytes.size()});
+  each_piece(bytes, from, [&](auto piece) { add(exchange_.wire().receive(piece, from, tag), {&pending, piece.size()}); });
 }
 
 bool Requests::idle() {

@@ -59,7 +59,8 @@ class Requests {
   /// Memory that lasts as long as this object, and for as long as the wire may touch it. Aligned to 64.
   std::span<std::byte> buffer(std::size_t bytes);
 
-  /// Each adds one to `pending` and, when it is done, a later `poll` takes one off. `pending` must stay where it is until then.
+  /// Each is one message or, if it is long and for another host, several in turn (PointToPoint::piece_bytes). For each it adds one to
+  /// `pending` and, when that is done, a later `poll` takes one off. `pending` must stay where it is until then.
   void send(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
   void send_synchronously(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
   void receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending);
@@ -80,6 +81,9 @@ class Requests {
     std::size_t expected;  ///< bytes to receive
   };
   void add(const Posted& posted, Message message);
+  /// Calls `visit` with the pieces in which `bytes` travel to or from `peer`: the same on both sides.
+  template <class Byte, class Visit>
+  void each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const;
   void send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending);
 
   Exchange& exchange_;

@@ -3,6 +3,7 @@
 /// of the domain, and which ranks take part from where. It is for the thread that has the turn.
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -46,6 +47,16 @@ class P2pExecution : public Execution {
   /// Where that rank's elements are.
   [[nodiscard]] const std::byte* input(const BatchMember& member, std::size_t place) const {
     return alone_ ? static_cast<const std::byte*>(member.input) : shared(member, place);
+  }
+  /// Copies `bytes` of that rank's input, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
+  [[nodiscard]] bool read(const BatchMember& member, std::size_t place, std::size_t skipped, void* to, std::size_t bytes) const {
+    if (place == who_.self_place) {
+      const auto* const from = static_cast<const std::byte*>(member.input) + skipped;
+      if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+      return true;
+    }
+    const int index = indices_[place];
+    return context_.staging().read(index, member.locations[static_cast<std::size_t>(index)], skipped, to, bytes);
   }
   /// Where they belong.
   [[nodiscard]] std::byte* output(const BatchMember& member, std::size_t place) const {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,6 +54,9 @@ class PointToPoint {
   [[nodiscard]] virtual int rank() const = 0;
   /// Returns the largest tag that messages may carry.
   [[nodiscard]] virtual int largest_tag() const = 0;
+
+  /// Returns how many bytes a message to another host should have at most; what is longer had better be several messages.
+  [[nodiscard]] virtual std::size_t piece_bytes() const { return std::numeric_limits<std::size_t>::max(); }
 
   /// Sends `bytes`, which stay where and as they are until it is done.
   virtual Posted send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) = 0;

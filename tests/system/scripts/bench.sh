@@ -160,7 +160,8 @@ start refused "an unknown type" 2 "must be one of bfloat16, bool, complex128, co
 start refused "an unknown operation" 2 "must be one of adasum, average, max, min, product, sum" "$bench" --op median
 start refused "an unknown model" 2 "must be one of bert-base, resnet18, resnet50" "$bench" --model vgg
 start refused "an unknown wire" 2 "must be one of bf16, fp16, none" "$bench" --wire int8
-start refused "an unknown rival" 2 "must be one of memcpy, mpi, packed" "$bench" --versus nccl
+start refused "an unknown rival" 2 "must be one of line, memcpy, mpi, packed" "$bench" --versus nccl
+start refused "the line of one host" 2 "--versus line: needs several hosts" -np 2 "$bench" --versus line -b 4 -e 4 -n 1 -w 0
 start refused "a size that is none" 2 "--max-bytes 'big'" "$bench" --max-bytes big
 start refused "sizes the wrong way round" 2 "--max-bytes 4 is below --min-bytes 1024" "$bench" -b 1K -e 4
 start refused "a factor of 1" 2 "--factor" "$bench" --factor 1
