@@ -25,7 +25,7 @@ class ShmContext {
   /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const;
   [[nodiscard]] bool has_cores() const { return has_cores_; }
-  [[nodiscard]] PieceExchange exchange() const { return PieceExchange(has_cores_); }
+  [[nodiscard]] PieceExchange exchange(bool past_caches) const { return PieceExchange(has_cores_, past_caches); }
   /// Returns memory for one call of `advance`, kept from one to the next.
   std::byte* scratch(std::size_t bytes);
 

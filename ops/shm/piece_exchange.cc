@@ -38,7 +38,7 @@ bool PieceExchange::give_some() {
 
 bool PieceExchange::take_some() {
   bool any = false;
-  for (const auto& [relay, to, source, reader] : incoming_) any = relay->take(reader, to) || any;
+  for (const auto& [relay, to, source, reader] : incoming_) any = relay->take(reader, to, past_caches_) || any;
   return any;
 }
 

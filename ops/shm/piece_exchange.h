@@ -21,8 +21,9 @@ class PieceExchange {
   /// be done any more.
   using Read = std::function<bool(std::size_t source, std::size_t skipped, std::span<std::byte> to)>;
 
-  /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits.
-  explicit PieceExchange(bool have_cores) : have_cores_(have_cores) {}
+  /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits. `past_caches`: what is taken is not
+  /// to stay in the caches.
+  explicit PieceExchange(bool have_cores, bool past_caches = false) : have_cores_(have_cores), past_caches_(past_caches) {}
 
   /// `memory` is for the readers of the relay.
   void give(Relay& relay, std::span<const std::byte> memory) { outgoing_.push_back({&relay, memory}); }
@@ -55,6 +56,7 @@ class PieceExchange {
   void moved() { waited_since_ = {}, turns_ = 0; }
 
   const bool have_cores_;
+  const bool past_caches_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   Clock::time_point waited_since_;

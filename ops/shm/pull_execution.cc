@@ -74,7 +74,7 @@ bool PullExecution::take_from_root(const BatchMember& member) {
   const std::size_t bytes = bytes_of(batch_.traits, member.count);
   const std::size_t root = place_of(batch_.traits.root), self = place_of(context_.rank());
   const std::uint64_t location = location_of(member, root);
-  PieceExchange exchange = context_.exchange();
+  PieceExchange exchange = context_.exchange(leaves_caches(bytes));
   const std::vector<std::size_t> skipped(batch_.ranks.size(), 0);
   if (self == root) {
     give(exchange, member);
@@ -115,7 +115,9 @@ bool PullExecution::copy(const BatchMember& member) {
   const std::size_t ranks = batch_.ranks.size();
   const std::size_t self = place_of(context_.rank());
   Staging& staging = context_.staging();
-  PieceExchange exchange = context_.exchange();
+  const bool past_caches =
+      leaves_caches(bytes_of(batch_.traits, std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0})));
+  PieceExchange exchange = context_.exchange(past_caches);
   give(exchange, member);
   const bool is_alltoall = batch_.traits.kind == OpKind::Alltoall;  // with a relay for each reader
   std::vector<std::size_t> skipped(ranks, 0);
@@ -129,7 +131,7 @@ bool PullExecution::copy(const BatchMember& member) {
             place == self ? nullptr : staging.relay(index_of(place), location_of(member, place), reader_number(self, place));
         relay != nullptr && bytes > 0) {
       exchange.take(place, *relay, is_alltoall ? 0 : reader_number(self, place), {to, bytes});
-    } else if (bytes > 0 && !staging.read(index_of(place), location_of(member, place), skipped[place], to, bytes)) {
+    } else if (bytes > 0 && !staging.read(index_of(place), location_of(member, place), skipped[place], to, bytes, past_caches)) {
       return false;
     }
   }

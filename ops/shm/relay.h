@@ -37,8 +37,9 @@ class Relay {
 
   /// Returns how many pieces this reader has, in order. Any thread.
   [[nodiscard]] std::uint64_t taken_by(std::size_t reader) const { return taken_[reader].pieces.load(std::memory_order_acquire); }
-  /// Copies the next piece to its part of `to`, if it has been given. Returns whether it has. The reader with this number.
-  bool take(std::size_t reader, std::span<std::byte> to);
+  /// Copies the next piece to its part of `to`, if it has been given. `past_caches`: so that it does not stay there. Returns whether it
+  /// has. The reader with this number.
+  bool take(std::size_t reader, std::span<std::byte> to, bool past_caches = false);
   /// The reader with this number has got its next piece elsewhere.
   void skip(std::size_t reader) { taken_[reader].pieces.store(taken_by(reader) + 1, std::memory_order_release); }
 

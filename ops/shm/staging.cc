@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
+#include "ops/shm/stream_copy.h"
 
 namespace hvd {
 
@@ -156,10 +157,10 @@ const std::byte* Staging::address_here(int index, std::uint64_t location) {
   return peers_.is_here(index) ? reinterpret_cast<const Shown*>(place)->memory : nullptr;
 }
 
-bool Staging::read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) {
+bool Staging::read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes, bool past_caches) {
   if (bytes == 0) return true;
   if (const std::byte* const here = address_here(index, location); here != nullptr) {
-    if (to != here + skipped) std::memcpy(to, here + skipped, bytes);
+    if (to != here + skipped) (past_caches ? stream_copy : plain_copy)(static_cast<std::byte*>(to), here + skipped, bytes);
     return true;
   }
   return peers_.read(index, to, reinterpret_cast<const Shown*>(address(index, location))->memory + skipped, bytes);

@@ -62,8 +62,9 @@ class Staging {
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
   /// The same of any tensor; null if it must be fetched by `read`.
   [[nodiscard]] const std::byte* address_here(int index, std::uint64_t location);
-  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
-  bool read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes);
+  /// Copies `bytes` of that rank's tensor, which begin after `skipped`, to `to`. `past_caches`: so that they do not stay there, where that
+  /// can be. Returns false if the rank's process has ended.
+  bool read(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes, bool past_caches = false);
   [[nodiscard]] int self() const { return self_; }
   /// Keeps the mappings alive.
   [[nodiscard]] const std::shared_ptr<void>& owner() const { return owner_; }

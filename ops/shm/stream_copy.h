@@ -12,6 +12,8 @@
 
 namespace hvd {
 
+inline void plain_copy(std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+
 /// Copies `bytes` from `from` to `to`, which do not overlap; what has been written is seen by whoever acquires what this thread releases
 /// next.
 inline void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {

@@ -102,7 +102,7 @@ TEST_CASE("exchange: what is streamed past the caches arrives whole") {
   });
   Bytes to(memory.size());
   std::size_t read = 0;
-  PieceExchange reader(true);
+  PieceExchange reader(true, true);
   reader.take(0, *relay, 0, to);
   CHECK(reader.take_all(Reading{memory, &read}));
   other.join();
@@ -176,7 +176,7 @@ TEST_CASE("exchange: ranks at once, in every rhythm") {
     const auto run = [&](unsigned self) {
       if (late[self] == 1) std::this_thread::yield();
       if (late[self] == 2) std::this_thread::sleep_for(std::chrono::microseconds(300));
-      PieceExchange exchange(seed % 2 == 0);
+      PieceExchange exchange(seed % 2 == 0, seed % 3 == 0);
       for (unsigned reader = 0; helps[self] > 0 && reader + 1 < kRanks; ++reader)
         if (!same_for_all || reader == 0) exchange.give(*relays[self][reader], inputs[self][reader]);
       for (unsigned owner = 0; owner < kRanks; ++owner) {
