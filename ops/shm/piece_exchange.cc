@@ -38,7 +38,7 @@ bool PieceExchange::give_some() {
 
 bool PieceExchange::take_some() {
   bool any = false;
-  for (const auto& [relay, to, source, reader] : incoming_) any = relay->take(reader, to, past_caches_) || any;
+  for (const auto& [relay, to, source, skipped, reader] : incoming_) any = relay->take(reader, to, past_caches_) || any;
   return any;
 }
 
@@ -57,7 +57,8 @@ bool PieceExchange::take_all(const Read& read) {
     waits = false;
     moved();
     const auto piece = next->relay->taken_by(next->reader);
-    if (!read(next->source, static_cast<std::size_t>(piece) * Relay::kPieceBytes, Relay::part_of(next->to, piece))) return false;
+    const std::size_t skipped = next->skipped + static_cast<std::size_t>(piece) * Relay::kPieceBytes;
+    if (!read(next->source, skipped, Relay::part_of(next->to, piece))) return false;
     next->relay->skip(next->reader);
     std::rotate(incoming_.begin(), next + 1, incoming_.end());
   }

@@ -17,8 +17,8 @@ namespace hvd {
 
 class PieceExchange {
  public:
-  /// Copies a piece, which begins after `skipped`, of what source number `source` has for this rank to `to`. Returns false if that cannot
-  /// be done any more.
+  /// Copies a piece, which begins after `skipped` bytes of the memory of source number `source`, to `to`. Returns false if that cannot be
+  /// done any more.
   using Read = std::function<bool(std::size_t source, std::size_t skipped, std::span<std::byte> to)>;
 
   /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits. `past_caches`: what is taken is not
@@ -27,9 +27,9 @@ class PieceExchange {
 
   /// `memory` is for the readers of the relay.
   void give(Relay& relay, std::span<const std::byte> memory) { outgoing_.push_back({&relay, memory}); }
-  /// Source number `source` gives what goes to `to`; this rank is the relay's reader with that number.
-  void take(std::size_t source, Relay& relay, std::size_t reader, std::span<std::byte> to) {
-    incoming_.push_back({&relay, to, source, reader});
+  /// What goes to `to` comes by way of `from`, and begins after `skipped` bytes of the memory of source number `source`.
+  void take(std::size_t source, std::size_t skipped, RelayEnd from, std::span<std::byte> to) {
+    incoming_.push_back({from.relay, to, source, skipped, from.reader});
   }
   /// Takes all that is to be taken, and gives meanwhile what is to be given. Returns false if `read` has.
   bool take_all(const Read& read);
@@ -45,7 +45,7 @@ class PieceExchange {
   struct Incoming {
     Relay* relay;
     std::span<std::byte> to;
-    std::size_t source, reader;
+    std::size_t source, skipped, reader;
     [[nodiscard]] bool is_done() const { return relay->taken_by(reader) >= Relay::pieces_of(to.size()); }
   };
   using Clock = std::chrono::steady_clock;

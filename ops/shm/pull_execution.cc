@@ -61,10 +61,9 @@ std::size_t PullExecution::place_of(int rank) const {
   return static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
 }
 
-/// `skipped`: of each rank's input, by place, what is not for this one.
-bool PullExecution::run(PieceExchange& exchange, const BatchMember& member, std::span<const std::size_t> skipped) {
-  const bool all = exchange.take_all([&](std::size_t place, std::size_t from, std::span<std::byte> to) {
-    return context_.staging().read(index_of(place), location_of(member, place), skipped[place] + from, to.data(), to.size());
+bool PullExecution::run(PieceExchange& exchange, const BatchMember& member) {
+  const bool all = exchange.take_all([&](std::size_t place, std::size_t skipped, std::span<std::byte> to) {
+    return context_.staging().read(index_of(place), location_of(member, place), skipped, to.data(), to.size());
   });
   readers_are_there_ = all && readers_are_there_ && exchange.give_rest();
   return all;
@@ -75,17 +74,16 @@ bool PullExecution::take_from_root(const BatchMember& member) {
   const std::size_t root = place_of(batch_.traits.root), self = place_of(context_.rank());
   const std::uint64_t location = location_of(member, root);
   PieceExchange exchange = context_.exchange(leaves_caches(bytes));
-  const std::vector<std::size_t> skipped(batch_.ranks.size(), 0);
   if (self == root) {
     give(exchange, member);
     if (bytes > 0 && member.output != member.input) std::memcpy(member.output, member.input, bytes);
-    return run(exchange, member, skipped);
+    return run(exchange, member);
   }
   auto* const output = static_cast<std::byte*>(member.output);
-  Relay* const relay = context_.staging().relay(index_of(root), location, reader_number(self, root));
-  if (relay == nullptr) return context_.staging().read(index_of(root), location, 0, output, bytes);
-  exchange.take(root, *relay, reader_number(self, root), {output, bytes});
-  return run(exchange, member, skipped);
+  const RelayEnd end = context_.staging().relay_end(index_of(root), location, reader_number(self, root));
+  if (end.relay == nullptr) return context_.staging().read(index_of(root), location, 0, output, bytes);
+  exchange.take(root, 0, end, {output, bytes});
+  return run(exchange, member);
 }
 
 /// Gives what this rank shows to all, or to each one.
@@ -94,7 +92,7 @@ void PullExecution::give(PieceExchange& exchange, const BatchMember& member) {
   const auto* const input = static_cast<const std::byte*>(member.input);
   if (!readers_are_there_) return;
   const auto relay_for = [&](std::size_t place) {
-    return context_.staging().relay(index_of(self), my_location(member), reader_number(place, self));
+    return context_.staging().relay_end(index_of(self), my_location(member), reader_number(place, self)).relay;
   };
   if (batch_.traits.kind != OpKind::Alltoall) {
     if (Relay* const relay = relay_for(self == 0 ? 1 : 0); relay != nullptr)
@@ -119,23 +117,22 @@ bool PullExecution::copy(const BatchMember& member) {
       leaves_caches(bytes_of(batch_.traits, std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0})));
   PieceExchange exchange = context_.exchange(past_caches);
   give(exchange, member);
-  const bool is_alltoall = batch_.traits.kind == OpKind::Alltoall;  // with a relay for each reader
-  std::vector<std::size_t> skipped(ranks, 0);
   for (std::size_t turn = 0; turn < ranks; ++turn) {
     const std::size_t place = (self + turn) % ranks;
     const auto before = std::accumulate(member.counts.begin(), member.counts.begin() + static_cast<std::ptrdiff_t>(place), std::int64_t{0});
     const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
-    if (!member.offsets.empty()) skipped[place] = bytes_of(batch_.traits, member.offsets[place]);
+    if (bytes == 0) continue;
+    const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
     auto* const to = static_cast<std::byte*>(member.output) + bytes_of(batch_.traits, before);
-    if (Relay* const relay =
-            place == self ? nullptr : staging.relay(index_of(place), location_of(member, place), reader_number(self, place));
-        relay != nullptr && bytes > 0) {
-      exchange.take(place, *relay, is_alltoall ? 0 : reader_number(self, place), {to, bytes});
-    } else if (bytes > 0 && !staging.read(index_of(place), location_of(member, place), skipped[place], to, bytes, past_caches)) {
+    const std::uint64_t location = location_of(member, place);
+    const RelayEnd end = place == self ? RelayEnd() : staging.relay_end(index_of(place), location, reader_number(self, place));
+    if (end.relay != nullptr) {
+      exchange.take(place, skipped, end, {to, bytes});
+    } else if (!staging.read(index_of(place), location, skipped, to, bytes, past_caches)) {
       return false;
     }
   }
-  return run(exchange, member, skipped);
+  return run(exchange, member);
 }
 
 bool PullExecution::reduce(const BatchMember& member) {

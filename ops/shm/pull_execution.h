@@ -5,7 +5,6 @@
 /// BackendError when memory that was shown cannot be read.
 
 #include <cstdint>
-#include <span>
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"
@@ -30,7 +29,7 @@ class PullExecution final : public Execution {
   bool copy(const BatchMember& member);
   bool take_from_root(const BatchMember& member);
   void give(PieceExchange& exchange, const BatchMember& member);
-  bool run(PieceExchange& exchange, const BatchMember& member, std::span<const std::size_t> skipped);
+  bool run(PieceExchange& exchange, const BatchMember& member);
   [[nodiscard]] std::size_t place_of(int rank) const;
   /// Returns whether what ranks get of the batch is so much that its beginning has left the caches before its end is there.
   [[nodiscard]] bool leaves_caches(std::size_t bytes_of_a_rank) const { return bytes_of_a_rank * batch_.ranks.size() >= kLeastStreamed; }

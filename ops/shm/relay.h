@@ -57,4 +57,10 @@ class Relay {
   std::array<Place, kPlaces> places_;
 };
 
+/// Where a reader has its pieces: a relay, in which it has a number. None: it reads the memory where it is.
+struct RelayEnd {
+  Relay* relay = nullptr;
+  std::size_t reader = 0;
+};
+
 }  // namespace hvd

@@ -76,11 +76,11 @@ std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes
   return arena_->offset(block) | kStaged | kShown;
 }
 
-Relay* Staging::relay(int index, std::uint64_t location, std::size_t number) {
-  if (!is_staged(location) || (location & kShown) == 0 || is_nowhere(location)) return nullptr;
+RelayEnd Staging::relay_end(int index, std::uint64_t location, std::size_t reader) {
+  if (!is_staged(location) || (location & kShown) == 0 || is_nowhere(location)) return {};
   auto* const shown = reinterpret_cast<Shown*>(address(index, location));
-  if (shown->relays == 0) return nullptr;
-  return shown->relay(shown->relays == 1 ? 0 : number);
+  if (shown->relays == 0) return {};
+  return shown->relays == 1 ? RelayEnd{shown->relay(0), reader} : RelayEnd{shown->relay(reader), 0};
 }
 
 std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }

@@ -30,8 +30,8 @@ class Staging {
   /// None where they may not. With so many `relays` through which this rank may help them, if there is space: one is for so many `readers`,
   /// of several each is for one.
   std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, std::size_t relays = 0, std::size_t readers = 1);
-  /// Returns the relay number `number` of what the rank with this index has shown; null if it has none. One alone has every number.
-  [[nodiscard]] Relay* relay(int index, std::uint64_t location, std::size_t number);
+  /// Returns where reader number `reader` has the pieces of what the rank with this index has shown.
+  [[nodiscard]] RelayEnd relay_end(int index, std::uint64_t location, std::size_t reader);
   /// Returns the location of a tensor that nobody takes anything from: another one each time.
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.

@@ -103,7 +103,7 @@ TEST_CASE("exchange: what is streamed past the caches arrives whole") {
   Bytes to(memory.size());
   std::size_t read = 0;
   PieceExchange reader(true, true);
-  reader.take(0, *relay, 0, to);
+  reader.take(0, 0, {relay.get(), 0}, to);
   CHECK(reader.take_all(Reading{memory, &read}));
   other.join();
   CHECK(to == memory);
@@ -117,7 +117,7 @@ TEST_CASE("exchange: a reader alone reads all by itself, an owner alone goes on 
       const auto alone = std::make_unique<Relay>(1);
       PieceExchange reader(have_cores);
       std::size_t read = 0;
-      reader.take(0, *alone, 0, to);
+      reader.take(0, 0, {alone.get(), 0}, to);
       CHECK(reader.take_all(Reading{memory, &read}));
       CHECK(to == memory);
       CHECK(read == bytes);
@@ -131,7 +131,7 @@ TEST_CASE("exchange: a reader alone reads all by itself, an owner alone goes on 
       CHECK_FALSE(owner.give_rest());  // nobody has begun
       Bytes after(bytes);
       PieceExchange rest(have_cores);
-      rest.take(0, *before, 0, after);
+      rest.take(0, 0, {before.get(), 0}, after);
       read = 0;
       CHECK(rest.take_all(Reading{memory, &read}));
       CHECK(after == memory);
@@ -147,7 +147,7 @@ TEST_CASE("exchange: a reader that cannot read what was not given says so") {
   owner.give_rest();
   Bytes to(memory.size());
   PieceExchange reader(true);
-  reader.take(0, *relay, 0, to);
+  reader.take(0, 0, {relay.get(), 0}, to);
   CHECK_FALSE(reader.take_all([](std::size_t, std::size_t, std::span<std::byte>) { return false; }));
   CHECK(std::memcmp(to.data(), memory.data(), kRing) == 0);
 }
@@ -183,7 +183,8 @@ TEST_CASE("exchange: ranks at once, in every rhythm") {
         if (owner == self) continue;
         const unsigned reader = number(self, owner);
         outputs[self][owner].resize(inputs[owner][reader].size());
-        exchange.take(owner, *relays[owner][same_for_all ? 0 : reader], same_for_all ? reader : 0, outputs[self][owner]);
+        const RelayEnd end{relays[owner][same_for_all ? 0 : reader].get(), same_for_all ? reader : 0};
+        exchange.take(owner, 0, end, outputs[self][owner]);
       }
       CHECK(exchange.take_all([&](std::size_t owner, std::size_t skipped, std::span<std::byte> to) {
         std::memcpy(to.data(), inputs[owner][number(self, static_cast<unsigned>(owner))].data() + skipped, to.size());
