@@ -8,6 +8,8 @@ import json
 import statistics
 import sys
 
+from pictures import pyplot
+
 WAYS = ("main", "plain", "arena", "fp16", "bf16", "grouped")
 
 
@@ -48,13 +50,7 @@ def label(collective, way):
 
 
 def draw(panels, path):
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("heatmap.py: needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines
-    import matplotlib.pyplot as plt
+    plt = pyplot("heatmap.py")
     from matplotlib.colors import LogNorm
 
     rows = sorted(unique((c, w) for _, values in panels for c, w, _ in values), key=lambda row: WAYS.index(row[1]))

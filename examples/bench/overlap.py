@@ -15,6 +15,8 @@ import statistics
 import sys
 from collections import namedtuple
 
+from pictures import pyplot
+
 # The names of examples/train/trainer/phase.h.
 STEP, WAIT, BACKWARD = "training step", "wait for gradients", "backward"
 COLOURS = {"forward": "#56b4e9", BACKWARD: "#0072b2", WAIT: "#e69f00", "update": "#009e73"}
@@ -215,13 +217,7 @@ def draw_panel(axis, title, step):
 
 
 def draw(panels, path):
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("overlap.py: needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines
-    import matplotlib.pyplot as plt
+    plt = pyplot("overlap.py")
     from matplotlib.patches import Patch
 
     height = 0.9 + sum(0.6 + 0.55 * len(step) for _, step in panels)

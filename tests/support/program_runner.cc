@@ -6,6 +6,7 @@
 
 #include "tests/support/expectations.h"
 #include "tests/support/oracle.h"
+#include "tests/support/small_call.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -110,24 +111,10 @@ Submission submission_of(const Call& call, int rank, Arena& arena, Started& star
 
 /// Returns the same for the fast path. `received`: of an alltoall.
 SmallCall small_call(Submission& submission, std::vector<std::int64_t>& received) {
-  SmallCall call;
-  call.kind = submission.kind;
-  call.process_set = submission.process_set;
-  call.name = submission.name;
-  call.op = submission.op;
-  call.prescale_factor = submission.prescale_factor;
-  call.postscale_factor = submission.postscale_factor;
-  call.root = submission.root;
-  if (submission.tensors.empty()) return call;
-  const TensorArgument& tensor = submission.tensors.front();
-  received.resize(tensor.splits.size());
-  call.dtype = tensor.dtype;
-  call.shape = tensor.shape;
-  call.input = tensor.input;
-  call.output = tensor.output;
-  call.splits = tensor.splits;
+  SmallCall call = small_call_of(submission);
+  received.resize(call.splits.size());
   call.received = received;
-  if (tensor.output != nullptr) return call;
+  if (call.output != nullptr || submission.tensors.empty()) return call;
   call.context = &submission;
   call.allocate = [](void* context, std::int64_t rows) { return static_cast<Submission*>(context)->allocate(0, rows); };
   return call;

@@ -10,28 +10,12 @@
 #include "hvd/base/text.h"
 #include "ops/host_ops.h"
 #include "tests/support/mpi_cases.h"
+#include "tests/support/small_call.h"
 
 namespace hvd::test {
 namespace {
 
 constexpr int kDirectTestRounds = 6;  // the first two make it a persistent operation
-
-SmallCall small_call_of(const Submission& submission) {
-  SmallCall call;
-  call.kind = submission.kind;
-  call.name = submission.name;
-  call.op = submission.op;
-  call.prescale_factor = submission.prescale_factor;
-  call.postscale_factor = submission.postscale_factor;
-  call.root = submission.root;
-  if (submission.tensors.empty()) return call;
-  const auto& tensor = submission.tensors.front();
-  call.dtype = tensor.dtype;
-  call.shape = tensor.shape;
-  call.input = tensor.input;
-  call.output = tensor.output;
-  return call;
-}
 
 /// Returns whether it took the fast path.
 bool run_again(Engine& engine, const Submission& submission) {
