@@ -5,15 +5,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "hvd/negotiation/direct_rounds.h"
+#include "tests/support/late_transport.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -27,53 +25,17 @@ struct Seen {
   std::atomic<int> contributions{0}, slow{0}, asked{0};
 };
 
-/// Delivers the messages of each host late, by a time of its own that changes with each message; in their order.
-class LateTransport final : public Transport {
- public:
-  LateTransport(std::unique_ptr<Transport> wire, Seen& seen, unsigned seed, std::chrono::microseconds latest)
-      : wire_(std::move(wire)), seen_(seen), dice_(seed), latest_(latest) {}
-  int domain() const override { return wire_->domain(); }
-  int domains() const override { return wire_->domains(); }
-  void send(int to, std::span<const std::byte> bytes) override {
-    if (const Message message{to, Bytes(bytes.begin(), bytes.end())}; DirectRounds::is_direct(message)) {
-      Reader reader(std::span(message.bytes).subspan(16));
-      const auto what = reader.get<std::uint64_t>();
-      ++(what == 0 ? seen_.contributions : what == 1 ? seen_.slow : seen_.asked);
-    }
-    wire_->send(to, bytes);
-  }
-  std::optional<Message> receive() override {
-    const auto now = TestClock::now();
-    while (auto message = wire_->receive()) {
-      auto& line = lines_[message->from];
-      auto at = now + std::chrono::microseconds(latest_.count() == 0 ? 0 : dice_() % static_cast<unsigned>(latest_.count()));
-      // One pair of hosts is slower than all the others.
-      if (latest_.count() > 0 && message->from == domains() - 1 && domain() == domains() - 2) at += 3 * latest_;
-      if (!line.empty()) at = std::max(at, line.back().first);
-      line.emplace_back(at, std::move(*message));
-    }
-    for (auto& [from, line] : lines_) {
-      if (line.empty() || line.front().first > now) continue;
-      Message message = std::move(line.front().second);
-      line.pop_front();
-      return message;
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::unique_ptr<Transport> wire_;
-  Seen& seen_;
-  std::mt19937 dice_;
-  std::chrono::microseconds latest_;
-  std::map<int, std::deque<std::pair<TestClock::time_point, Message>>> lines_;
-};
-
 WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microseconds latest = 0us, unsigned seed = 1) {
   WorldOptions options{.size = size, .domains = domains, .config = {}};
   options.customize = [&seen, latest, seed](int rank, EngineParts& parts) {
-    if (parts.transport)
-      parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seen, seed * 100 + static_cast<unsigned>(rank), latest);
+    if (!parts.transport) return;
+    const auto count = [&seen](const Message& message) {
+      if (!DirectRounds::is_direct(message)) return;
+      Reader reader(std::span(message.bytes).subspan(16));
+      const auto what = reader.get<std::uint64_t>();
+      ++(what == 0 ? seen.contributions : what == 1 ? seen.slow : seen.asked);
+    };
+    parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seed * 100 + static_cast<unsigned>(rank), latest, count);
   };
   return options;
 }
@@ -236,6 +198,7 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
     for (unsigned seed = 1; seed <= 3; ++seed) {
       Seen seen;
       ThreadWorld world(options_of(ranks, domains, seen, 300us, seed));
+      std::atomic<bool> other_is_over{false};
       world.run([&](int rank, Engine& engine) {
         const int size = engine.topology().size;
         const auto steady = [&](int rounds) {
@@ -261,6 +224,7 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
             } catch (const Joined&) {
               refused = true;
             }
+            other_is_over = true;
           });
           std::this_thread::sleep_for(std::chrono::microseconds(100 * seed));
           join();  // before or after the other thread's operation, which waits for nothing but it
@@ -274,6 +238,7 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
             without.run(engine);
             CHECK(without.values[0] == (size - 1) * (size - 2) / 2 + (size - 1) * (10 * round + 1));
           }
+          while (!other_is_over) std::this_thread::yield();  // a thread that starts after all have joined would begin the next round
           join();
         }
         steady(10);
