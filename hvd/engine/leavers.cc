@@ -54,7 +54,8 @@ bool Leavers::try_to_doubt(UnitRef ref) {
   const Entry* const entry = ledger_.find(ref);
   if (entry == nullptr || entry->state != EntryState::Waiting || !entry->announced || !table().knows(ref.id)) return true;
   const Unit& unit = table().unit(ref.id);
-  const auto leavers = table().leavers_of(unit);
+  auto leavers = table().leavers_of(unit);
+  std::erase(leavers, parts_.topology.rank);  // it takes part in what it waits for
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {
     if (board_.is_promised(ref.id)) return true;  // it is doubted again where it comes to the long way

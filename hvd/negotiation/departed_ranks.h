@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "hvd/negotiation/pledges.h"
@@ -17,8 +16,8 @@ class DepartedRanks {
   void add(int rank, const Pledges& pledges);
   [[nodiscard]] bool is_empty() const { return ranks_.empty(); }
   [[nodiscard]] std::size_t count() const { return ranks_.size(); }
-  /// Returns a rank without which the tensor can never be complete, if there is one: of the set's `ranks` one that has left, takes part in
-  /// no later round of it, and is not excused by having joined.
+  /// Returns a rank without which the tensor can never be complete, if there is one: of the set's `ranks` (ascending) the first to have
+  /// left that takes part in no later round of it, and is not excused by having joined. The others may have left because of it.
   [[nodiscard]] std::optional<int> blocker_of(const UnitKey& key, const std::vector<int>& ranks,
                                               const std::function<bool(int rank)>& has_joined) const;
 
@@ -28,7 +27,7 @@ class DepartedRanks {
   void forget_set(int process_set) { pledged_.forget_set(process_set); }
 
  private:
-  std::set<int> ranks_;
+  std::vector<int> ranks_;  // in the order of their leaving
   PledgeTable pledged_;
 };
 

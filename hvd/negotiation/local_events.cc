@@ -9,7 +9,8 @@ void UnsaidEvents::say_all(const std::function<bool(const UnitKey&)>& has_number
   for (std::size_t i = 0; i < events_.size();) {
     const LocalEvent& next = events_[i];
     const bool ready = next.kind == LocalEvent::Kind::Ready;
-    barred = barred || (!ready && i > 0);
+    const bool passes_ready = ready || next.kind == LocalEvent::Kind::Doubted;
+    barred = barred || (!passes_ready && i > 0);
     if (barred || (ready && !has_number(next.key))) {
       ++i;
       continue;

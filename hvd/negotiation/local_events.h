@@ -25,7 +25,9 @@ struct LocalEvent {
 };
 
 /// Events that wait. A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or
-/// left means that everything it was ready for has been said: this passes nothing, and what is ready after it does not pass it.
+/// left means that everything it was ready for has been said: this passes nothing, and nothing that comes after passes it. A doubt passes
+/// what is ready: a tensor that was refused while a batch of it was still to be cut here has no number any more and gets none, and the
+/// answer to the doubt is what ends it.
 class UnsaidEvents {
  public:
   void add(LocalEvent event) { events_.push_back(std::move(event)); }

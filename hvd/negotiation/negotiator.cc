@@ -15,8 +15,7 @@ Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> set
       sets_(topology_, std::move(sets)),
       fusion_threshold_bytes_(fusion_threshold_bytes),
       groups_alone_(groups_alone),
-      free_slots_(slots),
-      left_(static_cast<std::size_t>(topology.size)) {}
+      free_slots_(slots) {}
 
 void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
   sets_.bury([&](int id) {
@@ -274,7 +273,8 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
     outcomes.pledges[unit.key] += rounds;
     if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
   }
-  left_[static_cast<std::size_t>(rank)] = any_left_ = true;
+  if (std::find(left_.begin(), left_.end(), rank) != left_.end()) throw WireError("a rank has left twice");
+  left_.push_back(rank);
   outcomes.left.push_back(rank);
 }
 
@@ -357,18 +357,19 @@ void Negotiator::forget(std::uint32_t id) {
 
 bool Negotiator::all_left() const {
   // Across domains only the root knows when nothing more can come.
-  return topology_.domains > 1 ? ended_ : every_rank_left();
+  return topology_.domains > 1 ? ended_ : left_.size() == static_cast<std::size_t>(topology_.size);
 }
+
 std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   std::vector<int> leavers;
-  if (!any_left_) return leavers;
+  if (!any_left()) return leavers;
+  const auto& ranks = process_set(unit.key.process_set).ranks;
   const auto& joined = this->joined(unit.key.process_set);
-  for (const int rank : process_set(unit.key.process_set).ranks) {
+  for (const int rank : left_) {
     const bool excused = unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
-    if (left_[static_cast<std::size_t>(rank)] && !excused) leavers.push_back(rank);
+    if (!excused && std::binary_search(ranks.begin(), ranks.end(), rank)) leavers.push_back(rank);
   }
   return leavers;
 }
-bool Negotiator::every_rank_left() const { return std::find(left_.begin(), left_.end(), false) == left_.end(); }
 
 }  // namespace hvd

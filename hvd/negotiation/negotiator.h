@@ -141,12 +141,10 @@ class Negotiator : public Records {
   [[nodiscard]] std::size_t batches_of_next_cut(int process_set) const;
   [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_slots_.find(slots).has_value(); }
 
-  [[nodiscard]] const std::vector<bool>& left() const { return left_; }
-  [[nodiscard]] bool any_left() const { return any_left_; }
+  [[nodiscard]] bool any_left() const { return !left_.empty(); }
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
-  [[nodiscard]] bool every_rank_left() const;
-  /// Ranks of the unit's set that have left, and have not joined before; ascending.
+  /// Ranks of the unit's set that have left, and have not joined before; in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
   /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
@@ -185,9 +183,8 @@ class Negotiator : public Records {
   SlotRanges free_slots_;
   std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
   std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
-  std::vector<bool> left_;
-  bool any_left_ = false;
-  PledgeTable pledged_;  // of units of one domain
+  std::vector<int> left_;                                  // in the order of their leaving
+  PledgeTable pledged_;                                    // of units of one domain
   bool ended_ = false;
 };
 

@@ -4,41 +4,26 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/support/late_transport.h"
+#include "tests/support/leaving.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
 namespace {
 
+using namespace std::chrono_literals;
+
 struct Size {
   int ranks, domains;
 };
 constexpr Size kSizes[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3}, {4, 2}, {6, 1}, {6, 2}, {6, 3}};
-
-Submission sum_of(std::vector<float>& values, const std::string& name, int set = 0) {
-  Submission submission = allreduce_of(values, name, DataType::Float32);
-  submission.process_set = set;
-  return submission;
-}
-
-std::string words_of(Engine& engine, const std::string& name, int set = 0) {
-  std::vector<float> values(3, 1.0F);
-  try {
-    engine.wait(*engine.submit(sum_of(values, name, set), After::Wait));
-  } catch (const Shutdown& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-std::string told_about(int rank, const std::string& name) {
-  return fmt::format("allreduce '{}': rank {} has called hvd::shutdown() without submitting it", name, rank);
-}
 
 }  // namespace
 
@@ -195,6 +180,47 @@ TEST_CASE("leaving: a rank that has joined is missed by nobody when it leaves, a
       }
     });
   }
+}
+
+namespace {
+
+constexpr Size kSpanning[] = {{2, 2}, {3, 3}, {3, 2}, {4, 2}, {6, 3}};
+
+/// Calls `body(world, leaver, rounds)` for worlds of several domains, between which messages come at once, or late.
+void with_leavers(const std::function<void(ThreadWorld& world, int leaver, int rounds)>& body) {
+  constexpr int kCycles = 40;  // of each size
+  for (const auto& [ranks, domains] : kSpanning) {
+    for (int cycle = 0; cycle < kCycles; ++cycle) {
+      CAPTURE(ranks);
+      CAPTURE(domains);
+      CAPTURE(cycle);
+      WorldOptions options{.size = ranks, .domains = domains, .config = {}};
+      if (cycle % 4 == 3)
+        options.customize = [cycle](int rank, EngineParts& parts) {
+          const auto seed = static_cast<unsigned>(100 * cycle + rank);
+          if (parts.transport) parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seed, 300us);
+        };
+      ThreadWorld world(options);
+      body(world, cycle % ranks, cycle % 20);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("leaving: what is decided and not yet read where the rank leaves does not hold up the others") {
+  with_leavers([](ThreadWorld& world, int leaver, int rounds) {
+    LastSubmission program(world.size(), leaver, rounds);
+    world.run([&](int rank, Engine& engine) { program.run(rank, engine); });
+    program.check();
+  });
+}
+
+TEST_CASE("leaving: a thread goes on submitting while another one shuts down") {
+  with_leavers([](ThreadWorld& world, int leaver, int rounds) {
+    SubmitsDuringShutdown program(leaver, rounds);
+    world.run([&](int rank, Engine& engine) { program.run(rank, engine); });
+  });
 }
 
 }  // namespace hvd::test

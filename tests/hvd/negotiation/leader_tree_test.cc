@@ -44,6 +44,8 @@ class Measuring final : public Transport {
 struct Leader {
   std::vector<Heard> heard;
   std::vector<std::string> agreed;
+  std::vector<std::string> refused;
+  std::vector<int> left;
   bool has_room = true;  // for the next batch
   std::unique_ptr<Measuring> wire;
   std::unique_ptr<LeaderTree> relay;
@@ -61,6 +63,8 @@ struct Tree {
             leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
       actions.agree = [&leader](const UnitKey& about, const Agreement&) { leader.agreed.push_back(about.name); };
+      actions.refuse = [&leader](const UnitKey& about, int) { leader.refused.push_back(about.name); };
+      actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.cut = [&leader](int) { return leader.has_room; };
       actions.ranks_of = [this](int) { return &everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
@@ -170,6 +174,30 @@ TEST_CASE("relay: what became ready while a cut was waited with is said as soon 
   slow.has_room = true;
   tree.settle();
   for (const auto& leader : tree.leaders) CHECK(leader.agreed == std::vector<std::string>{"t"});
+}
+
+TEST_CASE("relay: a tensor that is refused between its decision and its cut is refused again where it is used after the cut") {
+  Tree tree;
+  const auto ready = [&](Leader& leader) { leader.relay->tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}}); };
+  for (int host = 0; host < kHosts; ++host) tree.say(host * kRanksPerHost, shaped(4));
+  tree.settle();
+  for (auto& leader : tree.leaders) ready(leader);
+  tree.settle();
+  for (const auto& leader : tree.leaders) REQUIRE(leader.agreed.size() == 1);
+  constexpr int kFirst = kRanksPerHost;  // of host 1
+  tree.leaders[1].relay->tell({LocalEvent::Kind::Left, {}, kFirst});
+  tree.settle();
+  Leader& uncut = tree.leaders[3];
+  uncut.relay->tell({LocalEvent::Kind::Doubted, tree.key});  // by a rank that has not read the decision yet
+  tree.settle();
+  for (const auto& leader : tree.leaders) REQUIRE(leader.refused.size() == 1);
+  // Host 3 could not give up what was still to be cut. Its ranks come back without introducing it, and then another one leaves.
+  ready(uncut);
+  uncut.relay->tell({LocalEvent::Kind::Doubted, tree.key});
+  uncut.relay->tell({LocalEvent::Kind::Left, {}, 3 * kRanksPerHost});
+  tree.settle();
+  for (const auto& leader : tree.leaders) CHECK(leader.refused.size() == 2);
+  CHECK(tree.leaders[0].left == std::vector<int>{kFirst, 3 * kRanksPerHost});
 }
 
 TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
