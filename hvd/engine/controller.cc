@@ -41,11 +41,23 @@ Controller::Announced Controller::announce(Entry& entry, Ledger& ledger, std::ui
     if (!table().has_process_set(set)) return Announced::SetRemoved;
     const Unit& unit = table().unit(entry.unit.id);
     for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
-    arrived = board_.arrive(unit.id, unit.generation);
+    if (!arrive(entry, arrived)) return Announced::NoRoom;
     if (arrived == 0) continue;  // evicted between the two: introduce it again
     entry.announced = true;
     return Announced::Yes;
   }
+}
+
+/// Returns false, and nothing has happened, if it removes a set in which this rank awaits a promised round: that ends before, on all ranks.
+bool Controller::arrive(const Entry& entry, std::uint32_t& arrived) {
+  if (entry.key.kind != OpKind::Control || entry.key.name != kRemoveProcessSet) {
+    arrived = board_.arrive(entry.unit.id, entry.unit.generation);
+    return true;
+  }
+  const BoardLock lock(board_);  // under which others promise, unless they see this arrival
+  if (table().has_process_set(entry.signature.root) && awaits_promised(entry.signature.root)) return false;
+  arrived = board_.arrive(entry.unit.id, entry.unit.generation);
+  return true;
 }
 
 bool Controller::introduce(Entry& entry, Ledger& ledger) {

@@ -66,6 +66,7 @@ class Controller {
 
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   bool introduce(Entry& entry, Ledger& ledger) HVD_REQUIRES(engine_mutex);
+  bool arrive(const Entry& entry, std::uint32_t& arrived) HVD_REQUIRES(engine_mutex);
   Room introduce_in(Transaction& log, const UnitKey& key, int rank, const Signature& signature) HVD_REQUIRES(engine_mutex, board_lock);
   Room make_room_for(Transaction& log, const UnitKey& key, std::uint32_t slots, std::size_t introduction)
       HVD_REQUIRES(engine_mutex, board_lock);

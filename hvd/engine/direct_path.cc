@@ -134,13 +134,19 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
   return any;
 }
 
+/// Whether ranks of this domain have said that they remove the set: a round that was promised now might end here alone.
+bool DirectPath::is_being_removed(int process_set) const {
+  const Unit* const removal = table().removal_of(process_set);
+  return removal != nullptr && (removal->undecided || board_.arrivals(removal->id) > 0);
+}
+
 DirectPath::Promise DirectPath::try_to_promise(PersistentOp& op, LeaderTree& tree) {
   const auto number = tree.number_of(op.key());
   const bool may_promise = number && rounds_.may_promise(*number);
   {
     const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the promise
     if (board_.tail() != board_.read_position() || !is_to_begin(op)) return Promise::ReadFirst;
-    if (!may_promise || !fast_path_.can_run_for_all(op)) return Promise::No;
+    if (!may_promise || is_being_removed(op.set->id) || !fast_path_.can_run_for_all(op)) return Promise::No;
     board_.promise(op.unit.id);
   }
   Bytes contribution;

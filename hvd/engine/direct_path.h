@@ -63,6 +63,7 @@ class DirectPath {
   bool act_on_messages(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_to_begin(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
   bool promise_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool is_being_removed(int process_set) const HVD_REQUIRES(engine_mutex);
   /// What came of it; unless it is made nothing has happened, and the operation is to take the long way, or first the log to be read.
   enum class Promise : std::uint8_t { Made, No, ReadFirst };
   Promise try_to_promise(PersistentOp& op, LeaderTree& tree) HVD_REQUIRES(engine_mutex);

@@ -40,6 +40,14 @@ std::vector<const Unit*> Negotiator::units_of(int process_set, const std::string
   return units;
 }
 
+const Unit* Negotiator::removal_of(int process_set) const {
+  const Unit* const unit = process_set == 0 ? nullptr : find({0, OpKind::Control, std::string(kRemoveProcessSet)});
+  if (unit == nullptr) return nullptr;
+  const auto& said = unit->signatures.said();
+  const auto is_this = [&](const auto& each) { return each.signature->root == process_set; };
+  return std::any_of(said.begin(), said.end(), is_this) ? unit : nullptr;
+}
+
 bool Negotiator::has_agreed(Scope scope) const {
   return std::any_of(queues_.begin(), queues_.end(), [&](const auto& queue) { return scope_of(queue.first) == scope; });
 }

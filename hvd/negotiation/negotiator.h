@@ -149,6 +149,8 @@ class Negotiator : public Records {
   /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
 
+  /// Returns the unit that removes the set, if a rank was the last time about to remove just this; else null.
+  [[nodiscard]] const Unit* removal_of(int process_set) const;
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;

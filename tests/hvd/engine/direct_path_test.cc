@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -44,17 +46,23 @@ struct Sum {
   std::vector<std::int32_t> values;
   std::string name;
   Shape shape{3};
-  Sum(int rank, int round, std::string called) : values(3, rank + 10 * round + 1), name(std::move(called)) {}
+  int set = 0;
+  Sum(int rank, int round, std::string called, int of = 0) : values(3, rank + 10 * round + 1), name(std::move(called)), set(of) {}
   [[nodiscard]] SmallCall call() {
     SmallCall call;
     call.name = name;
+    call.process_set = set;
     call.dtype = DataType::Int32;
     call.shape = shape;
     call.input = call.output = values.data();
     call.op = ReduceOp::Sum;
     return call;
   }
-  [[nodiscard]] Submission submission() { return allreduce_of(values, name, DataType::Int32); }
+  [[nodiscard]] Submission submission() {
+    Submission submission = allreduce_of(values, name, DataType::Int32);
+    submission.process_set = set;
+    return submission;
+  }
   /// Returns whether the fast path was taken, at first.
   bool run(Engine& engine) {
     if (engine.try_fast_path(call())) return true;
@@ -244,6 +252,50 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
         steady(10);
       });
     }
+  }
+}
+
+TEST_CASE("direct path: a set that is removed while another thread uses it has done the same rounds on all ranks") {
+  const auto control = [](std::string_view name, const Shape& ranks, int set) {
+    Submission submission;
+    submission.kind = OpKind::Control;
+    submission.name = std::string(name);
+    submission.root = set;
+    submission.tensors.push_back({nullptr, nullptr, DataType::Int64, ranks, nullptr, true});
+    return submission;
+  };
+  for (const auto& [ranks, domains] : kSizes) {
+    if (ranks == 8) continue;
+    CAPTURE(ranks);
+    CAPTURE(domains);
+    Seen seen;
+    ThreadWorld world(options_of(ranks, domains, seen, 100us));
+    constexpr int kRemovals = 12;
+    std::vector<std::vector<int>> done(static_cast<std::size_t>(ranks), std::vector<int>(kRemovals));
+    world.run([&](int rank, Engine& engine) {
+      const int size = engine.topology().size;
+      Shape all(static_cast<std::size_t>(size));
+      std::iota(all.begin(), all.end(), 0);
+      for (int removal = 0; removal < kRemovals; ++removal) {
+        const auto made = engine.submit(control(kAddProcessSet, all, 0), After::Wait);
+        engine.wait(*made);
+        int& rounds = done[static_cast<std::size_t>(rank)][static_cast<std::size_t>(removal)];
+        std::thread other([&, set = static_cast<int>(made->value)] {
+          try {
+            for (;; ++rounds) {
+              Sum sum(rank, rounds, "loss", set);
+              sum.run(engine);
+              CHECK(sum.is_right(size, rounds));
+            }
+          } catch (const InvalidArgument&) {
+          }
+        });
+        std::this_thread::sleep_for(std::chrono::microseconds(500 + 300 * (removal % 8) + 100 * rank));
+        engine.wait(*engine.submit(control(kRemoveProcessSet, all, static_cast<int>(made->value)), After::Wait));
+        other.join();
+      }
+    });
+    for (const auto& of_rank : done) CHECK(of_rank == done.front());
   }
 }
 
