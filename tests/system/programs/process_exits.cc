@@ -5,6 +5,7 @@
 //   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of SIGALRM: while it waits for rank 0, which
 //   does
 //                                                not come, or after so long in the midst of small allreduces (0: the former)
+//   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ; with AGAIN=1 a second one is not
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
@@ -54,6 +55,23 @@ void by_signal(bool is_last, int milliseconds) {
   sum(1 << 16, "waited.for");
 }
 
+/// What a program does that can do without a world, or knows how to mend what is wrong.
+int be_refused(int rank, bool again) {
+  hvd::Config config = hvd::Config::from_environment();
+  config.fusion_threshold_bytes = 1000 + rank;
+  try {
+    hvd::init(config);
+  } catch (const hvd::Mismatch&) {
+    say(fmt::format("rank {} was refused", rank));
+  }
+  if (again) {
+    hvd::init();
+    sum(1000, "step");
+    say(fmt::format("rank {} was taken", hvd::rank()));
+  }
+  return 0;
+}
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& what = arguments.at(0);
   const bool is_last = hvd::rank() == hvd::size() - 1;
@@ -81,6 +99,7 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const int rank = hvd::launcher_hints().rank.value_or(0);
   try {
+    if (argc > 2 && argv[1] == std::string("refused")) return be_refused(rank, argv[2] == std::string("1"));
     hvd::init();
     return run({argv + 1, argv + argc});
   } catch (const hvd::Error& error) {

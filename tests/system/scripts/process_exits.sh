@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ranks that end without shutdown(): the job ends in order where all return from main(), however late rank 0 is with its checkpoint; where one
-# ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs.
+# ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs. Those that init() has
+# refused end in order too.
 # Usage: process_exits.sh BUILD_FOLDER
 # timeout: 600
 set -uo pipefail
@@ -38,4 +39,8 @@ for shared in auto off; do
 done
 export HVD_SHARED_MEMORY=auto
 start job "exit() in a signal handler: the others are told" 3 failure some "^rank [01]: RankFailed: rank 2 died" "$program" signal 0 211
+for ranks in 2 4; do
+  start job "init() is refused, and the program ends in order" "$ranks" 0 "$ranks" "^rank . was refused" "$program" refused 0
+done
+start job "init() is refused, then it is not" 3 0 6 "^rank . was (refused|taken)" "$program" refused 1
 finish_cases
