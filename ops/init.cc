@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <limits>
@@ -17,6 +16,7 @@
 #include "hvd/base/affinity.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "hvd/engine/library_call.h"
@@ -126,23 +126,6 @@ void watch_exit_without_world() {
   static_cast<void>(once);
 }
 
-/// Leaves signals to the program's own threads while it lives: a thread that is started meanwhile takes none but those of its own faults.
-class SignalsKeptOff {
- public:
-  SignalsKeptOff() {
-    sigset_t all;
-    ::sigfillset(&all);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) ::sigdelset(&all, own);
-    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsKeptOff() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsKeptOff(const SignalsKeptOff&) = delete;
-  SignalsKeptOff& operator=(const SignalsKeptOff&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
 /// What the coordination thread waits for before it drives anything: that all ranks have theirs.
 struct Beginning {
   std::promise<void> born;
@@ -168,7 +151,6 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   };
   std::shared_ptr<Engine> engine;
   try {
-    const SignalsKeptOff to_its_thread;
     engine = {new Engine(std::move(parts)), take_apart};
   } catch (const std::system_error& error) {
     throw BackendError(formatted("the coordination thread cannot be started: {}; 'ulimit -u' limits the threads of a user", error.what()));

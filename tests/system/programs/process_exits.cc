@@ -6,10 +6,12 @@
 //   does
 //                                                not come, or after so long in the midst of small allreduces (0: the former)
 //   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ; with AGAIN=1 a second one is not
+//   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and which main() has blocked
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -72,6 +74,20 @@ int be_refused(int rank, bool again) {
   return 0;
 }
 
+/// A signal that the program's own threads have blocked waits until one of them asks for it.
+void keep_blocked_signal() {
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  ::sigaddset(&blocked, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+  std::signal(SIGTERM, [](int) { std::exit(0); });  // NOLINT: what is tested
+  ::kill(::getpid(), SIGTERM);
+  for (int step = 0; step < 10; ++step) sum(1000, "step");
+  int signal = 0;
+  if (::sigwait(&blocked, &signal) != 0 || signal != SIGTERM) throw std::runtime_error("no signal");
+  say(fmt::format("rank {} has its signal", hvd::rank()));
+}
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& what = arguments.at(0);
   const bool is_last = hvd::rank() == hvd::size() - 1;
@@ -87,6 +103,8 @@ int run(const std::vector<std::string>& arguments) {
     if (is_last) return 0;
     std::this_thread::sleep_for(1s);
     if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
+  } else if (what == "blocked") {
+    keep_blocked_signal();
   } else if (what == "signal") {
     status_of_signal = std::stoi(arguments.at(1));
     by_signal(is_last, std::stoi(arguments.at(2)));
