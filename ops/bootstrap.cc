@@ -93,13 +93,15 @@ std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
 }
 
 void Bootstrap::fail(const Status& status) const noexcept {
-  if (!meeting_ || knows_failure_ || !meeting_->broken().empty()) return;
+  if (!meeting_ || knows_failure_ || !is_whole()) return;
   try {
     static_cast<void>(meeting_->allgather(marked(Mark::Failed, Writer().put(status.code()).put_string(status.text()).take())));
   } catch (...) {
     log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}", status_of_current_exception().text());
   }
 }
+
+bool Bootstrap::is_whole() const { return !meeting_ || meeting_->broken().empty(); }
 
 void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const {
   Writer writer;

@@ -59,6 +59,8 @@ class Bootstrap {
   void agree() const { static_cast<void>(allgather({})); }
   /// This rank leaves `init()` with an error: throws it on the others, in their next `allgather`. Does nothing where they know already.
   void fail(const Status& status) const noexcept;
+  /// Returns whether the ranks can still meet: none has died while others waited for it here.
+  [[nodiscard]] bool is_whole() const;
   /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names those that differ, with their values
   /// by rank.
   void require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const;

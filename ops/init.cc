@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <limits>
@@ -17,6 +16,7 @@
 #include "hvd/base/affinity.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "hvd/engine/library_call.h"
@@ -85,13 +85,19 @@ std::string describe(const Topology& topology, const Bootstrap& bootstrap, const
 
 /// The last world ended in order on all ranks.
 bool ended_in_order = false;
+/// The last `init()` has failed, and all ranks live and know it.
+bool was_refused = false;
+
+bool may_end_here(const void* process) {
+  if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return false;
+  return !is_inside_library();  // else a signal handler has interrupted it: locks are taken, and the others will see that this rank died
+}
 
 /// A process that returns from main() without shutdown() does here what shutdown() does, and so waits until the others end too: rank 0 may
 /// have a checkpoint to write. One that ends with another status than 0 waits for nobody, as one that ends by an exception does not come
 /// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not.
 void at_exit(int status, void* process) {
-  if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return;
-  if (is_inside_library()) return;  // a signal handler has interrupted it: the locks are taken, and the others will see that this rank died
+  if (!may_end_here(process)) return;
   if ((status & 0xff) != 0) {
     desert_world(status & 0xff);
   } else {
@@ -100,28 +106,25 @@ void at_exit(int status, void* process) {
   if (ended_in_order) finalize_mpi();
 }
 
+/// A program that can do without a world has not failed: MPI, which `init()` has started, must not say that it has.
+void at_exit_without_world(int status, void* process) {
+  if (may_end_here(process) && was_refused && (status & 0xff) == 0) finalize_mpi();
+}
+
+pid_t* this_process() {
+  static pid_t process = ::getpid();
+  return &process;
+}
+
 void watch_exit() {
-  static const pid_t process = ::getpid();
-  static const bool once = ::on_exit(at_exit, const_cast<pid_t*>(&process)) == 0;
+  static const bool once = ::on_exit(at_exit, this_process()) == 0;
   static_cast<void>(once);
 }
 
-/// Leaves signals to the program's own threads while it lives: a thread that is started meanwhile takes none but those of its own faults.
-class SignalsKeptOff {
- public:
-  SignalsKeptOff() {
-    sigset_t all;
-    ::sigfillset(&all);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) ::sigdelset(&all, own);
-    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsKeptOff() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsKeptOff(const SignalsKeptOff&) = delete;
-  SignalsKeptOff& operator=(const SignalsKeptOff&) = delete;
-
- private:
-  sigset_t before_{};
-};
+void watch_exit_without_world() {
+  static const bool once = ::on_exit(at_exit_without_world, this_process()) == 0;
+  static_cast<void>(once);
+}
 
 /// What the coordination thread waits for before it drives anything: that all ranks have theirs.
 struct Beginning {
@@ -148,7 +151,6 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   };
   std::shared_ptr<Engine> engine;
   try {
-    const SignalsKeptOff to_its_thread;
     engine = {new Engine(std::move(parts)), take_apart};
   } catch (const std::system_error& error) {
     throw BackendError(formatted("the coordination thread cannot be started: {}; 'ulimit -u' limits the threads of a user", error.what()));
@@ -275,17 +277,22 @@ void init(const Config& config) {
   ranks.begin();
   if (!ranks.is_alone()) become_rank(ranks.rank());
   World world;
+  const auto refuse = [&ranks](const Status& status) {
+    ranks.fail(status);
+    was_refused = ranks.is_whole();
+    watch_exit_without_world();
+  };
   try {
     world = make_world(config, *bootstrap);
   } catch (const Error&) {
-    ranks.fail(status_of_current_exception());
+    refuse(status_of_current_exception());
     throw;
   } catch (...) {
     const Status status = status_of_current_exception();
-    ranks.fail(status);
+    refuse(status);
     status.raise();
   }
-  ended_in_order = false;
+  ended_in_order = was_refused = false;
   const Topology topology = world.engine->topology();
   const std::string description = world.description;
   install_world(std::move(world));

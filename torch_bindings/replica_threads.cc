@@ -13,6 +13,7 @@
 #include <optional>
 #include <thread>
 
+#include "hvd/base/signals.h"
 #include "torch_bindings/autocast.h"
 #include "torch_bindings/stream_set.h"
 
@@ -31,6 +32,7 @@ class ThreadShares {
   }
   explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
     share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
+    const SignalsKeptOff of_it;
     keeper_ = std::thread([this] {
       const int of_new_threads = at::get_num_threads();
       known_.count_down();
@@ -78,6 +80,7 @@ void in_parallel(const std::vector<at::Device>& devices, const std::function<voi
   std::vector<std::thread> running;
   ThreadShares shares(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
+    const SignalsKeptOff of_it;
     running.emplace_back([&, i] {
       shares.take();
       try {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "hvd/base/log.h"
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -17,6 +18,7 @@ namespace {
 cpu_set_t usable_cores() {
   cpu_set_t usable;
   CPU_ZERO(&usable);
+  const SignalsKeptOff of_it;
   std::thread([&usable] {
     cpu_set_t all;
     std::memset(&all, 0xff, sizeof all);

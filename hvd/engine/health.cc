@@ -16,7 +16,6 @@ namespace {
 constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
 constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
-constexpr std::chrono::seconds kMissed = 3s;    // as long as that it is worth a word beside a stall
 constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
 
 }  // namespace
@@ -120,7 +119,7 @@ std::string Health::describe_silence(const Heartbeat::Silence& silence) const {
 
 void Health::report_silence() {
   const Config& config = parts_.config;
-  const auto limit = std::min<std::chrono::seconds>(config.stall_check_time, kSilence);
+  const auto limit = std::clamp<std::chrono::seconds>(config.stall_check_time, Heartbeat::kMissed, kSilence);
   const auto now = Clock::now();
   for (const auto& silence : leader_->silences(limit)) {
     const std::string text = describe_silence(silence);
@@ -156,7 +155,7 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
     if (!known) culprits = "ranks on other hosts have not submitted it";
   }
   if (leader_ != nullptr && !config.stall_check_disable)
-    for (const auto& silence : leader_->silences(kMissed)) culprits += "; " + describe_silence(silence);
+    for (const auto& silence : leader_->silences(Heartbeat::kMissed)) culprits += "; " + describe_silence(silence);
   over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
   if (!over && !due) return;
   entry.reported = now;

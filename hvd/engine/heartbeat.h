@@ -18,6 +18,8 @@ class Heartbeat final : public Transport {
   using Clock = std::chrono::steady_clock;
   /// Sent where nothing else was sent for so long.
   static constexpr std::chrono::milliseconds kInterval{1000};
+  /// Silence that is worth a word, and the least that may end a world: so many beats are not late, but missing.
+  static constexpr std::chrono::seconds kMissed{3};
 
   /// `neighbours`: the domains that `wire` exchanges messages with; each of them has a Heartbeat too.
   Heartbeat(Transport& wire, std::vector<int> neighbours);

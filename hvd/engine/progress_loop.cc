@@ -4,6 +4,7 @@
 
 #include "hvd/base/affinity.h"
 #include "hvd/base/process.h"
+#include "hvd/base/signals.h"
 
 namespace hvd {
 
@@ -18,6 +19,7 @@ constexpr unsigned kYieldsSharing = 100;  // where ranks share cores
 }  // namespace
 
 void ProgressLoop::start() {
+  const SignalsKeptOff of_it;
   thread_ = std::thread([this] { coordinate(); });
 }
 

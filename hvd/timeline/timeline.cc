@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "hvd/base/log.h"
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -126,6 +127,7 @@ void Timeline::begin_writing(TimelineFile file, TimelineFormat format, const Tim
     left_out_ = 0;
     hurry_ = stop_ = false;
   }
+  const SignalsKeptOff of_it;
   writer_ = std::thread([this, format = std::move(format)]() mutable {
     try {
       write_on(std::move(format));

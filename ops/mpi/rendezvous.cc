@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 
@@ -59,6 +60,7 @@ std::unique_ptr<MpiRendezvous> MpiRendezvous::start(int rank) {
   if (initialized != 0) {
     mpi().query_thread(&level);
   } else {
+    const SignalsKeptOff of_its_threads;  // a child that it forks begins with a mask of its own
     check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
     we_started_mpi = true;
   }

@@ -1,19 +1,18 @@
 #include "ops/rendezvous/server.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "hvd/base/log.h"
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -35,18 +34,12 @@ StoreServer::StoreServer(FileDescriptor listener, Options options)
       store_(options_.size),
       begin_(Clock::now()) {
   if (wake_.get() < 0) throw BackendError(formatted("eventfd: {}", std::strerror(errno)));
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) ::sigdelset(&all, own);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals are for the program's own threads
   try {
+    const SignalsKeptOff of_it;
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw BackendError(formatted("the thread of the ranks' store cannot be started: {}", error.what()));
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 StoreServer::~StoreServer() {

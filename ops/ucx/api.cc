@@ -51,6 +51,7 @@ OpenedUcx open() {
   get("ucp_get_version", api.get_version);
   get("ucp_config_read", api.config_read);
   get("ucp_config_modify", api.config_modify);
+  get("ucp_config_print", api.config_print);
   get("ucp_config_release", api.config_release);
   get("ucp_init_version", api.init_version);
   get("ucp_cleanup", api.cleanup);

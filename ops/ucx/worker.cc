@@ -1,6 +1,8 @@
 #include "ops/ucx/worker.h"
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -17,16 +19,37 @@ constexpr auto kPatienceAtEnd = 1s;
 constexpr const char* kLogLevel = "LOG_LEVEL";
 constexpr unsigned kMajor = 1;
 constexpr unsigned kLastMinorWithPuts = 13;
-constexpr int kMostSteps = 8;  // of progress at once, so that who has much to receive comes to what it has received
+constexpr unsigned kFirstMinorWithNegation = 11;  // of transports: "^sm"
+constexpr int kMostSteps = 8;                     // of progress at once, so that who has much to receive comes to what it has received
+
+struct Version {
+  unsigned major = 0, minor = 0, release = 0;
+};
 
 /// UCX 1.13 may end the process when a rank dies in the middle of a put over TCP ("tcp_ep.c:939 Assertion `ep->flags &
 /// UCT_TCP_EP_FLAG_PUT_TX_WAITING_ACK' failed"). This is its name for UCX_TCP_PUT_ENABLE; later versions have others.
-void avoid_puts(const UcxApi& api, ucp_config_t* config) {
-  unsigned major = 0;
-  unsigned minor = 0;
-  unsigned release = 0;
-  api.get_version(&major, &minor, &release);
-  if (major == kMajor && minor <= kLastMinorWithPuts) static_cast<void>(api.config_modify(config, "PUT_ENABLE", "n"));
+void avoid_puts(const UcxApi& api, const Version& version, ucp_config_t* config) {
+  if (version.major == kMajor && version.minor <= kLastMinorWithPuts) static_cast<void>(api.config_modify(config, "PUT_ENABLE", "n"));
+}
+
+/// Returns whether nobody has said, in the environment or in UCX's file, which transports may be used.
+bool is_free_to_choose(const UcxApi& api, const ucp_config_t* config) {
+  char* text = nullptr;
+  std::size_t bytes = 0;
+  FILE* const printed = ::open_memstream(&text, &bytes);
+  if (printed == nullptr) return false;
+  api.config_print(config, printed, nullptr, UCS_CONFIG_PRINT_CONFIG);
+  const bool is_closed = std::fclose(printed) == 0;
+  const bool is_free = is_closed && std::string_view(text, bytes).find("UCX_TLS=all\n") != std::string_view::npos;
+  std::free(text);
+  return is_free;
+}
+
+/// Each worker would take 4 MiB of /dev/shm, and not begin where there is no room, for transports that no connection with error handling
+/// uses. The 64 MiB of a container would do for fifteen.
+void avoid_shared_memory(const UcxApi& api, const Version& version, ucp_config_t* config) {
+  const bool can_leave_out = version.major > kMajor || version.minor >= kFirstMinorWithNegation;
+  if (can_leave_out && is_free_to_choose(api, config)) static_cast<void>(api.config_modify(config, "TLS", "^sm"));
 }
 
 }  // namespace
@@ -35,7 +58,10 @@ UcxWorker::UcxWorker(const UcxApi& api, int rank, int size) : api_(api), rank_(r
   for (Peer& peer : peers_) peer.worker = this;
   ucp_config_t* config = nullptr;
   check(api_.config_read(nullptr, nullptr, &config), "ucp_config_read");
-  avoid_puts(api_, config);
+  Version version;
+  api_.get_version(&version.major, &version.minor, &version.release);
+  avoid_puts(api_, version, config);
+  avoid_shared_memory(api_, version, config);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_TAG;

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "hvd/base/signals.h"
+
 namespace hvd::nccl {
 
 namespace {
@@ -31,6 +33,7 @@ bool within(std::chrono::milliseconds limit, std::function<void()> work) noexcep
   const auto ending = std::make_shared<Ending>();
   ending->work = std::move(work);
   try {
+    const SignalsKeptOff of_it;
     std::thread([ending] { ending->run(); }).detach();
   } catch (const std::system_error&) {  // not covered: the system has no thread to give
     ending->run();                      // not covered: likewise

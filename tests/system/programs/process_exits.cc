@@ -5,10 +5,13 @@
 //   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of SIGALRM: while it waits for rank 0, which
 //   does
 //                                                not come, or after so long in the midst of small allreduces (0: the former)
+//   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ; with AGAIN=1 a second one is not
+//   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and which main() has blocked
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -54,6 +57,37 @@ void by_signal(bool is_last, int milliseconds) {
   sum(1 << 16, "waited.for");
 }
 
+/// What a program does that can do without a world, or knows how to mend what is wrong.
+int be_refused(int rank, bool again) {
+  hvd::Config config = hvd::Config::from_environment();
+  config.fusion_threshold_bytes = 1000 + rank;
+  try {
+    hvd::init(config);
+  } catch (const hvd::Mismatch&) {
+    say(fmt::format("rank {} was refused", rank));
+  }
+  if (again) {
+    hvd::init();
+    sum(1000, "step");
+    say(fmt::format("rank {} was taken", hvd::rank()));
+  }
+  return 0;
+}
+
+/// A signal that the program's own threads have blocked waits until one of them asks for it.
+void keep_blocked_signal() {
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  ::sigaddset(&blocked, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+  std::signal(SIGTERM, [](int) { std::exit(0); });  // NOLINT: what is tested
+  ::kill(::getpid(), SIGTERM);
+  for (int step = 0; step < 10; ++step) sum(1000, "step");
+  int signal = 0;
+  if (::sigwait(&blocked, &signal) != 0 || signal != SIGTERM) throw std::runtime_error("no signal");
+  say(fmt::format("rank {} has its signal", hvd::rank()));
+}
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& what = arguments.at(0);
   const bool is_last = hvd::rank() == hvd::size() - 1;
@@ -69,6 +103,8 @@ int run(const std::vector<std::string>& arguments) {
     if (is_last) return 0;
     std::this_thread::sleep_for(1s);
     if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
+  } else if (what == "blocked") {
+    keep_blocked_signal();
   } else if (what == "signal") {
     status_of_signal = std::stoi(arguments.at(1));
     by_signal(is_last, std::stoi(arguments.at(2)));
@@ -81,6 +117,7 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const int rank = hvd::launcher_hints().rank.value_or(0);
   try {
+    if (argc > 2 && argv[1] == std::string("refused")) return be_refused(rank, argv[2] == std::string("1"));
     hvd::init();
     return run({argv + 1, argv + argc});
   } catch (const hvd::Error& error) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ranks that end without shutdown(): the job ends in order where all return from main(), however late rank 0 is with its checkpoint; where one
-# ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs.
+# ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs. Those that init() has
+# refused end in order too. No thread of the library takes a signal.
 # Usage: process_exits.sh BUILD_FOLDER
 # timeout: 600
 set -uo pipefail
@@ -29,6 +30,7 @@ for shared in auto off; do
       "$program" status 5
     start job "a rank ends by an exception when others have returned" "$ranks" failure some "rank 0 has had enough" "$program" return_then_fail
   done
+  start job "a signal that the program has blocked" 2 0 2 "^rank . has its signal" env HVD_TIMELINE="$cases_folder/$shared" "$program" blocked
   for ranks in 2 4; do
     for status in 0 7; do # without MPI_Finalize mpirun counts a status of 0 as a failure, too
       start job "exit($status) in a signal handler, while the rank waits" "$ranks" failure 0 "watchdog" "$program" signal "$status" 0
@@ -38,4 +40,8 @@ for shared in auto off; do
 done
 export HVD_SHARED_MEMORY=auto
 start job "exit() in a signal handler: the others are told" 3 failure some "^rank [01]: RankFailed: rank 2 died" "$program" signal 0 211
+for ranks in 2 4; do
+  start job "init() is refused, and the program ends in order" "$ranks" 0 "$ranks" "^rank . was refused" "$program" refused 0
+done
+start job "init() is refused, then it is not" 3 0 6 "^rank . was (refused|taken)" "$program" refused 1
 finish_cases

@@ -151,6 +151,16 @@ done
 start says "over UCX, a child that is forked" 0 3 "^rank [0-2]: all is well" env HVD_SHARED_MEMORY=off "$ranks" 3 "$tests/process_forks" exit0
 start says "over UCX, a stuck rank" 3 3 "^rank [013]: StallTimeout: allreduce 'small' .*ranks 2-3, on other hosts, have not submitted it" env HVD_SHARED_MEMORY=off \
   HVD_STALL_CHECK_TIME_SECONDS=1 HVD_STALL_SHUTDOWN_TIME_SECONDS=3 "$ranks" 4 "$tests/victim" late 8000
+# Containers have 64 MiB of /dev/shm, for any number of ranks. Here it has less than UCX would take for one rank's shared memory.
+with_little_shm=(unshare --mount bash -c 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"' bash)
+"${with_little_shm[@]}" true 2>/dev/null || with_little_shm=(unshare --map-root-user "${with_little_shm[@]:1}")
+if "${with_little_shm[@]}" true 2>/dev/null; then
+  start says "over UCX, with little /dev/shm" 0 4 "^rank [01] of 2, " "${with_little_shm[@]}" env HVD_SHARED_MEMORY=off "$ranks" 2 "$tests/meets"
+  start says "over UCX, and UCX_TLS asks for shared memory that is not there" 3 2 "^rank [01]: BackendError: ucp_worker_create on rank [01]" \
+    "${with_little_shm[@]}" env HVD_SHARED_MEMORY=off UCX_TLS=sm,tcp,self "$ranks" 2 "$tests/meets"
+else
+  echo "little /dev/shm is left out: no unshare --mount"
+fi
 if unshare --uts true 2>/dev/null; then
   # on_hosts FIRST COMMAND...: ranks from FIRST on are on another host
   cat >"$cases_folder/on_hosts" <<'END'
