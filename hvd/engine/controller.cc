@@ -255,6 +255,7 @@ bool Controller::try_to_agree(std::uint32_t id) {
   Agreement what;
   std::uint32_t arrived = 0;
   do {
+    if (!board_.await_unclaimed(id)) return true;
     arrived = board_.arrivals(id);
     // Two may find a unit complete, where ranks have joined or are on the fast path; the first to come says so.
     if (!is_complete(id)) return true;

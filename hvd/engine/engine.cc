@@ -47,7 +47,7 @@ Engine::Engine(EngineParts parts)
       health_(parts_, log_, controller_, ledger_, queue_, leader_.get(), mutex_),
       loop_(parts_, mutex_, *this) {
   const Config& config = parts_.config;
-  board_.set_lock_patience(
+  board_.set_patience(
       {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
   loop_.start();
 }

@@ -93,6 +93,8 @@ std::string Health::describe_missing(const Entry& entry) const {
   if (!missing.empty()) {
     text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
                      missing.size() == 1 ? "has" : "have");
+  } else if (const int claimant = parts_.board->claimant(entry.unit.id); claimant != Board::kNobody) {
+    text = formatted("rank {} came last and does not end it: {}", domain[static_cast<std::size_t>(claimant)], kIsStopped);
   } else if (const auto awaited = leader_ != nullptr ? leader_->awaited(entry.key) : missing; awaited.size() == 1) {
     text = formatted("rank {}, on another host, has not submitted it", awaited.front());
   } else if (!awaited.empty()) {

@@ -27,7 +27,15 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
 }
 
 constexpr std::uint64_t kClaimed = std::uint64_t{1} << 31;
+constexpr unsigned kClaimantBits = 16;  // from here on, below kClaimed, its index
+constexpr std::uint64_t kArrivals = (std::uint64_t{1} << kClaimantBits) - 1;
 constexpr int kClaimSpins = 200;
+constexpr int kClaimYields = 100;
+
+constexpr std::uint64_t claimed_by(int rank) { return kClaimed | static_cast<std::uint64_t>(rank) << kClaimantBits; }
+constexpr int claimant_of(std::uint64_t word) {
+  return (word & kClaimed) == 0 ? Board::kNobody : static_cast<int>((word & (kClaimed - 1)) >> kClaimantBits);
+}
 
 }  // namespace
 
@@ -59,11 +67,8 @@ Board::Board(std::span<std::byte> block, int self)
       slots_at_(areas_at_ + round_up(static_cast<std::size_t>(ranks_) * sizeof(RankArea), board_layout::kPage)),
       slot_bytes_(sizeof(SlotHead) + static_cast<std::size_t>(ranks_) * sizeof(SlotRank)),
       log_at_(slots_at_ + round_up(slots_ * slot_bytes_, board_layout::kPage)),
-      lock_(header().lock, header().lock_owner, self_,
-            {[this] { return find_dead(); }, [this](const Status& failure) { set_failure(failure); },
-             [this] {
-               if (failed()) failure().raise();
-             }}) {}
+      reports_{[this] { return find_dead(); }, [this](const Status& failure) { set_failure(failure); }, [this] { return failure(); }},
+      lock_(header().lock, header().lock_owner, header().awaited, self_, patience_, reports_) {}
 
 // On the way of small operations, of which they would be a twentieth as calls.
 [[gnu::always_inline]] inline Board::Header& Board::header() const { return *reinterpret_cast<Header*>(block_.data()); }
@@ -82,10 +87,11 @@ std::uint64_t Board::tail() const { return header().tail.load(std::memory_order_
 
 std::uint64_t Board::read_position(int rank) const { return area(rank).read.load(std::memory_order_acquire); }
 
-std::uint64_t Board::slowest_reader() const {
-  std::uint64_t slowest = header().tail.load(std::memory_order_relaxed);
+Board::SlowestReader Board::find_slowest() const {
+  SlowestReader slowest{kNobody, header().tail.load(std::memory_order_relaxed)};
   for (int rank = 0; rank < ranks_; ++rank)
-    if (area(rank).left.load(std::memory_order_acquire) == 0) slowest = std::min(slowest, area(rank).read.load(std::memory_order_acquire));
+    if (area(rank).left.load(std::memory_order_acquire) == 0)
+      if (const auto position = read_position(rank); position < slowest.position) slowest = {rank, position};
   return slowest;
 }
 
@@ -129,20 +135,39 @@ std::optional<Bytes> Board::read_next() {
   return record;
 }
 
-/// Returns the slot's generation and arrivals once nobody has claimed the round: that lasts for nanoseconds, unless the claimant has lost
-/// its core, or died, which ends the world.
-std::uint64_t Board::unclaimed(std::uint32_t slot) const {
+/// Returns the slot's generation and arrivals once nobody has claimed the round, or the world has failed.
+std::uint64_t Board::unclaimed(std::uint32_t slot) {
   const auto& word = head(slot).generation_and_arrivals;
-  for (int i = 0;; ++i) {
+  for (int i = 0; i < kClaimSpins + kClaimYields; ++i) {
     const std::uint64_t now = word.load(std::memory_order_seq_cst);
-    if ((now & kClaimed) == 0 || failed()) return now;
+    if ((now & kClaimed) == 0) return now;
     if (i < kClaimSpins) {
       cpu_relax();
     } else {
-      std::this_thread::yield();
+      std::this_thread::yield();  // the claimant may be the next to run here
+    }
+  }
+  return wait_for_claimant(slot);
+}
+
+/// The same where the claimant has lost its core, or worse.
+std::uint64_t Board::wait_for_claimant(std::uint32_t slot) {
+  const auto& word = head(slot).generation_and_arrivals;
+  PatientWait wait = make_wait(PatientWait::kWrites);
+  while (true) {
+    const std::uint64_t now = word.load(std::memory_order_seq_cst);
+    const int claimant = claimant_of(now);
+    lock_.await(claimant);  // which this rank may have meanwhile
+    if (claimant == kNobody || !wait.pause(claimant)) {
+      lock_.await(kNobody);
+      return now;
     }
   }
 }
+
+bool Board::await_unclaimed(std::uint32_t slot) { return (unclaimed(slot) & kClaimed) == 0; }
+
+int Board::claimant(std::uint32_t slot) const { return claimant_of(head(slot).generation_and_arrivals.load(std::memory_order_acquire)); }
 
 void Board::prepare_arrival(std::uint32_t slot) const {
   prefetch_to_write(&head(slot));
@@ -167,7 +192,7 @@ bool Board::arrive_last(std::uint32_t slot, std::uint32_t generation, std::uint3
   SlotRank& mine = slot_rank(slot, self_);
   mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   std::uint64_t now = std::uint64_t{generation} << 32 | (ranks - 1);
-  return place.generation_and_arrivals.compare_exchange_strong(now, (now + 1) | kClaimed, std::memory_order_seq_cst);
+  return place.generation_and_arrivals.compare_exchange_strong(now, (now + 1) | claimed_by(self_), std::memory_order_seq_cst);
 }
 
 std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
@@ -181,17 +206,17 @@ std::uint32_t Board::arrive(std::uint32_t slot, std::uint32_t generation) {
     }
     mine.arrived_round.store(place.round.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (place.generation_and_arrivals.compare_exchange_weak(now, now + 1, std::memory_order_seq_cst, std::memory_order_acquire))
-      return static_cast<std::uint32_t>((now + 1) & ~kClaimed);
+      return static_cast<std::uint32_t>((now + 1) & kArrivals);
   }
 }
 
 bool Board::claim(std::uint32_t slot, std::uint32_t generation, std::uint32_t arrived) {
   std::uint64_t now = std::uint64_t{generation} << 32 | arrived;
-  return head(slot).generation_and_arrivals.compare_exchange_strong(now, now | kClaimed, std::memory_order_acq_rel);
+  return head(slot).generation_and_arrivals.compare_exchange_strong(now, now | claimed_by(self_), std::memory_order_acq_rel);
 }
 
 std::uint32_t Board::arrivals(std::uint32_t slot) const {
-  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst) & ~kClaimed);
+  return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_seq_cst) & kArrivals);
 }
 std::uint32_t Board::generation(std::uint32_t slot) const {
   return static_cast<std::uint32_t>(head(slot).generation_and_arrivals.load(std::memory_order_acquire) >> 32);

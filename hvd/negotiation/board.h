@@ -2,7 +2,9 @@
 /// What the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree through:
 /// one log that all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way,
 /// and who lives. A view over a block of memory that every rank of the domain sees; owns nothing but the view.
-/// Any thread; the functions that want the lock say so. Nothing here blocks for longer than the lock is held.
+/// Any thread; the functions that want the lock say so. Nothing here blocks for longer than the lock is held, or a round is claimed: for
+/// nanoseconds, unless the rank that has it has lost its core. Where that has died the world ends with RankFailed; where it is stopped, who
+/// waits warns of it, and in the end the world ends with StallTimeout (hvd/negotiation/patience.h).
 ///
 /// A rank may die at any instruction. The lock is robust (its next owner is told), counters of a dead rank stay as they were,
 /// and liveness is a robust mutex that the rank's coordination thread holds for as long as it lives: the kernel releases it
@@ -14,7 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
 #include "hvd/negotiation/capabilities.h"
+#include "hvd/negotiation/patience.h"
 #include "hvd/negotiation/patient_lock.h"
 
 namespace hvd {
@@ -51,6 +54,7 @@ class Board {
   static constexpr std::size_t kBatchPlaces = 256;
   static constexpr std::size_t kOpenCounts = 1024;
   static constexpr std::size_t kLogBytes = std::size_t{4} << 20;
+  static constexpr int kNobody = PatientWait::kNobody;  ///< as a rank's index
 
   static std::size_t bytes_needed(int ranks, std::uint32_t slots);
   /// Writes an empty board into `block` (zeroed memory). One rank, before any other makes its view.
@@ -64,13 +68,17 @@ class Board {
   [[nodiscard]] std::uint32_t slots() const { return slots_; }
 
   // ---- the lock: orders appends to the log; held for microseconds
-  /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed, and the lock is had. One that keeps it for
-  /// longer than the patience allows is warned of in the log; in the end the world ends with StallTimeout, which this then throws.
+  /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed, and the lock is had. Throws what ends the
+  /// world meanwhile.
   void lock() { lock_.lock(); }
   void unlock() { lock_.unlock(); }
-  using LockPatience = hvd::LockPatience;
+
+  // ---- waits for other ranks
   /// Before another thread of this rank uses the board.
-  void set_lock_patience(LockPatience patience) { lock_.set_patience(std::move(patience)); }
+  void set_patience(Patience patience) { patience_ = std::move(patience); }
+  [[nodiscard]] const Patience& patience() const { return patience_; }
+  /// A wait of this rank for another one. `how` that keeps the others, for messages.
+  [[nodiscard]] PatientWait make_wait(std::string_view how) const { return {patience_, reports_, how}; }
 
   // ---- the log
   /// Bytes appended so far.
@@ -87,7 +95,14 @@ class Board {
   /// Up to where `rank` has read.
   [[nodiscard]] std::uint64_t read_position(int rank) const;
   /// Up to where every rank that has not left has read.
-  [[nodiscard]] std::uint64_t slowest_reader() const;
+  [[nodiscard]] std::uint64_t slowest_reader() const { return find_slowest().position; }
+  /// Whose position that is; kNobody where all have read the whole log.
+  struct SlowestReader {
+    int rank;
+    std::uint64_t position;
+    bool operator==(const SlowestReader&) const = default;
+  };
+  [[nodiscard]] SlowestReader find_slowest() const;
 
   // ---- slots: readiness
   /// Some time before an arrival: the processor fetches meanwhile what it will write.
@@ -100,9 +115,13 @@ class Board {
   [[nodiscard]] std::uint32_t arrivals(std::uint32_t slot) const;
   [[nodiscard]] std::uint32_t generation(std::uint32_t slot) const;
   /// Claims the end of the round in which all ranks that take part have arrived: `arrived` of them. Who has it is alone to say what comes
-  /// of the round, and must go on at once to `reset_arrivals`, up to where arrivals of the next round and `void_slot` wait. False if
-  /// another has it, or the round is over.
+  /// of the round, and must go on at once to `reset_arrivals`, up to where arrivals of the next round, `set_location`, `close_slot` and
+  /// `void_slot` wait, unless the world fails. False if another has it, or the round is over.
   bool claim(std::uint32_t slot, std::uint32_t generation, std::uint32_t arrived);
+  /// Waits until nobody has claimed the round. Returns false if the world fails first.
+  bool await_unclaimed(std::uint32_t slot);
+  /// The index of the rank that has claimed the round; kNobody: none has.
+  [[nodiscard]] int claimant(std::uint32_t slot) const;
   /// Counts this rank's arrival, as the last of `ranks`, and claims the end of the round in one. False if it would not be the last, or the
   /// generation is over; then it is not counted, and must `arrive`.
   bool arrive_last(std::uint32_t slot, std::uint32_t generation, std::uint32_t ranks);
@@ -227,7 +246,8 @@ class Board {
   [[nodiscard]] RankArea& area(int rank) const;
   [[nodiscard]] SlotHead& head(std::uint32_t slot) const;
   [[nodiscard]] SlotRank& slot_rank(std::uint32_t slot, int rank) const;
-  [[nodiscard]] std::uint64_t unclaimed(std::uint32_t slot) const;
+  [[nodiscard]] std::uint64_t unclaimed(std::uint32_t slot);
+  [[nodiscard]] std::uint64_t wait_for_claimant(std::uint32_t slot);
   void copy_in(std::uint64_t at, std::span<const std::byte> bytes);
   void copy_out(std::uint64_t at, std::span<std::byte> bytes) const;
 
@@ -237,6 +257,8 @@ class Board {
   std::uint32_t slots_;
   std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
   std::uint64_t position_ = 0;
+  Patience patience_;
+  const BoardReports reports_;
   PatientLock lock_;
   std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
 };

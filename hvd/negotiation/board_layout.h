@@ -24,6 +24,7 @@
 ///            4,148      4   next_place              where to look for free places first; under the lock
 ///            4,152      8   stuck_marks             how often a rank has said that it is stuck
 ///            4,160      8   tail                    bytes appended to the log
+///            4,168      4   awaited                 index of the rank that the lock's owner waits for, -1: none; for messages
 ///            4,224      4   wait_doorbell           futex of the threads that wait for results, of all ranks
 ///            4,228      4   wait_sleepers           how many of them sleep
 ///            4,232      4   watchers                how many of them sleep or are going to
@@ -41,8 +42,9 @@
 ///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
 ///               73  2,048   failure_text            the same in words, up to a zero
 ///
-///   SlotHead:    0      8   generation_and_arrivals 32 bits each, the generation the higher; the highest bit of the arrivals: the round is
-///                                                   claimed
+///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation, bit 31: the round is claimed, bits 16-30 by the rank with
+///   this
+///                                                   index, bits 0-15 how many have arrived
 ///                8      8   round                   of the one that is gathering
 ///               16      8   promised_round          round + 1 of the last that the domain's leader has promised to other domains
 ///
@@ -81,6 +83,7 @@ struct Header {
   std::uint32_t next_place = 0;
   std::atomic<std::uint64_t> stuck_marks{0};
   alignas(64) std::atomic<std::uint64_t> tail{0};
+  std::atomic<int> awaited{kNobody};
   alignas(64) FutexWord wait_doorbell{0};
   std::atomic<std::uint32_t> wait_sleepers{0};
   std::atomic<std::uint32_t> watchers{0};
@@ -126,7 +129,8 @@ static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(Slot
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__ILP32__)
 static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);
 static_assert(offsetof(Header, open_batches) == 52 && offsetof(Header, next_place) == 4148 && offsetof(Header, stuck_marks) == 4152);
-static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, wait_doorbell) == 4224 && offsetof(Header, wait_sleepers) == 4228);
+static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, awaited) == 4168 && offsetof(Header, wait_doorbell) == 4224 &&
+              offsetof(Header, wait_sleepers) == 4228);
 static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236);
 static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batches) == 4352);
 static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);

@@ -1,21 +1,22 @@
 #include "hvd/negotiation/patient_lock.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
+#include <optional>
 
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
 #endif
 
-#include "hvd/base/log.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
 
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks at whether the lock's owner lives
+constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks after the lock's owner
 
 #ifdef __SANITIZE_THREAD__
 /// ThreadSanitizer does not see that a lock whose owner has died is taken by pthread_mutex_timedlock.
@@ -66,43 +67,28 @@ void PatientLock::own(int result) {
     const int before = owner_.load(std::memory_order_relaxed);
     const auto dead = before != kNobody ? std::optional<int>(before) : board_.find_dead();
     board_.set_failure({Status::Code::RankFailed, formatted("{} died while it wrote to the memory that the ranks of its host share",
-                                                            dead ? name_of_rank(*dead) : "a rank")});
+                                                            patience_.name_of_rank(dead.value_or(kNobody)))});
   } else if (result != 0) {
     throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
   }
   owner_.store(self_, std::memory_order_relaxed);
 }
 
+int PatientLock::culprit() const {
+  const int awaited = awaited_.load(std::memory_order_relaxed);
+  return awaited != kNobody ? awaited : owner_.load(std::memory_order_relaxed);
+}
+
 void PatientLock::wait() {
-  const auto since = std::chrono::steady_clock::now();
-  auto next_warning = patience_.warn_after;
-  while (true) {
+  PatientWait waiting(patience_, board_, PatientWait::kWrites);
+  waiting.look_after(culprit());  // its time begins
+  do {
     const timespec until = in_a_slice();
     const int result = pthread_mutex_timedlock(&mutex_, &until);
     if (result == EOWNERDEAD) tell_sanitizer(mutex_);
     if (result != ETIMEDOUT) return own(result);
-    const auto waited = std::chrono::steady_clock::now() - since;
-    if (patience_.fail_after.count() > 0 && waited >= patience_.fail_after)
-      board_.set_failure({Status::Code::StallTimeout, stalled_text(waited)});
-    board_.throw_failure();
-    if (next_warning.count() == 0 || waited < next_warning) continue;
-    next_warning += patience_.warn_after;
-    log(LogLevel::Warning, "{}", stalled_text(waited));
-  }
-}
-
-std::string PatientLock::name_of_rank(int index) const {
-  const auto place = static_cast<std::size_t>(index);
-  return formatted("rank {}", place < patience_.ranks.size() ? patience_.ranks[place] : index);
-}
-
-std::string PatientLock::stalled_text(std::chrono::nanoseconds waited) const {
-  const int owner = owner_.load(std::memory_order_relaxed);
-  return formatted(
-      "{} has kept the others of its host from going on for {} s, in the middle of a write to their shared memory: it is stopped (SIGSTOP, "
-      "a "
-      "debugger, a frozen container) or gets no processor time",
-      owner == kNobody ? "a rank" : name_of_rank(owner), std::chrono::duration_cast<std::chrono::seconds>(waited).count());
+  } while (waiting.look_after(culprit()));
+  board_.failure().raise();
 }
 
 }  // namespace hvd

@@ -5,59 +5,43 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "hvd/errors.h"
+#include "hvd/negotiation/patience.h"
 
 namespace hvd {
 
 /// Makes a mutex for several processes that tells its next owner when the last has died with it.
 void make_robust_mutex(pthread_mutex_t& mutex);
 
-/// How long to wait for the lock in silence.
-struct LockPatience {
-  std::vector<int> ranks;                  ///< global ranks of the domain, for messages
-  std::chrono::nanoseconds warn_after{0};  ///< again and again; 0: never
-  std::chrono::nanoseconds fail_after{0};  ///< 0: never
-};
-
-/// What the lock asks of the board around it, and tells it, when its owner is found dead, or stopped for too long.
-struct LockReports {
-  std::function<std::optional<int>()> find_dead;   ///< returns the index of a rank that has died, if any has
-  std::function<void(const Status&)> set_failure;  ///< ends the world
-  std::function<void()> throw_failure = [] {};     ///< throws what has ended the world, if anything has
-};
-
 class PatientLock {
  public:
-  static constexpr int kNobody = -1;
+  static constexpr int kNobody = PatientWait::kNobody;
 
-  /// `mutex` and `owner`, the index of the rank that has it or kNobody, are in shared memory; `self`: this rank's index.
-  PatientLock(pthread_mutex_t& mutex, std::atomic<int>& owner, int self, LockReports board)
-      : mutex_(mutex), owner_(owner), self_(self), board_(std::move(board)) {}
+  /// `mutex`, `owner`, the index of the rank that has it or kNobody, and `awaited`, that of the rank which the owner waits for meanwhile,
+  /// are in shared memory; `self`: this rank's index.
+  PatientLock(pthread_mutex_t& mutex, std::atomic<int>& owner, std::atomic<int>& awaited, int self, const Patience& patience,
+              const BoardReports& board)
+      : mutex_(mutex), owner_(owner), awaited_(awaited), self_(self), patience_(patience), board_(board) {}
 
-  /// Before another thread of this rank uses the lock.
-  void set_patience(LockPatience patience) { patience_ = std::move(patience); }
   /// As Board::lock and Board::unlock.
   void lock();
   void unlock();
+  /// This rank waits for that one. If it has the lock, that one is what keeps those who wait for it; kNobody: it waits no more.
+  void await(int index) {
+    if (owner_.load(std::memory_order_relaxed) == self_) awaited_.store(index, std::memory_order_relaxed);
+  }
 
  private:
   void wait();
   void own(int result);
-  [[nodiscard]] std::string name_of_rank(int index) const;
-  [[nodiscard]] std::string stalled_text(std::chrono::nanoseconds waited) const;
+  [[nodiscard]] int culprit() const;
 
   pthread_mutex_t& mutex_;
   std::atomic<int>& owner_;
+  std::atomic<int>& awaited_;
   const int self_;
-  const LockReports board_;
-  LockPatience patience_;
+  const Patience& patience_;
+  const BoardReports& board_;
 };
 
 }  // namespace hvd

@@ -1,0 +1,68 @@
+#pragma once
+/// A PatientWait is one wait of this rank for another one of its domain, for what that is to write to their shared memory. It takes
+/// nanoseconds, unless that rank has lost its core, is stopped or is dead, and then nobody else may be able to say so: who waits holds
+/// locks of its own rank, or of the domain. So whoever waits looks for the dead, counts time, warns, and in the end ends the world. One
+/// thread at a time; it never throws.
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/errors.h"
+
+namespace hvd {
+
+/// Why a rank does not do what takes a moment, as messages say it.
+inline constexpr std::string_view kIsStopped = "it is stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time";
+
+/// How long to wait for another rank in silence.
+struct Patience {
+  std::vector<int> ranks;                  ///< global ranks of the domain, for messages
+  std::chrono::nanoseconds warn_after{0};  ///< again and again; 0: never
+  std::chrono::nanoseconds fail_after{0};  ///< 0: never
+
+  /// Returns "rank 7"; "a rank" for kNobody.
+  [[nodiscard]] std::string name_of_rank(int index) const;
+};
+
+/// What a wait asks of the board, and tells it.
+struct BoardReports {
+  std::function<std::optional<int>()> find_dead;   ///< returns the index of a rank that has died, if any has
+  std::function<void(const Status&)> set_failure;  ///< ends the world
+  std::function<Status()> failure;                 ///< returns what has ended the world; ok if nothing has
+};
+
+class PatientWait {
+ public:
+  static constexpr int kNobody = -1;
+  /// What keeps the others, as messages say it.
+  static constexpr std::string_view kWrites = "in the middle of a write to their shared memory";
+  static constexpr std::string_view kReads = "without having read what they have said";
+
+  /// All three must outlive it.
+  PatientWait(const Patience& patience, const BoardReports& board, std::string_view how) : patience_(patience), board_(board), how_(how) {}
+
+  /// After a look in vain: sleeps a moment, and looks after the rank that is waited for. `culprit`: its index, or kNobody where that is not
+  /// known. Returns false once the world has failed.
+  bool pause(int culprit);
+  /// The same, for who sleeps otherwise.
+  bool look_after(int culprit);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  [[nodiscard]] std::string stalled_text(std::chrono::nanoseconds waited, int culprit) const;
+
+  const Patience& patience_;
+  const BoardReports& board_;
+  const std::string_view how_;
+  int culprit_ = kNobody;      // that was known last
+  Clock::time_point since_{};  // of it; none before the first pause
+  Clock::time_point next_look_{};
+  Clock::time_point next_warning_{};
+  int pauses_ = 0;
+};
+
+}  // namespace hvd
