@@ -58,6 +58,14 @@ start says "also where hvdrun itself needs none" 0 1 "^\[0\]<stdout>:-np 7$" "$r
 start says "and where there are none" 2 1 "how many ranks" "$run" echo -np 7
 start says "where SIGCHLD is ignored" 7 1 "ended with exit code 7" env --ignore-signal=CHLD "$run" -np 2 bash -c 'exit 7'
 start says "a line without an end" 0 2 "^\[[01]\]<stdout>:half$" "$run" -np 2 printf half
+# What a rank prints is shown by whole lines as it comes, however the rank ends; and it does not believe to be on a terminal.
+for how in ends abort throw; do
+  [ $how = ends ] && code=0 || code=134
+  start says "two lines without a flush, then: $how" $code 4 "^\[[01]\]<stdout>:said (before|after) init\(\)$" "$run" -np 2 "$meets" prints $how
+done
+start says "also of one rank alone" 134 2 "^\[0\]<stdout>:said (before|after) init\(\)$" "$run" -np 1 "$meets" prints abort
+start says "also straight into a file" 134 4 "^said (before|after) init\(\)$" "$run" -np 2 --no-prefix "$meets" prints abort
+start says "a rank is on no terminal" 0 2 "^\[[01]\]<stdout>:none$" "$run" -np 2 bash -c '[ -t 1 ] || [ -t 2 ] || echo none'
 start says "much output, line by line" 0 60000 '^\[[0-2]\]<stdout>:[0-9]+ 0123456789012345678901234567890123456789$' \
   "$run" -np 3 bash -c 'for ((i = 0; i < 20000; i++)); do echo "$i 0123456789012345678901234567890123456789"; done'
 files() {
@@ -186,9 +194,10 @@ ended() {
   env --default-signal=INT,TERM "$run" -np 2 "$@" >"$work/out" 2>"$work/err" </dev/null & # bash lets what runs in the background ignore SIGINT
   process=$!
   for ((i = 0; i < 200; i++)); do
-    [ "$(grep -c waits "$work/out" "$work/err" | awk -F: '{ n += $2 } END { print n }')" = 2 ] && break
+    [ "$(cat "$work/out" "$work/err" | grep -cE 'waits|said after')" = 2 ] && break
     sleep 0.05
   done
+  [ $i -lt 200 ] || problem="its lines are not seen while it runs"
   pid=$(pgrep -P "$process" | tr '\n' ' ')
   start=$SECONDS
   kill -"$signal" "$process"
@@ -216,6 +225,7 @@ ignores() { # as nohup does
   verdict "a signal that is ignored stays so" "$problem"
 }
 start ignores
+start ended "SIGINT loses no line" INT 130 4 "$meets" prints waits
 start ended "ranks that do not heed SIGTERM" TERM 143 9 bash -c 'trap "" TERM; echo waits; while :; do sleep 1; done'
 start ended "ranks do not outlive hvdrun" KILL 137 4 "$meets" waits
 twice() { # as a terminal and a wrapper that passes signals on send them: the ranks' own handlers have their time
