@@ -80,6 +80,17 @@ start says "rank 0 reads standard input" 0 1 "^\[0\]<stdout>:told$" bash -c 'ech
 start says "the exit code of the first to fail" 7 1 "^hvdrun: rank 1 .* ended with exit code 7, the first to fail; its last words:" \
   "$run" -np 3 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
 start says "and its last words" 7 1 "^  the reason$" "$run" -np 2 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
+uncaught() { # as LibTorch ends a rank: what it says is not pushed out by the stack
+  says "last words without the stack" 134 1 "^    what\(\):  The size of tensor a \(3\) must match$" "$run" -np 2 bash -c 'ulimit -c 0
+    [ "$RANK" = 1 ] || exec sleep 60
+    printf "%s\n" "an old line" "terminate called after throwing an instance of '"'c10::Error'"'" "  what():  The size of tensor a (3) must match" \
+      "Exception raised from infer_size_impl at here.cpp:24 (most recent call first):" >&2
+    for ((i = 0; i < 40; i++)); do echo "frame #$i: c10::Error::Error() + 0x1 (0x2 in libc10.so)" >&2; done
+    kill -ABRT $$'
+  verdict "all of it, and nothing else" "$(sed '1,/its last words:$/d' "$work/err" | tr '\n' '|' |
+    sed 's/^    what():  The size of tensor a (3) must match|  Exception raised from infer_size_impl at here.cpp:24 (most recent call first):|$//')"
+}
+start uncaught
 start says "a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "$run" -np 4 "$build/tests/victim" kill 60
 start says "a rank that ends before init()" 7 1 "ended with exit code 7, the first to fail" "$run" -np 2 "$meets" leaves
 start says "a program that is not there" 2 1 "^hvdrun: nothere: no such program in PATH" "$run" -np 2 nothere
