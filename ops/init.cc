@@ -21,6 +21,7 @@
 #include "hvd/engine/engine.h"
 #include "hvd/engine/library_call.h"
 #include "hvd/hvd.h"
+#include "hvd/launch/whole_lines.h"
 #include "hvd/negotiation/signature.h"
 #include "ops/backends.h"
 #include "ops/bootstrap.h"
@@ -267,6 +268,7 @@ void init(const Config& config) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (has_world()) return;
+  print_whole_lines();  // it has been done before main(): that this names it brings its file into a program that is linked statically
   set_log(config.log_level, launcher_hints().rank.value_or(-1));
 
   // Lives as long as the process: a communicator must not be freed when nobody else does.

@@ -42,9 +42,16 @@ void RankLines::say(Stream& stream, std::string_view line, bool is_whole) {
     if (is_whole) std::fputc('\n', stream.copy.get());
     std::fflush(stream.copy.get());
   }
-  if (&stream != &streams_[1]) return;
+  if (&stream == &streams_[1]) remember(line);
+}
+
+void RankLines::remember(std::string_view line) {
+  const auto is_what = [](std::string_view words) { return words.starts_with("  what():"); };
+  if (line.starts_with("frame #")) return;  // of a c10::Error's stack
+  if (is_what(line)) last_words_.clear();
   last_words_.emplace_back(line.substr(0, kMostWords));
-  if (last_words_.size() > kLastWords) last_words_.pop_front();
+  // The exception's text is worth more than what the other threads say while the process ends.
+  if (last_words_.size() > kLastWords) last_words_.erase(last_words_.begin() + (is_what(last_words_.front()) ? 1 : 0));
 }
 
 void RankLines::hear(std::size_t stream, std::string_view bytes) {

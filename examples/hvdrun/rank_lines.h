@@ -1,7 +1,7 @@
 #pragma once
 /// RankLines passes on by whole lines what a rank says: to hvdrun's own output, with a prefix, and to the rank's files. It remembers the
-/// last of what was said to standard error. It borrows the outlets, owns the files, and is for one thread. Throws std::runtime_error with
-/// the system's words where the files cannot be made.
+/// last of what was said to standard error: of an exception that nobody caught its text, without the stack. It borrows the outlets, owns
+/// the files, and is for one thread. Throws std::runtime_error with the system's words where the files cannot be made.
 
 #include <array>
 #include <cstdio>
@@ -39,6 +39,7 @@ class RankLines final : public RankSink {
     std::unique_ptr<std::FILE, CloseFile> copy;
   };
   void say(Stream& stream, std::string_view line, bool is_whole);
+  void remember(std::string_view line);
 
   std::array<Stream, 2> streams_;
   std::deque<std::string> last_words_;

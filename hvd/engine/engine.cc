@@ -359,12 +359,22 @@ void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
   messenger_.tell(turn, status);  // first: what follows may take long, or never end
   runner_.abort(turn);
   const EngineLock lock(mutex_);
+  read_what_was_said_before();
   static_cast<void>(runner_.take_queued());
   fast_path_.adopt_all();
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish(*entry, status);  // the others' submitters find that all is refused
   submitter_.refuse_all(status);
   mutex_.wake_own_threads();
+}
+
+/// What others could not be given because a rank had left is not to be blamed on those who have died of it.
+void Engine::read_what_was_said_before() noexcept {
+  try {
+    log_.read();
+  } catch (...) {
+    log(LogLevel::Debug, "the log ends in the middle of a record");
+  }
 }
 
 bool Engine::desert(const Status& why) noexcept {
@@ -418,7 +428,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   {
     const EngineLock lock(mutex_);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
-    if (board_.failed()) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
+    if (board_.failed()) warn_of_failure();
     fast_path_.adopt_all();
     const Status over{Status::Code::Shutdown, "hvd::shutdown() has been called"};
     for (Entry* entry : ledger_.all())
@@ -429,6 +439,13 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   timeline().stop();
   loop_.keep_forever(std::move(turn));
   return stopped_cleanly_.load();
+}
+
+/// Where others have died because a rank has left, that rank alone says so: the others' words are those of who waited for it.
+void Engine::warn_of_failure() {
+  const auto& refusal = log_.table().first_refusal();
+  if (!refusal) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
+  if (refusal && refusal->left_rank == parts_.topology.rank) log(LogLevel::Warning, "others have failed since: {}", refusal->text);
 }
 
 }  // namespace hvd

@@ -130,6 +130,8 @@ class Engine : private EngineEvents {
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& status) noexcept;
+  void read_what_was_said_before() noexcept HVD_REQUIRES(engine_mutex);
+  void warn_of_failure() HVD_REQUIRES(engine_mutex);
 
   EngineParts parts_;
   Board& board_;

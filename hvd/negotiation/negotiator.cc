@@ -292,8 +292,12 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   const Unit& unit = known_unit(id);
   place_in(process_set(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
-  const Status status(Status::Code::Shutdown, formatted("{} '{}': rank {} has called hvd::shutdown() without submitting it",
-                                                        name_of(unit.key.kind), display_name(unit.key.name), rank));
+  const Status status(Status::Code::Shutdown,
+                      formatted("{} '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. If it had fewer batches: "
+                                "ElasticSampler gives all ranks as many, and join() lets them have different numbers. If it stopped for a "
+                                "reason of its own: all ranks must agree on that, by hvd::any()",
+                                name_of(unit.key.kind), display_name(unit.key.name), rank));
+  if (!first_refusal_) first_refusal_ = Refusal{rank, status.text()};
   const UnitRef ref = unit.ref();
   pledged_.consume(unit.key);
   forget(id);

@@ -146,6 +146,13 @@ class Negotiator : public Records {
   [[nodiscard]] bool all_left() const;
   /// Ranks of the unit's set that have left, and have not joined before; in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
+  /// What could not take place because a rank had left.
+  struct Refusal {
+    int left_rank;
+    std::string text;
+  };
+  /// Returns the first of them: what comes to grief afterwards may do so because of it.
+  [[nodiscard]] const std::optional<Refusal>& first_refusal() const { return first_refusal_; }
   /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
 
@@ -185,8 +192,9 @@ class Negotiator : public Records {
   SlotRanges free_slots_;
   std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
   std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
-  std::vector<int> left_;                                  // in the order of their leaving
-  PledgeTable pledged_;                                    // of units of one domain
+  std::vector<int> left_;                                  ///< in the order of their leaving
+  std::optional<Refusal> first_refusal_;
+  PledgeTable pledged_;  // of units of one domain
   bool ended_ = false;
 };
 

@@ -44,8 +44,8 @@ TEST_CASE("leaving: who waits for a rank that has left is told, again and again,
         engine.wait(*engine.submit(sum_of(values, "before"), After::Wait));
         if (rank == leaver) return;  // straight to shutdown()
         for (int round = 0; round < 5; ++round) {
-          CHECK(words_of(engine, "x") == told_about(leaver, "x"));
-          CHECK(words_of(engine, "before") == told_about(leaver, "before"));
+          CHECK(is_told(words_of(engine, "x"), leaver, "x"));
+          CHECK(is_told(words_of(engine, "before"), leaver, "before"));
           for (int i = 0; i < 10; ++i) {
             std::vector<float> own(5, static_cast<float>(rank + i));
             engine.wait(*engine.submit(sum_of(own, fmt::format("of the others {}", i % 3), 1), After::Wait));
@@ -70,8 +70,8 @@ TEST_CASE("leaving: one of a host waits, another of it does not, and the one tha
       while (rank % 2 == 1 && told < 3) std::this_thread::yield();
       // By then others have left too: of them the first is named.
       const std::string words = words_of(engine, "half");
-      if (rank % 2 == 0) CHECK(words == told_about(5, "half"));
-      if (rank % 2 == 1) CHECK(words.ends_with("has called hvd::shutdown() without submitting it"));
+      CHECK(words.find("has ended, or called hvd::shutdown(), without submitting it") != std::string::npos);
+      if (rank % 2 == 0) CHECK(is_told(words, 5, "half"));
       ++told;
       while (told < 3) std::this_thread::yield();
     });

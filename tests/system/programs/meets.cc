@@ -5,11 +5,17 @@
 //   late     rank 0 comes to init() a second late
 //   leaves   rank 1 ends with exit code 7 before init()
 //   waits    after init() for ever
+//   prints HOW   a line by printf before init() and one by std::cout after it, both without a flush; then it waits for ever (waits),
+//                calls std::abort() (abort), throws an exception that nobody catches (throw), or returns (ends)
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,6 +79,19 @@ bool mpi_is_started() {
   return ask != nullptr && ask(&started) == 0 && started != 0;
 }
 
+void print(const std::string& how) {
+  std::printf("said before init()\n");
+  hvd::init();
+  std::cout << "said after init()\n";
+  try {
+    hvd::barrier();  // nobody dies before the others have said theirs
+  } catch (const hvd::Error&) {
+  }
+  if (how == "waits") std::this_thread::sleep_for(1h);
+  if (how == "abort") std::abort();
+  if (how == "throw") throw std::runtime_error("nobody catches this");
+}
+
 void run(const std::string& what) {
   if (what == "late" && hvd::launcher_hints().rank == 0) std::this_thread::sleep_for(1s);
   if (what == "leaves" && hvd::launcher_hints().rank == 1) ::_exit(7);
@@ -93,7 +112,12 @@ void run(const std::string& what) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? argv[1] : "sums");
+    const std::string what = argc > 1 ? argv[1] : "sums";
+    if (what == "prints") {
+      print(argc > 2 ? argv[2] : "ends");
+    } else {
+      run(what);
+    }
   } catch (const hvd::Error& error) {
     say(hvd::formatted("rank {}: {}: {}", hvd::launcher_hints().rank.value_or(-1), hvd::test::type_of(error), error.what()));
     return 3;

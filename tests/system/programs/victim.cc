@@ -4,6 +4,8 @@
 //     kill segv                  the rank is killed, or reads where it may not, from another thread, after so long
 //     throw _exit exit0          it leaves main by an exception, by _exit(7), by exit(0), before one of its allreduces
 //     late                       it comes so late to one allreduce
+//     fewer more                 it has other numbers of steps than the others, who all return from main() after theirs; the last rank is
+//                                so slow in the steps that it has alone
 // Every rank prints "pid N" first, and "rank N: TYPE: TEXT" for an error of the library. Exit code 3 after such an error.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
@@ -64,7 +66,10 @@ void run(const std::string& what, std::chrono::milliseconds when) {
   hvd::barrier();
   if (chosen && (what == "kill" || what == "segv")) die_later(what, when);
   const bool endless = what == "kill" || what == "segv";
-  for (int i = 0; endless || i < 6; ++i) {
+  const bool uneven = what == "fewer" || what == "more";
+  const int steps = uneven && chosen == (what == "fewer") ? 3 : 6;
+  for (int i = 0; endless || i < steps; ++i) {
+    if (uneven && i >= 3 && hvd::rank() == hvd::size() - 1) std::this_thread::sleep_for(when);
     if (chosen && i == 3) {
       if (what == "throw") throw std::runtime_error("this rank has had enough");
       if (what == "_exit") ::_exit(7);
@@ -73,6 +78,7 @@ void run(const std::string& what, std::chrono::milliseconds when) {
     }
     loop.step();
   }
+  if (uneven) return;
   hvd::shutdown();
   if (hvd::launcher_hints().rank.value_or(0) == 0) say("all steps done");
 }

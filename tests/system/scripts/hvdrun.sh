@@ -58,6 +58,14 @@ start says "also where hvdrun itself needs none" 0 1 "^\[0\]<stdout>:-np 7$" "$r
 start says "and where there are none" 2 1 "how many ranks" "$run" echo -np 7
 start says "where SIGCHLD is ignored" 7 1 "ended with exit code 7" env --ignore-signal=CHLD "$run" -np 2 bash -c 'exit 7'
 start says "a line without an end" 0 2 "^\[[01]\]<stdout>:half$" "$run" -np 2 printf half
+# What a rank prints is shown by whole lines as it comes, however the rank ends; and it does not believe to be on a terminal.
+for how in ends abort throw; do
+  [ $how = ends ] && code=0 || code=134
+  start says "two lines without a flush, then: $how" $code 4 "^\[[01]\]<stdout>:said (before|after) init\(\)$" "$run" -np 2 "$meets" prints $how
+done
+start says "also of one rank alone" 134 2 "^\[0\]<stdout>:said (before|after) init\(\)$" "$run" -np 1 "$meets" prints abort
+start says "also straight into a file" 134 4 "^said (before|after) init\(\)$" "$run" -np 2 --no-prefix "$meets" prints abort
+start says "a rank is on no terminal" 0 2 "^\[[01]\]<stdout>:none$" "$run" -np 2 bash -c '[ -t 1 ] || [ -t 2 ] || echo none'
 start says "much output, line by line" 0 60000 '^\[[0-2]\]<stdout>:[0-9]+ 0123456789012345678901234567890123456789$' \
   "$run" -np 3 bash -c 'for ((i = 0; i < 20000; i++)); do echo "$i 0123456789012345678901234567890123456789"; done'
 files() {
@@ -72,8 +80,28 @@ start says "rank 0 reads standard input" 0 1 "^\[0\]<stdout>:told$" bash -c 'ech
 start says "the exit code of the first to fail" 7 1 "^hvdrun: rank 1 .* ended with exit code 7, the first to fail; its last words:" \
   "$run" -np 3 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
 start says "and its last words" 7 1 "^  the reason$" "$run" -np 2 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
+uncaught() { # as LibTorch ends a rank: what it says is not pushed out by the stack
+  says "last words without the stack" 134 1 "^    what\(\):  The size of tensor a \(3\) must match$" "$run" -np 2 bash -c 'ulimit -c 0
+    [ "$RANK" = 1 ] || exec sleep 60
+    printf "%s\n" "an old line" "terminate called after throwing an instance of '"'c10::Error'"'" "  what():  The size of tensor a (3) must match" \
+      "Exception raised from infer_size_impl at here.cpp:24 (most recent call first):" >&2
+    for ((i = 0; i < 40; i++)); do echo "frame #$i: c10::Error::Error() + 0x1 (0x2 in libc10.so)" >&2; done
+    kill -ABRT $$'
+  verdict "all of it, and nothing else" "$(sed '1,/its last words:$/d' "$work/err" | tr '\n' '|' |
+    sed 's/^    what():  The size of tensor a (3) must match|  Exception raised from infer_size_impl at here.cpp:24 (most recent call first):|$//')"
+}
+start uncaught
 start says "a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "$run" -np 4 "$build/tests/victim" kill 60
 start says "a rank that ends before init()" 7 1 "ended with exit code 7, the first to fail" "$run" -np 2 "$meets" leaves
+# Ranks with different numbers of steps, which end one after the other by what the first to end has done: nobody else is blamed.
+uneven() { # WHAT ENDED WAITING LINES: the ranks that have ended, and those that wait for them
+  says "ranks with other numbers of steps: $1" 3 "$4" \
+    "^\[$3\]<stderr>:rank $3: (Shutdown|RankFailed): .*rank $2 has ended, or called hvd::shutdown\(\), .*ElasticSampler.*join\(\).*hvd::any\(\)" \
+    "$run" -np 4 "$build/tests/victim" "$1" 600
+  verdict "only who has ended is blamed: $1" "$(cat "$work/out" "$work/err" | grep -v "rank $2 has ended, or" | grep -E "died|shut down after")"
+}
+start uneven fewer 2 '[013]' 3
+start uneven more '[013]' 2 1
 start says "a program that is not there" 2 1 "^hvdrun: nothere: no such program in PATH" "$run" -np 2 nothere
 start says "a program that cannot be run" 2 1 "no such program" "$run" -np 2 "$root/README.md"
 start says "too few slots" 2 1 "^hvdrun: -np 4: there are only 3 slots" "$run" -np 4 -H localhost:3 "$meets"
@@ -186,9 +214,10 @@ ended() {
   env --default-signal=INT,TERM "$run" -np 2 "$@" >"$work/out" 2>"$work/err" </dev/null & # bash lets what runs in the background ignore SIGINT
   process=$!
   for ((i = 0; i < 200; i++)); do
-    [ "$(grep -c waits "$work/out" "$work/err" | awk -F: '{ n += $2 } END { print n }')" = 2 ] && break
+    [ "$(cat "$work/out" "$work/err" | grep -cE 'waits|said after')" = 2 ] && break
     sleep 0.05
   done
+  [ $i -lt 200 ] || problem="its lines are not seen while it runs"
   pid=$(pgrep -P "$process" | tr '\n' ' ')
   start=$SECONDS
   kill -"$signal" "$process"
@@ -216,6 +245,7 @@ ignores() { # as nohup does
   verdict "a signal that is ignored stays so" "$problem"
 }
 start ignores
+start ended "SIGINT loses no line" INT 130 4 "$meets" prints waits
 start ended "ranks that do not heed SIGTERM" TERM 143 9 bash -c 'trap "" TERM; echo waits; while :; do sleep 1; done'
 start ended "ranks do not outlive hvdrun" KILL 137 4 "$meets" waits
 twice() { # as a terminal and a wrapper that passes signals on send them: the ranks' own handlers have their time
