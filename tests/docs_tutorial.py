@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Holds docs/tutorial.md to examples/tutorial/, and the tables for those who come from elsewhere to the public headers.
+"""Holds docs/tutorial.md to examples/tutorial/, README's loop to examples/wrap_existing.cc, and the tables for those who come from elsewhere
+to the public headers.
 
     python3 tests/docs_tutorial.py                              prints each error; fails if there is any
     python3 tests/docs_tutorial.py --notices                    plants an error of each kind, and fails unless each is found
     python3 tests/docs_tutorial.py --compile COMPILE_COMMANDS   compiles the C++ code of the tables, with the flags of the tutorial's programs
 
 Checked are: no file of the tutorial is longer than 80 lines; each program is in its CMakeLists.txt and has a place in docs/tutorial.md; what
-stands there in a block of C++, or in a column of that name, stands in one of the files that its section links to, but for white space; and
-that names `hvd::...` and fields `.name =` are declared in a header that is installed.
+stands there in a block of C++, or in a column of that name, stands in one of the files that its section links to, but for white space; that
+the lines that README numbers stand in wrap_existing.cc; and that names `hvd::...` and fields `.name =` are declared in a header that is installed.
 """
 import json
 import pathlib
@@ -30,7 +31,7 @@ PREAMBLE = """
 inline int train() { return 0; }
 [[maybe_unused]] static void tables(torch::nn::Sequential model, torch::optim::SGD& sgd, hvd::DistributedOptimizer& optimizer, at::Tensor tensor,
     at::Tensor output, at::Tensor splits, at::Tensor loss, at::Tensor indices, std::vector<at::Tensor> tensors, hvd::ProcessSet set,
-    hvd::Handle<at::Tensor> handle, std::vector<int> ranks, int root, int epoch, double x, std::string text, std::size_t items,
+    hvd::Handle<at::Tensor> handle, std::vector<int> ranks, int root, int epoch, int seed, double x, std::string text, std::size_t items,
     hvd::GradScaler& scaler, torch::nn::Linear layer, hvd::ElasticSampler& sampler, hvd::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
     std::vector<std::vector<at::Tensor>> lists, hvd::Checkpoint& file) {
 """
@@ -98,6 +99,17 @@ def check_tutorial(text, files):
             yield f"docs/tutorial.md does not link to {name}"
 
 
+def check_readme(text, program):
+    """The lines that README numbers, in its first block of code, stand in the program."""
+    block = re.search(r"^```cpp\n(.*?)^```", text, re.M | re.S)[1]
+    numbered = re.findall(r"^(.*;) +// (\d+)$", block, re.M)
+    if [int(number) for _, number in numbered] != list(range(1, len(numbered) + 1)) or not numbered:
+        yield "README.md: the marked lines are not numbered one after the other"
+    for line, _ in numbered:
+        if squeezed(line) not in squeezed(program):
+            yield f"README.md: `{squeezed(line)}` is not in examples/wrap_existing.cc"
+
+
 def declarations():
     """Returns the code, without comments, of the headers that <hvd/torch.h> and <hvd/spawn.h> bring along."""
     todo, seen, code = ["hvd/torch.h", "hvd/spawn.h"], set(), ""
@@ -129,6 +141,7 @@ def problems():
     files = {p.name: p.read_text() for p in sorted((ROOT / TUTORIAL).iterdir()) if p.is_file()}
     yield from check_files(files)
     yield from check_tutorial(read("docs/tutorial.md"), files)
+    yield from check_readme(read("README.md"), read("examples/wrap_existing.cc"))
     code = declarations()
     for name in NAMED:
         yield from check_names(name, read(name), code)
@@ -177,6 +190,8 @@ def notices():
         (check_tutorial(right.replace("int a = 1;", "int a = 2;"), files), "`int a = 2;`"),
         (check_tutorial(right.replace("`int b;`", "`int c;`"), files), "`int c;`"),
         (check_tutorial(right + "## Two\n```cpp\nint b;\n```\n", files), "no files that"),
+        (check_readme("```cpp\nf(x);  // 1\ng(y);   // 2\n```\n", "f(x);\ng(x);\n"), "`g(y);`"),
+        (check_readme("```cpp\nf(x);  // 1\nf(x);   // 3\n```\n", "f(x);\n"), "not numbered"),
         (check_names("x", "`hvd::no_such_name()`", declarations()), "no_such_name"),
         (check_names("x", "`hvd::Compression::no_such_kind()`", declarations()), "no_such_kind"),
         (check_names("x", "`f({.no_such_field = 1})`", declarations()), "no_such_field"),
