@@ -1,4 +1,4 @@
-// An ordinary LibTorch training loop, made to run on N ranks by eight lines, marked hvd 1 … hvd 8.
+// An ordinary LibTorch training loop, made to run on N ranks by nine lines, marked hvd 1 … hvd 9.
 // Run it alone or on several ranks: ./wrap_existing, hvdrun -np 4 ./wrap_existing
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -30,7 +30,8 @@ int main() {
   hvd::init();                              // hvd 1: one process becomes rank() of size()
   const auto device = hvd::local_device();  // hvd 2: its GPU, or the CPU
 
-  torch::manual_seed(1);  // so all ranks make the same points
+  constexpr int seed = 1;
+  torch::manual_seed(seed);  // so all ranks make the same points
   auto dataset = Quadrants(4096).map(torch::data::transforms::Stack<>());
   torch::nn::Sequential model(torch::nn::Linear(2, 32), torch::nn::ReLU(), torch::nn::Linear(32, 2));
   model->to(device);
@@ -38,12 +39,13 @@ int main() {
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(rate).momentum(0.9));
 
   hvd::broadcast_parameters(*model, 0);                                 // hvd 4: all ranks start from rank 0's weights
-  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 5: step() uses the mean gradient of all ranks
-  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 6: each rank trains on its share (was RandomSampler)
+  torch::manual_seed(seed + hvd::rank());                               // hvd 5: from here on each has dropout masks and noise of its own
+  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 6: step() uses the mean gradient of all ranks
+  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 7: each rank trains on its share (was RandomSampler)
 
   const auto loader = torch::data::make_data_loader(std::move(dataset), sampler, kBatch);
   for (int epoch = 1; epoch <= kEpochs; ++epoch) {
-    sampler.set_epoch(static_cast<std::size_t>(epoch));  // hvd 7: another order in each epoch; the loader's copy knows of it
+    sampler.set_epoch(static_cast<std::size_t>(epoch));  // hvd 8: another order in each epoch; the loader's copy knows of it
     auto loss_sum = torch::zeros({}, device);            // on the device: item() would wait for it at each step
     double items = 0;
     for (auto& batch : *loader) {
@@ -55,7 +57,7 @@ int main() {
       loss_sum += loss.detach() * count;
       items += count;
     }
-    const auto means = hvd::average_metrics({{"loss", loss_sum.item<double>() / items}}, items);  // hvd 8: all ranks call it, one prints
+    const auto means = hvd::average_metrics({{"loss", loss_sum.item<double>() / items}}, items);  // hvd 9: all ranks call it, one prints
     if (hvd::rank() == 0) std::printf("epoch %d: loss %.4f\n", epoch, means.at("loss"));
   }
   hvd::shutdown();

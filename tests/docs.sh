@@ -2,7 +2,7 @@
 # The documents are true and complete. Skipped (77) where the tool is missing.
 #   bash tests/docs.sh links [BUILD_FOLDER]     links, paths, commands, options and knobs in README, CONTRIBUTING, CHANGELOG and docs/
 #   bash tests/docs.sh tutorial [BUILD_FOLDER]  code in docs/tutorial.md is that of examples/tutorial, whose files fit a screen or two; names
-#                                               hvd::... in it and in the tables for Horovod's and PyTorch's users are those of public headers
+#                                               hvd::... in the documents are those of public headers; the Chinese pages have the same code
 #   bash tests/docs.sh api [BUILD_FOLDER]       the API reference, by Doxygen, without a warning: into BUILD_FOLDER/api/html
 #   bash tests/docs.sh exercise [BUILD_FOLDER]  the new backend of CONTRIBUTING.md compiles
 #   bash tests/docs.sh notices [BUILD_FOLDER]   the checks above find what they must

@@ -3,10 +3,12 @@
 /// one, fsync, rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes
 /// them.
 ///
-/// Beside what the user gives it holds the state of every rank's random numbers, what lossy compression remembers, and the buffers of ranks
-/// that differ from the first one's (batch norm's running statistics), so that a run that goes on with as many ranks goes on with the same
-/// bits. Another number of ranks can read it too: the state of a sharded optimizer is whole in it, and what belongs to single ranks begins
-/// anew. The rank that writes needs memory for what belongs to single ranks.
+/// Beside what the user gives it holds the state of every rank's random numbers (LibTorch's default generators), what lossy compression
+/// remembers, and the buffers of ranks that differ from the first one's (batch norm's running statistics). It does not hold gradients, nor
+/// what LibTorch does not serialise: learning-rate schedulers, GradScaler, other generators, the sampler and its epoch. The program sets
+/// these from the step, or keeps them in Extra. If it does, a run that was saved between two steps, and goes on with as many ranks, goes
+/// on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and what belongs
+/// to single ranks begins anew. The rank that writes needs memory for what belongs to single ranks.
 ///
 /// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
 /// has as many parameters, and a file of an untied model into a tied one if the values are equal.

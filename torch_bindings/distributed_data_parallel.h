@@ -4,8 +4,9 @@
 /// stays the user's own. The engine is that of DistributedOptimizer: buckets leave while backward still runs. It does not matter whether a
 /// loss comes from what `forward` returns or from tensors that the module keeps.
 ///
-/// Evaluation communicates nothing after a training step whose backward has ended: all ranks then have the first one's buffers. After a
-/// forward pass in training without a backward pass the next one in evaluation shares them, so all ranks must make it.
+/// Evaluation sends nothing after a step whose backward pass was reduced: all ranks then have the first one's buffers. After a forward pass
+/// in training whose backward pass is still to come the next one in evaluation shares them, so all ranks must make it. What forward passes
+/// in training under no_sync() or NoGradGuard make of the buffers stays each rank's own until the next one that is reduced.
 ///
 /// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
 /// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.

@@ -12,8 +12,9 @@
 /// GradScaler and clip_grad_norm_ apply to the fp32 gradients; fp16 ones go with a GradScaler here. Parameters in fp32 (batch norm's) are
 /// stepped as ever. With shard_optimizer_state each rank has the masters of its share alone.
 ///
-/// What is written to the model's parameters between steps (broadcast_parameters, a checkpoint, weight clipping) counts: masters follow,
-/// element by element. What the optimizer writes (`save`, Checkpoint) holds the masters; a file without them is read too.
+/// What is written to the model's parameters between steps (broadcast_parameters, a checkpoint, weight clipping under NoGradGuard) counts:
+/// masters follow, element by element. A write through `.data()`, which LibTorch does not count, is lost at the next step. What the
+/// optimizer writes (`save`, Checkpoint) holds the masters; a file without them is read too.
 ///
 /// One thread at a time uses it. It owns the masters and refers to the optimizer, which must outlive it, and while it lives must not be
 /// stepped by itself. It throws InvalidArgument for that, for a second one around an optimizer, for an optimizer with a state of a kind

@@ -128,8 +128,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
-  /// Returns the wrapped optimizer; the MasterWeights around it if there is one. Sharded, it must not be stepped by itself: what it then
-  /// makes of its state is noticed by the next call of this, with InvalidArgument.
+  /// Returns the wrapped optimizer; the MasterWeights around it if there is one. Sharded, it must not be stepped by itself: the next
+  /// call of this throws InvalidArgument if that has made a state. A step without one (plain SGD's), and one of an optimizer that LibTorch
+  /// does not know, is not noticed.
   torch::optim::Optimizer& wrapped();
   /// Returns what this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;

@@ -94,9 +94,19 @@ for n in 1 2 4; do
   cp -r "$folder/files.$n" "$folder/files.of$n"
   ranks "$n" checkpoint "$folder/files.$n"
   cat "$folder/interrupted.$n" "$folder/checkpoint.$n" >"$folder/resumed.$n"
+  ranks "$n" early_stopping "$folder/files.$n"
+  ranks "$n" stop_and_resume "$folder/files.$n"
+  mv "$folder/stop_and_resume.$n" "$folder/whole.$n"
+  ranks "$n" stop_and_resume "$folder/files.$n" 41 # in the second epoch
+  mv "$folder/stop_and_resume.$n" "$folder/stopped.$n"
+  cp "$folder/files.$n/stopped.pt" "$folder/files.of$n"
+  ranks "$n" stop_and_resume "$folder/files.$n"
+  cat "$folder/stopped.$n" "$folder/stop_and_resume.$n" >"$folder/stopped_resumed.$n"
 done
 ranks 2 checkpoint "$folder/files.of4" # by another number of ranks
 cat "$folder/interrupted.4" "$folder/checkpoint.2" >"$folder/moved.2"
+ranks 2 stop_and_resume "$folder/files.of4"
+cat "$folder/stopped.4" "$folder/stop_and_resume.2" >"$folder/stopped_moved.2"
 
 same_bits distributed_data_parallel.1 single.1
 same_bits process_sets.2 single.1
@@ -105,15 +115,22 @@ for n in 1 2 4; do
   close_to 1e-6 data_parallel.$n single.1
   close_to 1e-6 distributed_data_parallel.$n single.1
   for program in spawn sharded evaluate resumed; do same_bits $program.$n distributed_data_parallel.$n; done
-  for program in accumulate_and_clip sync_batch_norm raw_buffers evaluate; do close_to 1e-6 $program.$n $program.1; done
+  same_bits stopped_resumed.$n whole.$n
+  for program in accumulate_and_clip sync_batch_norm raw_buffers evaluate early_stopping; do close_to 1e-6 $program.$n $program.1; done
   close_to 2e-2 mixed_precision.$n single.1
   close_to 2e-2 distributed_optimizer.$n single.1
 done
 close_to 1e-6 moved.2 single.1
+close_to 1e-6 stopped_moved.2 whole.1
+losses stopped.2 | awk 'END { exit NR != 1 }' || failed "stop_and_resume has not stopped in its second epoch"
 for name in single.1 accumulate_and_clip.4 sync_batch_norm.4; do # they learn
   losses $name | awk '{ loss = $4 } END { exit !(loss < 0.3) }' || failed "$name does not learn: $(losses $name | tail -n 1)"
 done
 tail -n 1 "$folder/evaluate.4" | awk '{ exit !($2 == 1003 && $7 + 0 > 0.95) }' || failed "evaluate: $(tail -n 1 "$folder/evaluate.4")"
+# early_stopping ends after three epochs that were no better than the best, whose loss the model has that it has loaded
+awk '$1 == "epoch" { sub(":", "", $2); last = $2; loss[last] = $4 }
+     $1 == "test:" { sub(",", "", $7); exit !(last < 40 && $4 == last - 3 && $7 == loss[$4] && $7 < 0.3) }' "$folder/early_stopping.4" ||
+  failed "early_stopping: $(tail -n 5 "$folder/early_stopping.4")"
 tail -n 1 "$folder/sharded.4" | awk '{ exit !($NF > 0 && $NF < $2 / 3) }' || failed "sharded: $(tail -n 1 "$folder/sharded.4")"
 
 # slurm.sbatch, with the variables that Slurm sets for it; mpirun counts ranks by it alone
