@@ -1,7 +1,8 @@
 #pragma once
 /// FastPathMemory is the port through which the fast path (hvd/engine/fast_path.h) works: blocks that all ranks of the domain see, in which
 /// one of them does a small operation for all, or from which each takes what it needs. A backend may implement it; one that does not has
-/// no part in the fast path. Any thread calls it, one at a time but for `pull` and `finish_reading`. It owns the blocks.
+/// no part in the fast path. Any thread calls it, one at a time but for `drop`, `pull` and `finish_reading`, which any may call meanwhile.
+/// It owns the blocks.
 
 #include <cstddef>
 #include <cstdint>

@@ -287,8 +287,8 @@ int join(const ProcessSet& process_set = {});
 void barrier(const ProcessSet& process_set = {});
 
 /// Returns memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
-/// copies. Null where ranks do not share memory, and where the addresses that `Config::arena_bytes` reserves are used up: tensors in other
-/// memory are copied. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
+/// copies. Null where ranks do not share memory, where the addresses that `Config::arena_bytes` reserves are used up, and once the world
+/// has failed: tensors in other memory are copied. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
 std::shared_ptr<void> allocate_shared(std::size_t bytes);
 /// Returns memory of this rank's GPU in which such allreduces are made in place: neither packed nor unpacked as far as the buffers of a
 /// group lie in it one after the other, each at the next multiple of `kMemberAlignment` bytes, and either end there or are `padded`. It is

@@ -228,7 +228,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
   const std::string copies = !why_not_direct.empty() ? "no direct copies: " + why_not_direct : memory.slow_copies ? "copies relayed" : "";
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
-  auto arena = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
+  const auto arena = make_arena(memory, topology.domain_index);
   const ChosenWire wire = open_wire(config, ranks, topology, why_not_shared);
   auto made = make_transport(wire, topology);
   P2pTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;

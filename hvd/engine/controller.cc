@@ -92,6 +92,7 @@ void Controller::introduce_remote(const UnitKey& key, Runs ranks, const Signatur
   for (const int rank : parts_.topology.domain_ranks) remove(ranks, {rank, 1});
   if (ranks.empty()) return;
   const std::size_t bytes = introduction_bytes(key, signature) + ranks.size() * sizeof(Run);
+  ReaderWait readers(log_);
   while (true) {
     {
       Transaction log(log_, introduction_budget(key, signature) + ranks.size() * sizeof(Run));
@@ -104,8 +105,7 @@ void Controller::introduce_remote(const UnitKey& key, Runs ranks, const Signatur
         log.append(*table().introduction(key, ranks, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
       if (room != Room::AfterReading) return;  // done, or it is told again later
     }
-    log_.nudge_readers();
-    if (board_.failed()) throw BackendError("the world has failed");
+    if (!readers.nudge()) board_.failure().raise();
   }
 }
 
@@ -223,10 +223,9 @@ bool Controller::have_read(const std::vector<int>& ranks, std::uint64_t position
 }
 
 void Controller::agree(std::uint32_t id) {
-  while (!try_to_agree(id)) {
-    log_.nudge_readers();
-    if (board_.failed()) return;
-  }
+  ReaderWait readers(log_);
+  while (!try_to_agree(id))
+    if (!readers.nudge()) return;
 }
 
 Agreement Controller::agreement_of(const Unit& unit) const {

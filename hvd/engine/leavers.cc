@@ -76,10 +76,9 @@ bool Leavers::try_to_doubt(UnitRef ref) {
 }
 
 void Leavers::doubt(UnitRef unit) {
-  while (!try_to_doubt(unit)) {
-    if (board_.failed()) return;
-    log_.nudge_readers();
-  }
+  ReaderWait readers(log_);
+  while (!try_to_doubt(unit))
+    if (!readers.nudge()) return;
 }
 
 void Leavers::doubt_all() {
@@ -103,10 +102,9 @@ bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, bool& is_void) {
 
 bool Leavers::refuse_by_root(const UnitKey& key, int left_rank) {
   bool is_void = false;
-  while (!try_to_refuse(key, left_rank, is_void)) {
-    if (board_.failed()) return false;
-    log_.nudge_readers();
-  }
+  ReaderWait readers(log_);
+  while (!try_to_refuse(key, left_rank, is_void))
+    if (!readers.nudge()) return false;
   return is_void;
 }
 

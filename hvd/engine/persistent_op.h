@@ -2,7 +2,7 @@
 /// Keeps what a rank needs to repeat a small operation that comes back under the same name and that its caller waits for: the ledger's
 /// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
 /// from the heap, and where all ranks arrive with one no record in the log either: the last to arrive does the work for all.
-/// Under the engine's mutex, but for `in_use`.
+/// Under the engine's mutex, but for `in_use` and the end of an operation.
 
 #include <atomic>
 #include <cstdint>
@@ -78,7 +78,8 @@ struct PersistentOp {
   PersistentOp() = default;
   PersistentOp(const PersistentOp&) = delete;
   PersistentOp& operator=(const PersistentOp&) = delete;
-  /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone.
+  /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone. Any thread, under the
+  /// engine's mutex or not.
   ~PersistentOp() {
     if (has_block) memory->drop(location);
     if (!sources.empty()) memory->finish_reading(sources);

@@ -1,14 +1,21 @@
 #include "hvd/negotiation/negotiation_log.h"
 
-#include <chrono>
+#include <algorithm>
 #include <stdexcept>
 #include <thread>
 
+#include "hvd/base/log.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
 
 using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kReadsWithin = 1s;  // a rank that lives, however busy its user's threads are
+
+}  // namespace
 
 void NegotiationLog::read() {
   while (auto record = board_.read_next()) {
@@ -18,22 +25,45 @@ void NegotiationLog::read() {
   }
 }
 
-void NegotiationLog::nudge_readers() {
+void NegotiationLog::ring_readers() {
   board_.ring_all_workers();
   board_.ring_waiters();
-  if (const auto dead = board_.find_dead()) note_death(*dead);
-  std::this_thread::sleep_for(50us);
 }
 
 void NegotiationLog::note_death(int domain_index) {
   const auto& refusal = table_.first_refusal();
-  board_.set_failure({Status::Code::RankFailed,
-                      formatted("rank {} died, or ended without hvd::shutdown(){}", domain_ranks_[static_cast<std::size_t>(domain_index)],
-                                refusal ? formatted("; before that: {}", refusal->text) : std::string())});
+  board_.set_failure(
+      {Status::Code::RankFailed, formatted("{} died, or ended without hvd::shutdown(){}", board_.patience().name_of_rank(domain_index),
+                                           refusal ? formatted("; before that: {}", refusal->text) : std::string())});
+}
+
+void NegotiationLog::nudge_readers() {
+  ring_readers();
+  std::this_thread::sleep_for(50us);
+}
+
+bool ReaderWait::nudge() {
+  log_.ring_readers();
+  return wait_.pause(log_.board_.find_slowest().rank);
+}
+
+/// A rank that is stopped holds up nobody but those who wait for it, until the log is full. So it is warned of before that.
+void NegotiationLog::warn_of_slowest() {
+  const auto warn_after = board_.patience().warn_after;
+  const auto slowest = board_.find_slowest();
+  if (warn_after.count() == 0 || board_.tail() - slowest.position <= Board::kLogBytes / 2) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (slowest != behind_.reader) behind_ = {slowest, now, now + std::min<std::chrono::nanoseconds>(kReadsWithin, warn_after)};
+  if (now < behind_.next_warning) return;
+  behind_.next_warning = now + warn_after;
+  log(LogLevel::Warning, "{} has not read for {} s what the others of its host have said; when their log is full, all wait for it",
+      board_.patience().name_of_rank(slowest.rank), std::chrono::duration_cast<std::chrono::seconds>(now - behind_.since).count());
 }
 
 // The lock is taken and given back in a loop, which the analysis cannot follow.
 NegotiationLog::Transaction::Transaction(NegotiationLog& log, std::size_t budget) HVD_NO_THREAD_SAFETY_ANALYSIS : log_(log), left_(budget) {
+  log_.warn_of_slowest();
+  ReaderWait readers(log_);
   while (true) {
     log_.board_.lock();
     try {
@@ -44,8 +74,7 @@ NegotiationLog::Transaction::Transaction(NegotiationLog& log, std::size_t budget
     }
     if (log_.board_.has_room(budget)) return;
     log_.board_.unlock();
-    if (log_.board_.failed()) throw BackendError("the world has failed");
-    log_.nudge_readers();  // somebody has not read for a long time: the log is some thousand records long
+    if (!readers.nudge()) log_.board_.failure().raise();  // somebody has not read for long: the log is some thousand records long
   }
 }
 

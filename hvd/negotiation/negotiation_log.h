@@ -7,6 +7,7 @@
 ///
 /// Owns the table. Under the engine's mutex; appends also under the board's lock, which a Transaction holds.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,10 +33,7 @@ class NegotiationLog {
   /// `groups_alone`: as in hvd/negotiation/planner.h.
   NegotiationLog(Board& board, const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
                  bool groups_alone, OutcomeListener& listener)
-      : board_(board),
-        domain_ranks_(topology.domain_ranks),
-        table_(topology, std::move(sets), fusion_threshold_bytes, board.slots(), groups_alone),
-        listener_(listener) {}
+      : board_(board), table_(topology, std::move(sets), fusion_threshold_bytes, board.slots(), groups_alone), listener_(listener) {}
 
   /// Returns what all ranks have said so far. Process sets may be asked for by any thread, all else needs the engine's mutex.
   [[nodiscard]] const Negotiator& table() const { return table_; }
@@ -45,16 +43,29 @@ class NegotiationLog {
   void read() HVD_REQUIRES(engine_mutex);
   /// Forgets process sets that were removed and that are not `in_use` here.
   void bury_removed(const std::function<bool(int process_set)>& in_use) HVD_REQUIRES(engine_mutex) { table_.bury_removed(in_use); }
-  /// Wakes whoever has not read the log for long, and waits a moment. Notes a death, if that is why.
+  /// Wakes whoever has not read the log for long, and waits a moment. Under no lock.
   void nudge_readers();
   /// Fails the world because a rank of this domain has died: it may have died of what it was told before.
   void note_death(int domain_index);
 
+  /// A wait for other ranks to read the log, which those that live do within moments (hvd/negotiation/patience.h). It may hold up all
+  /// threads of this rank: the engine's mutex may be held, the board's lock not.
+  class ReaderWait {
+   public:
+    explicit ReaderWait(NegotiationLog& log) : log_(log), wait_(log.board_.make_wait(PatientWait::kReads)) {}
+    /// Wakes whoever has not read the log for long, and waits a moment. Returns false once the world has failed.
+    bool nudge();
+
+   private:
+    NegotiationLog& log_;
+    PatientWait wait_;
+  };
+
   /// Appends some records in a row: holds the board's lock, with all of the log read, and with room for `budget` bytes of records.
   class HVD_SCOPED_CAPABILITY Transaction {
    public:
-    /// Blocks until there is room, reading meanwhile. Throws BackendError if the world fails first. Requires the engine's mutex, which
-    /// the analysis cannot be told of a constructor that acquires.
+    /// Blocks until there is room, reading meanwhile. Throws what ends the world first. Requires the engine's mutex, which the analysis
+    /// cannot be told of a constructor that acquires.
     Transaction(NegotiationLog& log, std::size_t budget) HVD_ACQUIRE(board_lock);
     ~Transaction() HVD_RELEASE();
     Transaction(const Transaction&) = delete;
@@ -75,12 +86,20 @@ class NegotiationLog {
   static constexpr std::size_t bytes_of_record(std::size_t record_bytes) { return sizeof(std::uint32_t) + record_bytes; }
 
  private:
+  void warn_of_slowest();
+  void ring_readers();
+
   Board& board_;
-  const std::vector<int>& domain_ranks_;
   Negotiator table_;
   OutcomeListener& listener_;
+  /// The rank that has left half of the log unread, and since when it has read no further.
+  struct Behind {
+    Board::SlowestReader reader{Board::kNobody, 0};
+    std::chrono::steady_clock::time_point since, next_warning;
+  } behind_;
 };
 
 using Transaction = NegotiationLog::Transaction;
+using ReaderWait = NegotiationLog::ReaderWait;
 
 }  // namespace hvd

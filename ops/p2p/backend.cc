@@ -49,10 +49,7 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
   return staging.stage(is_source ? member.input : nullptr, bytes);
 }
 
-void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
-  if (!context_.board().failed())
-    context_.staging().release(location);  // after a failure another rank may be reading there still; the world's memory goes as a whole
-}
+void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { context_.staging().release(location); }
 
 std::unique_ptr<Execution> P2pBackend::launch(Batch batch) {
   if (aborted_) throw BackendError("the world has failed");

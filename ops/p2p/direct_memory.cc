@@ -12,23 +12,33 @@ namespace hvd {
 std::optional<std::uint64_t> DirectMemory::keep(const BatchTraits& traits, std::size_t bytes) {
   if (traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Adasum) return std::nullopt;
   if (!context_.arrange(traits.set->ranks).alone()) return context_.staging().keep(bytes);
+  const std::lock_guard lock(mutex_);
   const std::uint64_t location = Staging::own_location(next_own_++);
   own_.emplace(location, new std::byte[bytes]);
   return location;
 }
 
 void DirectMemory::drop(std::uint64_t location) noexcept {
-  if (own_.erase(location) == 0) context_.staging().drop(location);
+  if (!Staging::is_own(location)) return context_.staging().drop(location);
+  const std::lock_guard lock(mutex_);
+  own_.erase(location);
+}
+
+std::byte* DirectMemory::find_own(std::uint64_t location) {
+  if (!Staging::is_own(location)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto own = own_.find(location);
+  return own != own_.end() ? own->second.get() : nullptr;
 }
 
 bool DirectMemory::is_free(std::uint64_t location) {
-  if (own_.contains(location)) return true;
+  if (Staging::is_own(location)) return true;
   return context_.staging().is_free(location, [this](std::uint64_t sequence) { return context_.board().is_over(sequence); });
 }
 
 std::byte* DirectMemory::kept(int index, std::uint64_t location) {
-  if (const auto own = own_.find(location); own != own_.end()) return own->second.get();
-  return Staging::is_kept(location) && !Staging::is_own(location) ? context_.staging().address(index, location) : nullptr;
+  if (Staging::is_own(location)) return find_own(location);
+  return Staging::is_kept(location) ? context_.staging().address(index, location) : nullptr;
 }
 
 bool DirectMemory::Plan::is_of(const BatchTraits& others) const {

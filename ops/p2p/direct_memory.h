@@ -2,10 +2,11 @@
 /// DirectMemory has the blocks and the arithmetic of small operations that come back on all ranks of several domains, which the leaders end
 /// among themselves (hvd/negotiation/direct_rounds.h). Results have the bits that a batch gives: a domain contributes what the
 /// ReductionPlan says. The blocks are in the domain's arena; a rank that is alone in its domain has them in memory of its own. It owns
-/// them. Any thread, one at a time. It fails with WireError: a contribution of another length than it must have.
+/// them. Any thread, one at a time but for `drop`. It fails with WireError: a contribution of another length than it must have.
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "hvd/fast_path_memory.h"
@@ -40,7 +41,11 @@ class DirectMemory final : public FastPathMemory {
   /// Arrays of the operation's inputs in what an arranged domain contributes.
   [[nodiscard]] static std::size_t arrays(const Plan& plan, std::size_t arranged);
 
+  /// The block of a rank that is alone in its domain; null if the location is none of its.
+  [[nodiscard]] std::byte* find_own(std::uint64_t location);
+
   P2pContext& context_;
+  std::mutex mutex_;  ///< of the next two: an operation may end on any thread, and drops its block then
   std::map<std::uint64_t, std::unique_ptr<std::byte[]>> own_;  // NOLINT(modernize-avoid-c-arrays): not initialized
   std::uint64_t next_own_ = 0;
   std::unique_ptr<const Plan> plan_;

@@ -1,9 +1,11 @@
 #include "ops/shm/arena.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/board.h"
 
 namespace hvd {
 
@@ -18,7 +20,15 @@ std::size_t rounded(std::size_t bytes) {
 }
 }  // namespace
 
-Arena::Arena(std::span<std::byte> memory) : memory_(memory) { insert_free(0, memory.size()); }
+Arena::Arena(std::span<std::byte> memory, std::function<bool()> has_failed) : memory_(memory), has_failed_(std::move(has_failed)) {
+  insert_free(0, memory.size());
+}
+
+std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index) {
+  // A view of its own: users' memory outlives the engine and its board.
+  return std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(index)],
+                                 [board = std::make_shared<Board>(memory.board, index)] { return board->failed(); });
+}
 
 void Arena::insert_free(std::size_t offset, std::size_t bytes) {
   free_by_offset_[offset] = bytes;
@@ -33,10 +43,12 @@ void Arena::erase_free(std::map<std::size_t, std::size_t>::iterator block) {
 
 std::byte* Arena::allocate(std::size_t bytes) {
   if (std::byte* block = try_allocate(bytes); block != nullptr) return block;
+  if (is_over()) throw BackendError("shared memory: the world has failed");
   throw BackendError(formatted("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
 }
 
 std::byte* Arena::try_allocate(std::size_t bytes) {
+  if (is_over()) return nullptr;
   const std::size_t wanted = rounded(bytes);
   const std::size_t alignment = wanted >= kPagedFrom ? kPage : kLine;
   const std::lock_guard lock(mutex_);
@@ -63,7 +75,7 @@ std::size_t Arena::size_of(const void* block) const {
 }
 
 std::size_t Arena::free(void* block) noexcept {
-  if (block == nullptr) return 0;
+  if (block == nullptr || is_over()) return 0;
   const std::lock_guard lock(mutex_);
   const auto used = used_.find(offset(block));
   if (used == used_.end()) return 0;

@@ -2,12 +2,15 @@
 /// This header has the memory that every rank of the domain sees. `DomainMemory` is the map: it says where each rank's arena begins in this
 /// process. `Arena` hands out blocks of this rank's own; any thread may use it. The addresses are reserved at once and take memory when
 /// first used; freed blocks are kept for the next tensor of that size, as their pages are already there.
-/// It fails with BackendError when the reserved addresses are used up.
+/// Once the world has failed nothing is given back, and nothing more is handed out: a rank that was stopped and goes on writes to where it
+/// was about to, be that a batch's block or a user's.
+/// It fails with BackendError when the reserved addresses are used up, or the world has failed.
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,11 +30,12 @@ struct DomainMemory {
 
 class Arena {
  public:
-  explicit Arena(std::span<std::byte> memory);
+  /// `has_failed`: whether its world has; empty where no other rank writes to the memory.
+  explicit Arena(std::span<std::byte> memory, std::function<bool()> has_failed = {});
 
-  /// Returns at least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError when there is no room.
+  /// Returns at least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError.
   std::byte* allocate(std::size_t bytes);
-  /// Returns the same, or null when there is no room. Never touches the memory, which may be a device's.
+  /// Returns the same, or null instead of throwing. Never touches the memory, which may be a device's.
   std::byte* try_allocate(std::size_t bytes);
   /// Returns how many bytes are free now that were not.
   std::size_t free(void* block) noexcept;
@@ -44,9 +48,11 @@ class Arena {
   }
   [[nodiscard]] std::byte* at(std::uint64_t offset) const { return memory_.data() + offset; }
   [[nodiscard]] std::size_t used_bytes() const;
+  [[nodiscard]] bool is_over() const { return has_failed_ && has_failed_(); }
 
  private:
   std::span<std::byte> memory_;
+  const std::function<bool()> has_failed_;
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> free_by_offset_;     // offset -> bytes
   std::multimap<std::size_t, std::size_t> free_by_size_;  // bytes -> offset
@@ -54,5 +60,8 @@ class Arena {
   void insert_free(std::size_t offset, std::size_t bytes);
   void erase_free(std::map<std::size_t, std::size_t>::iterator block);
 };
+
+/// Returns the arena of the rank with this index. `memory`, whose board has been formatted, must stay mapped.
+std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index);
 
 }  // namespace hvd

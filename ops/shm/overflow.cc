@@ -23,7 +23,8 @@ std::size_t segment_offset(std::uint64_t word) { return (word & kPlaceMask) * kP
 
 }  // namespace
 
-Overflow::Overflow(std::vector<pid_t> processes, int self) : processes_(std::move(processes)), self_(self) {}
+Overflow::Overflow(std::vector<pid_t> processes, int self, std::function<bool()> has_failed)
+    : processes_(std::move(processes)), self_(self), has_failed_(std::move(has_failed)) {}
 
 Overflow::Segment& Overflow::add_segment(std::size_t bytes) {
   const std::size_t needed = (bytes + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;
@@ -65,6 +66,7 @@ Overflow::Segment& Overflow::segment_of(std::uint64_t word) {
 }
 
 void Overflow::free(std::uint64_t word) noexcept {
+  if (has_failed_ && has_failed_()) return;
   const std::lock_guard lock(mutex_);
   const Segment& segment = segment_of(word);
   segment.blocks->free(segment.blocks->at(segment_offset(word)));

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,7 +27,8 @@ namespace hvd {
 class Overflow {
  public:
   /// `processes`: of the ranks of the domain, by index; empty where all are of this process. `self`: this rank's index.
-  Overflow(std::vector<pid_t> processes, int self);
+  /// `has_failed`: whether the world has. Then nothing is handed out a second time, as in the arena.
+  Overflow(std::vector<pid_t> processes, int self, std::function<bool()> has_failed = {});
 
   /// Returns the word of a block of this rank's own, of at least `bytes`.
   std::uint64_t allocate(std::size_t bytes);
@@ -45,6 +47,7 @@ class Overflow {
 
   const std::vector<pid_t> processes_;
   const int self_;
+  const std::function<bool()> has_failed_;
   std::mutex mutex_;
   std::vector<Segment> segments_;
   std::map<std::pair<int, int>, std::unique_ptr<Mapping>> others_;  // by the owner's index and its descriptor

@@ -109,10 +109,7 @@ bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /
   return true;  // where a rank needs the others after all, its execution rings for them
 }
 
-void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
-  if (!board_.failed())
-    staging_.release(location);  // after a failure another rank may be at work there still; the world's memory goes as a whole
-}
+void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { staging_.release(location); }
 
 std::optional<std::uint64_t> ShmBackend::keep(const BatchTraits& traits, std::size_t bytes) {
   if (traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Adasum) return std::nullopt;

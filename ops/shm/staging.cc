@@ -34,7 +34,7 @@ Staging::Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self)
     : memory_(std::move(memory)),
       arena_(std::move(arena)),
       self_(self),
-      overflow_(std::make_shared<Overflow>(memory_.processes, self)),
+      overflow_(std::make_shared<Overflow>(memory_.processes, self, [arena = arena_] { return arena && arena->is_over(); })),
       peers_(memory_.processes, self, memory_.direct_copies) {
   owner_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<Overflow>>>(memory_.owner, overflow_);
 }

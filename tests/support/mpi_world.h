@@ -95,7 +95,7 @@ class MpiWorld {
     topology.cross_size = topology.domains;
 
     const DomainMemory memory = share_memory(topology, options.config.cache_capacity);
-    arena_ = std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(topology.domain_index)]);
+    arena_ = make_arena(memory, topology.domain_index);
     parts.memory = memory.owner;
     parts.config = options.config;
     parts.process_sets = make_sets(options.config, rank, size);

@@ -122,10 +122,14 @@ class CommonMemory final : public FastPathMemory {
     if (traits.op == ReduceOp::Adasum && traits.kind == OpKind::Allreduce) return std::nullopt;
     auto block = std::make_unique<Bytes>(bytes);
     const std::uint64_t location = reinterpret_cast<std::uint64_t>(block->data()) | kKept;
+    const std::lock_guard lock(mutex_);
     blocks_.emplace(location, std::move(block));
     return location;
   }
-  void drop(std::uint64_t location) noexcept override { blocks_.erase(location); }
+  void drop(std::uint64_t location) noexcept override {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(location);
+  }
   bool is_free(std::uint64_t /*location*/) override { return true; }
   std::byte* kept(int /*index*/, std::uint64_t location) override {
     return (location & kKept) != 0 ? reinterpret_cast<std::byte*>(location & ~kKept) : nullptr;
@@ -166,6 +170,7 @@ class CommonMemory final : public FastPathMemory {
     return static_cast<std::size_t>(count) * element_bytes(traits.dtype);
   }
   const Topology topology_;
+  std::mutex mutex_;
   std::map<std::uint64_t, std::unique_ptr<Bytes>> blocks_;
 };
 
@@ -283,7 +288,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       topology.domain_ranks = ranks;
       parts.process_sets = make_sets(options_, rank);
       parts.board = std::make_unique<Board>(memory.board, static_cast<int>(index));
-      auto arena = std::make_shared<Arena>(memory.arenas[index]);
+      auto arena = make_arena(memory, static_cast<int>(index));
       arenas_[static_cast<std::size_t>(rank)] = arena;
       parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
       parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, topology));

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "hvd/engine/engine.h"
+#include "hvd/fast_path_memory.h"
 #include "tests/support/small_call.h"
+#include "tests/support/stderr_text.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -66,6 +68,77 @@ struct RoundWorld {
   std::vector<Board*> boards;
   ThreadWorld world;
 };
+
+// ------------------------------------------------------------------------------------------------------ with the log unread
+
+/// Runs allreduces of bytes, whose results are whatever was there, and stops the engine of a rank where it asks for memory to repeat one:
+/// with its mutex held.
+class FreezingBackend final : public Backend, private FastPathMemory {
+ public:
+  struct Frost {
+    std::atomic<bool> frozen{false};
+    std::atomic<bool> thawed{false};
+  };
+  FreezingBackend(Frost& frost, bool freezes) : frost_(frost), freezes_(freezes) {}
+  std::string_view name() const override { return "freezing"; }
+  bool supports(const BatchTraits& traits) const override { return traits.dtype == DataType::UInt8; }
+  std::unique_ptr<Execution> launch(Batch /*batch*/) override {
+    struct Done final : Execution {
+      Progress advance() override { return Progress::Done; }
+    };
+    return std::make_unique<Done>();
+  }
+  FastPathMemory* fast_path_memory() override { return this; }
+
+ private:
+  std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) override {
+    frost_.frozen = frost_.frozen || freezes_;
+    while (freezes_ && !frost_.thawed) std::this_thread::sleep_for(1ms);
+    return std::nullopt;
+  }
+  void drop(std::uint64_t /*location*/) noexcept override {}
+  bool is_free(std::uint64_t /*location*/) override { return true; }
+  std::byte* kept(int /*index*/, std::uint64_t /*location*/) override { return nullptr; }
+
+  Frost& frost_;
+  const bool freezes_;
+};
+
+/// A world of one domain, of four ranks, in which the engine of rank 1 is stopped. Ranks 0 and 3 have a process set of their own, number 2.
+struct FrozenWorld {
+  Config config = impatient();
+  /// `work` is that of ranks 0 and 3, and rank 1 goes on after it.
+  void run(const std::function<void(int, Engine&)>& work) {
+    FreezingBackend::Frost frost;
+    config.process_sets = {{1, 2}, {0, 3}};
+    ThreadWorld world({.size = 4, .config = config, .customize = [&](int rank, EngineParts& parts) {
+                         parts.backends.insert(parts.backends.begin(), std::make_unique<FreezingBackend>(frost, rank == 1));
+                       }});
+    std::atomic<int> at_work{2};
+    world.run(
+        [&](int rank, Engine& engine) {
+          if (rank == 1 || rank == 2) {
+            std::vector<std::uint8_t> values(4);
+            for (int i = 0; i < 2; ++i) {
+              Submission submission = allreduce_of(values, "freezes", DataType::UInt8);
+              submission.process_set = 1;
+              engine.wait(*engine.submit(submission, After::Wait));
+            }
+            return;
+          }
+          while (!frost.frozen) std::this_thread::yield();
+          work(rank, engine);
+          if (--at_work == 0) frost.thawed = true;
+        },
+        false);
+  }
+};
+
+Submission of_own_set(std::vector<float>& values, std::string name) {
+  Submission submission = allreduce_of(values, std::move(name), DataType::Float32);
+  submission.process_set = 2;
+  return submission;
+}
 
 }  // namespace
 
@@ -135,6 +208,52 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
     CHECK(text.find("rank 2") != std::string::npos);
     CHECK(text.find(dies ? "died" : "it is stopped") != std::string::npos);
   }
+}
+
+TEST_CASE("frozen: a rank that leaves the log unread until it is full is named, by ranks of a set that it is not in, too") {
+  FrozenWorld().run([](int /*rank*/, Engine& engine) {
+    std::vector<float> values(4);
+    int i = 0;
+    const std::string text = words_of_failure(
+        [&] { engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i++)), After::Wait)); });
+    CAPTURE(text);
+    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for 1 s"));
+    CHECK(text.find("without having read") != std::string::npos);
+  });
+}
+
+TEST_CASE("frozen: a rank that has left half of the log unread is warned of while all others go on") {
+  FrozenWorld all;
+  all.config.stall_shutdown_time = 0s;
+  const StderrText said;
+  all.run([&](int rank, Engine& engine) {
+    std::vector<float> values(4);
+    // Each name is in the log twice.
+    for (int i = 0; i < 100; ++i)
+      engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i)), After::Wait));
+    for (int i = 0; rank == 0 && said.get().find("rank 1 has not read") == std::string::npos; ++i) {
+      std::this_thread::sleep_for(100ms);
+      Submission alone = of_own_set(values, "alone." + std::to_string(i));
+      static_cast<void>(engine.submit(std::move(alone)));  // a record
+    }
+  });
+}
+
+TEST_CASE("frozen: a rank that has not read what must be read before a submission is refused is named") {
+  std::atomic<int> done{0};
+  FrozenWorld().run([&](int rank, Engine& engine) {
+    std::vector<float> values(4);
+    engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait));
+    ++done;
+    while (done < 2) std::this_thread::yield();
+    if (rank == 3) {  // leaves
+      engine.shutdown();
+      return;
+    }
+    const std::string text = words_of_failure([&] { engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait)); });
+    CAPTURE(text);
+    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for 1 s"));
+  });
 }
 
 }  // namespace hvd::test

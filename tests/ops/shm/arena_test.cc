@@ -1,0 +1,58 @@
+// The arena of a world that has failed: a rank that was stopped may still write there, so that no block is handed out a second time.
+#include "ops/shm/arena.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/shm/overflow.h"
+#include "tests/support/small_call.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+
+TEST_CASE("arena: once the world has failed nothing is given back, and nothing more is handed out") {
+  ThreadWorld world({.size = 2, .config = {}});
+  std::size_t used = 0;
+  std::byte* users = nullptr;
+  world.run(
+      [&](int rank, Engine& engine) {
+        std::vector<float> values(4);
+        const Submission submission = allreduce_of(values, "x", DataType::Float32);
+        for (int i = 0; i < 4; ++i)
+          if (!engine.try_fast_path(small_call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+        if (rank == 1) return engine.die_for_test();
+        users = world.arena(0).allocate(1000);
+        used = world.arena(0).used_bytes();
+        CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "y", DataType::Float32), After::Wait)), RankFailed);
+      },
+      false);
+  Arena& arena = world.arena(0);
+  CHECK(world.engine(0).drop_persistent_for_test() == 1);
+  CHECK(arena.free(users) == 0);
+  CHECK(arena.used_bytes() >= used);
+  CHECK(arena.try_allocate(64) == nullptr);
+  std::string text;
+  try {
+    arena.allocate(64);
+  } catch (const BackendError& error) {
+    text = error.what();
+  }
+  CHECK(text == "shared memory: the world has failed");
+}
+
+TEST_CASE("arena: what lies beyond it is not handed out a second time either, once the world has failed") {
+  std::atomic<bool> failed{false};
+  Overflow overflow({}, 0, [&] { return failed.load(); });
+  const auto first = overflow.allocate(1000);
+  overflow.free(first);
+  CHECK(overflow.allocate(1000) == first);
+  failed = true;
+  overflow.free(first);
+  CHECK(overflow.allocate(1000) != first);
+}
+
+}  // namespace hvd::test
