@@ -266,6 +266,7 @@ void init(const Config& config) {
   const LibraryCall call;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
+  await_end_of_world();
   if (has_world()) return;
   set_log(config.log_level, launcher_hints().rank.value_or(-1));
 
