@@ -267,6 +267,7 @@ void init(const Config& config) {
   const LibraryCall call;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
+  await_end_of_world();
   if (has_world()) return;
   print_whole_lines();  // it has been done before main(): that this names it brings its file into a program that is linked statically
   set_log(config.log_level, launcher_hints().rank.value_or(-1));

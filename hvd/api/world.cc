@@ -20,6 +20,7 @@ namespace {
 
 struct Global {
   std::mutex mutex;
+  std::mutex ending;  // before `mutex`: held while a thread ends the world in order
   std::shared_ptr<World> world;
   std::atomic<std::uint64_t> changes{0};  // of `world`, so far
   std::vector<std::function<void()>> hooks;
@@ -51,6 +52,24 @@ std::shared_ptr<World> exchange_world(std::shared_ptr<World> next) {
 std::shared_ptr<World> take_world() {
   const std::lock_guard lock(global().mutex);
   return exchange_world(nullptr);
+}
+
+/// What `shutdown()` does, by one thread at a time: the others find no world when their turn comes. Returns the world that has ended.
+std::shared_ptr<World> end_world() {
+  const std::lock_guard ending(global().ending);
+  std::shared_ptr<World> world;
+  {
+    const std::lock_guard lock(global().mutex);
+    world = global().world;
+  }
+  if (!world) return nullptr;
+  const bool clean = world->engine->shutdown();
+  {
+    const std::lock_guard lock(global().mutex);
+    if (global().world == world) exchange_world(nullptr);
+  }
+  if (world->close) world->close(clean);
+  return world;
 }
 
 /// What a thread has found, so that it needs no lock to find it again.
@@ -119,31 +138,19 @@ void on_init(std::function<void()> hook) {
   global().hooks.push_back(std::move(hook));
 }
 
+void await_end_of_world() { const std::lock_guard ending(global().ending); }
+
 void shutdown() {
   if (is_forked_from_rank()) return;  // the world is its parent's
   const InsideLibrary inside;
-  std::shared_ptr<World> world;
-  {
-    const std::lock_guard lock(global().mutex);
-    world = global().world;
-  }
-  if (!world) return;
-  const bool clean = world->engine->shutdown();
-  {
-    const std::lock_guard lock(global().mutex);
-    if (global().world == world) exchange_world(nullptr);
-  }
-  if (world->close) world->close(clean);
-  if (!world->has_peers) cease_to_be_rank();
+  const auto ended = end_world();
+  if (ended && !ended->has_peers) cease_to_be_rank();
 }
 
 void leave_world() noexcept {
-  const auto world = take_world();
-  if (!world) return;
   try {
     const InsideLibrary inside;
-    const bool clean = world->engine->shutdown();
-    if (clean && world->close) world->close(true);
+    static_cast<void>(end_world());
   } catch (...) {
     log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
   }

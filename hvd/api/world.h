@@ -44,8 +44,10 @@ HVD_BETWEEN_LIBRARIES std::shared_ptr<ResultPool> result_pool();
 void install_world(World world);
 /// Returns whether there is one.
 bool has_world();
+/// Returns when no thread is ending one: the ranks would meet for two things at once.
+void await_end_of_world();
 /// Ends the world in order, as `shutdown()` does: waits until all other ranks leave too, or one has died or the world has failed. Does
-/// nothing where there is no world. For the end of the process, or of MPI.
+/// nothing where there is no world. Where another thread is ending it, waits for that. For the end of the process, or of MPI.
 void leave_world() noexcept;
 /// Leaves the world as it is, for the end of a process with another status than 0: the ranks of this host see it die; those of other hosts
 /// are told where this rank speaks for its own. Waits for nobody.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,6 +21,15 @@ namespace hvd {
 
 namespace {
 [[noreturn]] void refuse(const std::string& what) { throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno))); }
+
+/// A block's number stands behind it in the file, where nobody writes.
+using Number = std::uint64_t;
+
+Number read_number(const FileDescriptor& file, std::size_t bytes) {
+  Number number = 0;
+  if (::pread(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number) refuse("reading a block's number");
+  return number;
+}
 
 /// What is mapped now, for children that are forked.
 class Mapped {
@@ -101,12 +111,15 @@ Mapping::~Mapping() {
 FileDescriptor make_shared_file(const char* name, std::size_t bytes) {
   FileDescriptor file(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.get() < 0) refuse("memfd_create");
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) refuse("ftruncate");
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes + sizeof(Number))) != 0) refuse("ftruncate");
+  Number number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) refuse("getrandom");
+  if (::pwrite(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number) refuse("writing a block's number");
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) refuse("sealing a block");
   return file;
 }
 
-Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) { return {::getpid(), file.get(), bytes}; }
+Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) { return {::getpid(), file.get(), bytes, read_number(file, bytes)}; }
 
 std::unique_ptr<Mapping> map_file(const FileDescriptor& file, std::size_t bytes) {
   FileDescriptor copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
@@ -120,10 +133,10 @@ std::unique_ptr<Mapping> map_ticket(const Ticket& ticket) {
   if (file.get() < 0) refuse("opening another rank's block");
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) refuse("fstat");
-  const auto bytes = static_cast<std::size_t>(status.st_size);
-  if (ticket.bytes != 0 && bytes != ticket.bytes) {
+  const std::size_t bytes = static_cast<std::size_t>(status.st_size) - sizeof(Number);
+  if (ticket.bytes != 0 && (bytes != ticket.bytes || read_number(file, bytes) != ticket.number)) {
     errno = ESTALE;
-    refuse("another rank's block has the wrong size");
+    refuse("another rank's block is not where it should be; is that rank in another container?");
   }
   return std::make_unique<Mapping>(std::move(file), bytes);
 }

@@ -50,6 +50,18 @@ TEST_CASE("shared memory: no process can change the size of a block") {
   CHECK_THROWS_AS(map_ticket(ticket_of(file, kMiB + 1)), BackendError);
 }
 
+TEST_CASE("shared memory: a block of the same size is not taken for another") {
+  const FileDescriptor file = make_shared_file("hvd-test", kMiB);
+  const FileDescriptor other = make_shared_file("hvd-test", kMiB);
+  const Ticket ticket = ticket_of(file, kMiB);
+  CHECK(map_ticket(ticket)->bytes().size() == kMiB);
+  Ticket of_another_container = ticket;
+  of_another_container.descriptor = other.get();
+  CHECK_THROWS_WITH_AS(
+      map_ticket(of_another_container),
+      "shared memory: another rank's block is not where it should be; is that rank in another container?: Stale file handle", BackendError);
+}
+
 TEST_CASE("shared memory: a child that is forked reads what was there, and what it writes is its own") {
   if (kSanitized) return;  // which do not like fork()
   const FileDescriptor file = make_shared_file("hvd-test", kMiB);
