@@ -1,9 +1,12 @@
 # hvd_find_torch(<out>): the folder of a LibTorch (it has include/, lib/ and share/cmake/Torch), or empty. It looks, in this order, at
-# HVD_TORCH (variable, then environment), CMAKE_PREFIX_PATH (both), HVD_TORCH_HINT, and, if it is as new as the tested one, what the python3 on PATH
-# imports.
+# HVD_TORCH (variable, then environment), where the project's own find_package(Torch) has found it or is told to look (Torch_DIR, and Torch_ROOT
+# as variable and in the environment), CMAKE_PREFIX_PATH (both), HVD_TORCH_HINT, and, if it is as new as the tested one, what the python3 on
+# PATH imports.
 # As a script it prints what it finds: cmake -P HvdFindTorch.cmake
 # hvd_torch_version(<folder> <out>): "2.11.0"
-cmake_minimum_required(VERSION 3.25)
+if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)   # elsewhere it would change what the project demands
+  cmake_minimum_required(VERSION 3.25)
+endif()
 
 set(HVD_TORCH_TESTED 2.11)   # the version this was written and tested with
 
@@ -45,6 +48,14 @@ function(hvd_find_torch out)
 
   # TorchConfig.cmake lies in <torch>/share/cmake/Torch; torch.utils.cmake_prefix_path is <torch>/share/cmake.
   set(candidates "")
+  if(Torch_DIR)
+    list(APPEND candidates "${Torch_DIR}/../../..")
+  endif()
+  foreach(root IN ITEMS "${Torch_ROOT}" "$ENV{Torch_ROOT}")
+    if(root)
+      list(APPEND candidates "${root}" "${root}/../..")
+    endif()
+  endforeach()
   string(REPLACE ":" ";" environment "$ENV{CMAKE_PREFIX_PATH}")
   foreach(prefix IN LISTS CMAKE_PREFIX_PATH environment)
     list(APPEND candidates "${prefix}" "${prefix}/../..")

@@ -48,6 +48,31 @@ try() {
   quietly "$cmake" --build "$folder"
 }
 
+# configures PARTS SAYS OPTION...: a project that demands an old CMake is configured without a developer's warning, and one line says SAYS
+configures() {
+  local parts=$1 says=$2
+  shift 2
+  quietly env -u HVD_TORCH "$cmake" -S "$here/old" -B "$scratch/old" -G "$generator" -DCMAKE_PREFIX_PATH="$scratch/stage" -DPARTS="$parts" \
+    -UHVD_TORCH -UTorch_DIR -UTorch_ROOT "$@"
+  if grep -A 6 'CMake Warning' "$scratch/log"; then failed "find_package(hvd) warns, see above"; fi
+  grep -qF -- "$says" "$scratch/log" || {
+    cat "$scratch/log"
+    failed "find_package(hvd) does not say '$says'"
+  }
+}
+# A project's own LibTorch comes before the one that hvd was built with; which one is taken is said. It is the same one under another name.
+configures_with_torch() {
+  local torch own=$scratch/own_torch part
+  torch=$(sed -n 's/^set(_hvd_torch_of_build "\(.*\)")$/\1/p' "$(find "$scratch/stage" -name hvd-config.cmake)")
+  configures torch " in $torch, which hvd was built with"
+  rm -rf "$own"
+  mkdir -p "$own"
+  for part in include lib share; do ln -s "$torch/$part" "$own/$part"; done
+  configures torch " in $own" -DTorch_DIR="$own/share/cmake/Torch"
+  configures torch " in $own" -DTorch_ROOT="$own"
+  configures torch " in $own" -DHVD_TORCH="$own"
+}
+
 mkdir -p "$scratch"
 install_to stage "$build"
 look_at stage
@@ -55,7 +80,10 @@ try stage core '^hvd/(?!torch\.h)' -DWITH_TORCH=OFF
 "$scratch/core/values"
 mpirun -np 1 "$scratch/core/core_only"
 mpirun -np 2 "$scratch/core/core_only"
+rm -rf "$scratch/old"
+configures "" "-- Found Threads"
 if [ -n "$(find "$scratch/stage" -name hvd-torch-targets.cmake)" ]; then
+  configures_with_torch
   try stage torch '^(torch_bindings/|hvd/torch\.h)' -DWITH_TORCH=ON
   mpirun -np 2 "$scratch/torch/with_torch"
 else
