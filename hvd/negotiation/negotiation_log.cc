@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "hvd/base/log.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -18,18 +19,23 @@ void NegotiationLog::read() {
   }
 }
 
+Status NegotiationLog::explained(const Status& failure) noexcept {
+  try {
+    read();
+  } catch (...) {
+    log(LogLevel::Debug, "what was said before the failure cannot be read");
+  }
+  const auto& refusal = table_.first_refusal();
+  return refusal ? Status(failure.code(), formatted("{}; before that: {}", failure.text(), refusal->text)) : failure;
+}
+
 void NegotiationLog::nudge_readers() {
   board_.ring_all_workers();
   board_.ring_waiters();
-  if (const auto dead = board_.find_dead()) note_death(*dead);
+  if (const auto dead = board_.find_dead())
+    board_.set_failure({Status::Code::RankFailed,
+                        formatted("rank {} died, or ended without hvd::shutdown()", domain_ranks_[static_cast<std::size_t>(*dead)])});
   std::this_thread::sleep_for(50us);
-}
-
-void NegotiationLog::note_death(int domain_index) {
-  const auto& refusal = table_.first_refusal();
-  board_.set_failure({Status::Code::RankFailed,
-                      formatted("rank {} died, or ended without hvd::shutdown(){}", domain_ranks_[static_cast<std::size_t>(domain_index)],
-                                refusal ? formatted("; before that: {}", refusal->text) : std::string())});
 }
 
 // The lock is taken and given back in a loop, which the analysis cannot follow.
