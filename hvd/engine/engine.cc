@@ -354,27 +354,18 @@ void Engine::finish(Entry& entry, Status status) {
   mutex_.wake_worker();
 }
 
-void Engine::fail_everything(const Turn& turn, const Status& status) noexcept {
+void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
   if (std::exchange(failure_handled_, true)) return;
-  messenger_.tell(turn, status);  // first: what follows may take long, or never end
+  messenger_.tell(turn, failure);  // first: what follows may take long, or never end
   runner_.abort(turn);
   const EngineLock lock(mutex_);
-  read_what_was_said_before();
+  const Status status = log_.explained(failure);
   static_cast<void>(runner_.take_queued());
   fast_path_.adopt_all();
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish(*entry, status);  // the others' submitters find that all is refused
   submitter_.refuse_all(status);
   mutex_.wake_own_threads();
-}
-
-/// What others could not be given because a rank had left is not to be blamed on those who have died of it.
-void Engine::read_what_was_said_before() noexcept {
-  try {
-    log_.read();
-  } catch (...) {
-    log(LogLevel::Debug, "the log ends in the middle of a record");
-  }
 }
 
 bool Engine::desert(const Status& why) noexcept {

@@ -129,8 +129,7 @@ class Engine : private EngineEvents {
   bool leave();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
-  void fail_everything(const Turn& turn, const Status& status) noexcept;
-  void read_what_was_said_before() noexcept HVD_REQUIRES(engine_mutex);
+  void fail_everything(const Turn& turn, const Status& failure) noexcept;
   void warn_of_failure() HVD_REQUIRES(engine_mutex);
 
   EngineParts parts_;

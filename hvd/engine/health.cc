@@ -27,13 +27,12 @@ void Health::look(const Turn& /*turn*/) noexcept {
   Board& board = *parts_.board;
   try {
     if (board.failed()) return;
-    const auto dead = board.find_dead();
-    const EngineLock lock(mutex_);
-    if (dead) {
-      log_.read();
-      log_.note_death(*dead);
+    if (const auto dead = board.find_dead()) {
+      const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
+      board.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
       return;
     }
+    const EngineLock lock(mutex_);
     look_for_conflicts();
     report_stalls();
     if (leader_ != nullptr && !parts_.config.stall_check_disable) report_silence();

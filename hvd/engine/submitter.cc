@@ -35,7 +35,7 @@ void Submitter::wait_for_earlier(EngineLock& lock, const UnitKey& key, ProgressL
 }
 
 Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
-  if (over_.ok() && board_.failed()) board_.failure().raise();
+  if (over_.ok() && board_.failed()) log_.explained(board_.failure()).raise();
   over_.raise();
   if (stopping_) throw Shutdown("hvd::shutdown() has been called");
   UnitKey& key = fresh->key;

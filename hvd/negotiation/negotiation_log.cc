@@ -30,11 +30,14 @@ void NegotiationLog::ring_readers() {
   board_.ring_waiters();
 }
 
-void NegotiationLog::note_death(int domain_index) {
+Status NegotiationLog::explained(const Status& failure) noexcept {
+  try {
+    read();
+  } catch (...) {
+    log(LogLevel::Debug, "what was said before the failure cannot be read");
+  }
   const auto& refusal = table_.first_refusal();
-  board_.set_failure(
-      {Status::Code::RankFailed, formatted("{} died, or ended without hvd::shutdown(){}", board_.patience().name_of_rank(domain_index),
-                                           refusal ? formatted("; before that: {}", refusal->text) : std::string())});
+  return refusal ? Status(failure.code(), formatted("{}; before that: {}", failure.text(), refusal->text)) : failure;
 }
 
 void NegotiationLog::nudge_readers() {

@@ -41,12 +41,12 @@ class NegotiationLog {
 
   /// Reads what is new. Throws WireError if a record makes no sense, and what the listener throws.
   void read() HVD_REQUIRES(engine_mutex);
+  /// Returns the world's failure with what was said before it and may have brought it about: a rank dies of it that another has left.
+  [[nodiscard]] Status explained(const Status& failure) noexcept HVD_REQUIRES(engine_mutex);
   /// Forgets process sets that were removed and that are not `in_use` here.
   void bury_removed(const std::function<bool(int process_set)>& in_use) HVD_REQUIRES(engine_mutex) { table_.bury_removed(in_use); }
   /// Wakes whoever has not read the log for long, and waits a moment. Under no lock.
   void nudge_readers();
-  /// Fails the world because a rank of this domain has died: it may have died of what it was told before.
-  void note_death(int domain_index);
 
   /// A wait for other ranks to read the log, which those that live do within moments (hvd/negotiation/patience.h). It may hold up all
   /// threads of this rank: the engine's mutex may be held, the board's lock not.

@@ -94,14 +94,23 @@ start uncaught
 start says "a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "$run" -np 4 "$build/tests/victim" kill 60
 start says "a rank that ends before init()" 7 1 "ended with exit code 7, the first to fail" "$run" -np 2 "$meets" leaves
 # Ranks with different numbers of steps, which end one after the other by what the first to end has done: nobody else is blamed.
-uneven() { # WHAT ENDED WAITING LINES: the ranks that have ended, and those that wait for them
-  says "ranks with other numbers of steps: $1" 3 "$4" \
-    "^\[$3\]<stderr>:rank $3: (Shutdown|RankFailed): .*rank $2 has ended, or called hvd::shutdown\(\), .*ElasticSampler.*join\(\).*hvd::any\(\)" \
-    "$run" -np 4 "$build/tests/victim" "$1" 600
-  verdict "only who has ended is blamed: $1" "$(cat "$work/out" "$work/err" | grep -v "rank $2 has ended, or" | grep -E "died|shut down after")"
+uneven() { # WHAT ENDED WAITING LINES COMMAND...: the ranks that have ended, and those that wait for them
+  local what=$1 ended=$2 waiting=$3 lines=$4
+  shift 4
+  says "ranks with other numbers of steps: $what, $(basename "$1")" 3 "$lines" \
+    "^(\\[$waiting\\]<stderr>:)?rank $waiting: (Shutdown|RankFailed): .*rank $ended has ended, or called hvd::shutdown\(\), .*ElasticSampler.*join\(\).*hvd::any\(\)" \
+    "$@" "$build/tests/victim" "$what" 600
+  verdict "only who has ended is blamed: $what, $(basename "$1")" \
+    "$(cat "$work/out" "$work/err" | grep -v "rank $ended has ended, or" | grep -E "died|without hvd::shutdown|shut down after")"
 }
-start uneven fewer 2 '[013]' 3
-start uneven more '[013]' 2 1
+ways=("$run -np 4")
+if "$run" --check-build | grep -q '\[X\] UCX'; then ways+=("bash $root/tests/support/hosts.sh 2,2"); fi
+for way in "${ways[@]}"; do
+  # shellcheck disable=SC2086  # words
+  start uneven fewer 2 '[013]' 3 $way
+  # shellcheck disable=SC2086
+  start uneven more '[013]' 2 1 $way
+done
 start says "a program that is not there" 2 1 "^hvdrun: nothere: no such program in PATH" "$run" -np 2 nothere
 start says "a program that cannot be run" 2 1 "no such program" "$run" -np 2 "$root/README.md"
 start says "too few slots" 2 1 "^hvdrun: -np 4: there are only 3 slots" "$run" -np 4 -H localhost:3 "$meets"
