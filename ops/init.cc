@@ -178,6 +178,11 @@ void offer_shared_memory(World& world, const DomainMemory& memory, const std::sh
               if (made.still_here()) arena->free(taken);
             }};
   };
+  // Between hosts a network may have been told of the pages, by any rank that sends from them: a page that is another one would go unseen.
+  if (topology.domains == 1)
+    world.trim_shared = [arena, made = MadeHere()] {
+      if (made.still_here()) arena->trim();
+    };
   world.shared_place = [arena](const void* block) { return arena->offset(block); };
   world.shared_at = [memory, ranks = topology.domain_ranks](int rank, std::uint64_t place) -> std::shared_ptr<void> {
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);

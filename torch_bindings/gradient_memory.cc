@@ -14,8 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/api/host_memory.h"
 #include "hvd/api/world.h"
 #include "hvd/base/child_watch.h"
+#include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/hvd.h"
 
@@ -62,7 +64,7 @@ class GradientAllocator final : public c10::Allocator {
     if (times > 0) {
       most_bytes_ += room;
       ++sizes_[bytes].announced;
-      return;
+      return say_if_replaced();
     }
     most_bytes_ -= room;
     const auto size = sizes_.find(bytes);
@@ -118,7 +120,14 @@ class GradientAllocator final : public c10::Allocator {
 
   GradientAllocator() : before_(c10::GetCPUAllocator()) {
     on_init([this] { begin_world(); });
-    c10::SetCPUAllocator(this, kOverAll);
+    // With the least priority that takes effect, so that one the program sets later with that of the one before is not ignored.
+    for (int priority = 0; priority <= kMostPriority && c10::GetCPUAllocator() != this; ++priority)
+      c10::SetCPUAllocator(this, static_cast<std::uint8_t>(priority));
+  }
+
+  void say_if_replaced() {
+    if (c10::GetCPUAllocator() == this || std::exchange(said_replaced_, true)) return;
+    log(LogLevel::Info, "the program has set a CPU allocator of its own: gradients are copied into shared memory, not made there");
   }
 
   /// A world begins: blocks of the one before are of no use any more.
@@ -131,7 +140,7 @@ class GradientAllocator final : public c10::Allocator {
     for (auto& [bytes, size] : sizes_) gone.push_back(std::exchange(size.free, {}));
   }
 
-  static constexpr std::uint8_t kOverAll = 0xFF;  // LibTorch's priorities of allocators end there
+  static constexpr int kMostPriority = 0xFF;  // of LibTorch's allocators
   static constexpr std::size_t kPlaces = 1024;
   static std::size_t place_of(std::size_t bytes) { return (bytes * 0x9E3779B97F4A7C15U) >> 54; }  // Fibonacci hashing, 10 bits
 
@@ -227,6 +236,7 @@ class GradientAllocator final : public c10::Allocator {
   std::array<std::atomic<int>, kPlaces> announced_places_{};  // by hash of the size: a first look without the mutex
   std::mutex mutex_;
   std::uint64_t world_ = 0;
+  bool said_replaced_ = false;
   std::size_t most_bytes_ = 0;
   std::size_t all_bytes_ = 0;  // of this world's blocks, free or not, but for those that children see
   std::unordered_map<const void*, int> leaves_;
@@ -236,6 +246,8 @@ class GradientAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+HostMemoryUser::~HostMemoryUser() { trim_host_memory(); }
 
 AnnouncedGradient::AnnouncedGradient(const at::Tensor& parameter) : leaf_(parameter.unsafeGetTensorImpl()), bytes_(parameter.nbytes()) {
   GradientAllocator::instance().announce(leaf_, bytes_, 1);

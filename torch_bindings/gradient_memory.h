@@ -6,13 +6,21 @@
 /// Blocks that are free again are kept for the next gradient of that size, so that backward passes do not meet new pages. All blocks
 /// together, free or not, take at most twice the bytes that are announced. What a child that was forked still sees is left as it is.
 /// Any thread. Process-wide: the allocator stays once it stands there, and does nothing while nothing is announced, after `shutdown()` and
-/// in a child that was forked.
+/// in a child that was forked. One that the program sets later takes its place; then gradients are copied, which the log says once.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 
 namespace hvd::detail {
+
+/// Gives back to the system what the arena has free at its end: the first member of what has much memory there.
+struct HostMemoryUser {
+  HostMemoryUser() = default;
+  ~HostMemoryUser();
+  HostMemoryUser(const HostMemoryUser&) = delete;
+  HostMemoryUser& operator=(const HostMemoryUser&) = delete;
+};
 
 /// Announces the parameter's gradient for as long as it lives.
 class AnnouncedGradient {

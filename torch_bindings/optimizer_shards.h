@@ -25,6 +25,7 @@
 
 #include "hvd/hvd.h"
 #include "torch_bindings/gradient_keeper.h"
+#include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/master_copies.h"
 #include "torch_bindings/shared_parameters.h"
 
@@ -132,6 +133,7 @@ class OptimizerShards : public GradientKeeper {
   }
   [[nodiscard]] detail::MasterCopies::Masters gather_masters() const;
 
+  detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   torch::optim::Optimizer& wrapped_;
   const ProcessSet process_set_;
   const std::unique_ptr<SharedParameters> shared_;  ///< null where each rank has a copy of its own

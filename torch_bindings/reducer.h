@@ -233,6 +233,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] DataType wire_type(const Slot& slot) const;
   [[nodiscard]] bool travels_compressed(const Slot& slot) const;
 
+  detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   mutable std::mutex mutex_;
   const DistributedOptimizerOptions options_;
   const Taking taking_;

@@ -58,6 +58,14 @@ std::shared_ptr<void> used(std::shared_ptr<void> block) {
 
 }  // namespace
 
+void trim_host_memory() noexcept {
+  try {
+    const LibraryCall call;
+    if (const auto world = has_world() ? current_world() : nullptr; world && world->trim_shared) world->trim_shared();
+  } catch (const Error&) {  // it has ended meanwhile
+  }
+}
+
 HostMemory allocate_for_host(std::size_t bytes, int others) {
   const LibraryCall call;
   made().give_back();

@@ -10,6 +10,10 @@
 
 namespace hvd {
 
+/// Gives pages of this rank's arena that nothing uses back to the system, where that can be done: what a model had is not needed for the
+/// next one. Costs the next tensors there new pages. Does nothing without a world.
+HVD_BETWEEN_LIBRARIES void trim_host_memory() noexcept;
+
 /// Memory and the place by which the other ranks of the host find it.
 struct HostMemory {
   std::shared_ptr<void> data;  ///< null where ranks share no memory, and where the arena is full

@@ -20,6 +20,8 @@ struct World {
   bool has_peers = false;  ///< a process that is forked later is never a rank, also when this world has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
+  /// Gives the pages of what is free of it back to the system; may be null.
+  std::function<void()> trim_shared;
   /// Where such memory of this rank is, for the other ranks of the host. Null as `allocate_shared`.
   std::function<std::uint64_t(const void*)> shared_place;
   /// The memory of that rank at that place; null for a rank that this one shares no memory with.

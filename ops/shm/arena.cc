@@ -1,5 +1,7 @@
 #include "ops/shm/arena.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -62,7 +64,7 @@ std::byte* Arena::try_allocate(std::size_t bytes) {
     erase_free(block);
     if (start > begin) insert_free(begin, start - begin);
     if (start + wanted < end) insert_free(start + wanted, end - start - wanted);
-    used_[start] = wanted;
+    used_[start] = {wanted, trims_};
     return memory_.data() + start;
   }
   return nullptr;
@@ -71,7 +73,7 @@ std::byte* Arena::try_allocate(std::size_t bytes) {
 std::size_t Arena::size_of(const void* block) const {
   const std::lock_guard lock(mutex_);
   const auto used = used_.find(offset(block));
-  return used == used_.end() ? 0 : used->second;
+  return used == used_.end() ? 0 : used->second.bytes;
 }
 
 std::size_t Arena::free(void* block) noexcept {
@@ -80,7 +82,8 @@ std::size_t Arena::free(void* block) noexcept {
   const auto used = used_.find(offset(block));
   if (used == used_.end()) return 0;
   std::size_t begin = used->first;
-  const std::size_t freed = used->second;
+  const std::size_t freed = used->second.bytes;
+  if (used->second.trims < trims_) give_pages_back(begin, freed);
   std::size_t bytes = freed;
   used_.erase(used);
   if (const auto next = free_by_offset_.find(begin + bytes); next != free_by_offset_.end()) {
@@ -100,10 +103,24 @@ std::size_t Arena::free(void* block) noexcept {
   return freed;
 }
 
+void Arena::give_pages_back(std::size_t offset, std::size_t bytes) const noexcept {
+  const std::size_t begin = (offset + kPage - 1) / kPage * kPage;
+  const std::size_t end = (offset + bytes) / kPage * kPage;
+  // Where the system refuses, the pages stay.
+  if (begin < end) static_cast<void>(::madvise(memory_.data() + begin, end - begin, MADV_REMOVE));
+}
+
+void Arena::trim() noexcept {
+  if (is_over()) return;
+  const std::lock_guard lock(mutex_);
+  ++trims_;
+  for (const auto& [offset, bytes] : free_by_offset_) give_pages_back(offset, bytes);
+}
+
 std::size_t Arena::used_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t total = 0;
-  for (const auto& [offset, bytes] : used_) total += bytes;
+  for (const auto& [offset, used] : used_) total += used.bytes;
   return total;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// This header has the memory that every rank of the domain sees. `DomainMemory` is the map: it says where each rank's arena begins in this
 /// process. `Arena` hands out blocks of this rank's own; any thread may use it. The addresses are reserved at once and take memory when
-/// first used; freed blocks are kept for the next tensor of that size, as their pages are already there.
+/// first used; freed blocks are kept for the next tensor of that size, as their pages are already there, until the arena is trimmed.
 /// Once the world has failed nothing is given back, and nothing more is handed out: a rank that was stopped and goes on writes to where it
 /// was about to, be that a batch's block or a user's.
 /// It fails with BackendError when the reserved addresses are used up, or the world has failed.
@@ -39,6 +39,9 @@ class Arena {
   std::byte* try_allocate(std::size_t bytes);
   /// Returns how many bytes are free now that were not.
   std::size_t free(void* block) noexcept;
+  /// Gives the pages of what is free back to the system, for all ranks, and those of the blocks that are used now when they are freed: they
+  /// are new ones, of zeros, when they are handed out again. Of a shared mapping alone.
+  void trim() noexcept;
   /// Returns how many bytes a block takes.
   [[nodiscard]] std::size_t size_of(const void* block) const;
 
@@ -56,7 +59,13 @@ class Arena {
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> free_by_offset_;     // offset -> bytes
   std::multimap<std::size_t, std::size_t> free_by_size_;  // bytes -> offset
-  std::map<std::size_t, std::size_t> used_;               // offset -> bytes
+  struct Used {
+    std::size_t bytes;
+    std::uint64_t trims;  ///< how many there had been
+  };
+  std::map<std::size_t, Used> used_;  // by offset
+  std::uint64_t trims_ = 0;
+  void give_pages_back(std::size_t offset, std::size_t bytes) const noexcept;
   void insert_free(std::size_t offset, std::size_t bytes);
   void erase_free(std::map<std::size_t, std::size_t>::iterator block);
 };

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <string>
 
 #include "tests/torch_bindings/wrapped_optimizers.h"
 
@@ -53,6 +55,66 @@ void check_gradients(const std::vector<at::Tensor>& weights, const std::vector<a
     CHECK(difference(weights[i].grad(), expected[i]) <= 1e-6 * (1 + expected[i].abs().max().item<double>()));
     CHECK(same_on_all_ranks(weights[i].grad()));
   }
+}
+
+/// Memory that this process shares with others and has touched.
+std::size_t shared_bytes() {
+  std::ifstream file("/proc/self/status");
+  for (std::string word; file >> word;)
+    if (word == "RssShmem:") {
+      std::size_t kilobytes = 0;
+      file >> kilobytes;
+      return kilobytes << 10;
+    }
+  return 0;
+}
+
+TEST_CASE("memory that wrappers of many sizes had goes back to the system with them") {
+  const auto train = [](std::int64_t width, bool sharded) {
+    torch::nn::Sequential model(torch::nn::Linear(width, width), torch::nn::Linear(width, width / 2));
+    torch::optim::SGD optimizer(model->parameters(), 0.01);
+    hvd::broadcast_parameters(*model, 0);
+    DistributedOptimizer wrapper(optimizer, model->named_parameters(), {.shard_optimizer_state = sharded});
+    for (int step = 0; step < 2; ++step) {
+      wrapper.zero_grad();
+      model->forward(torch::ones({2, width})).sum().backward();
+      wrapper.step();
+    }
+  };
+  train(64, false);
+  train(64, true);
+  hvd::barrier();
+  const std::size_t before = shared_bytes();
+  for (int i = 0; i < 8; ++i) train(600 + 120 * (i * 3 % 8), i % 4 == 3);
+  hvd::barrier();
+  // Of up to 13 MiB of gradients for each rank; the rings and small blocks that broadcasts use stay.
+  CHECK(shared_bytes() < before + static_cast<std::size_t>(hvd::size()) * (std::size_t{3} << 20));
+}
+
+TEST_CASE("a CPU allocator that the program sets later is used") {
+  struct Counting final : c10::Allocator {
+    c10::DataPtr allocate(std::size_t bytes) override {
+      ++count;
+      return before->allocate(bytes);
+    }
+    [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return before->raw_deleter(); }
+    void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+    c10::Allocator* before = c10::GetCPUAllocator();
+    int count = 0;
+  };
+  const std::vector<at::Tensor> weights{weight(1), weight(2)};
+  const auto wrapped = sgd(weights);
+  DistributedOptimizer optimizer(*wrapped, {});
+  static Counting counting;
+  c10::SetCPUAllocator(&counting);
+  const int before = counting.count;
+  const auto expected = mean_gradients(weights, 0);
+  loss_of(weights, hvd::rank(), 0).backward();
+  optimizer.synchronize();
+  check_gradients(weights, expected);
+  CHECK(counting.count > before);
+  c10::SetCPUAllocator(counting.before);
+  CHECK(c10::GetCPUAllocator() == counting.before);
 }
 
 TEST_CASE("a gradient is reduced where backward made it, if nobody keeps it") {

@@ -1,14 +1,18 @@
-// The arena of a world that has failed: a rank that was stopped may still write there, so that no block is handed out a second time.
+// What the arena gives back: to the system what is free, where it is told to; nothing at all in a world that has failed, as a rank that was
+// stopped may still write there.
 #include "ops/shm/arena.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ops/shm/overflow.h"
+#include "ops/shm/shared_memory.h"
 #include "tests/support/small_call.h"
 #include "tests/support/thread_world.h"
 
@@ -42,6 +46,38 @@ TEST_CASE("arena: once the world has failed nothing is given back, and nothing m
     text = error.what();
   }
   CHECK(text == "shared memory: the world has failed");
+}
+
+TEST_CASE("arena: what is free goes back to the system, and what is used stays as it is") {
+  constexpr std::size_t kBytes = 8 << 20;
+  constexpr std::size_t kBlock = 1 << 20;
+  const FileDescriptor file = make_shared_file("hvd-test", kBytes);
+  const auto mapping = map_ticket(ticket_of(file, kBytes));
+  const auto pages = [&] {
+    struct stat status {};
+    REQUIRE(::fstat(file.get(), &status) == 0);
+    return static_cast<std::size_t>(status.st_blocks) * 512;
+  };
+  Arena arena(mapping->bytes());
+  const std::size_t before = pages();
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(arena.allocate(kBlock));
+    std::fill_n(blocks.back(), kBlock, std::byte{7});
+  }
+  CHECK(pages() == before + 4 * kBlock);
+  arena.free(blocks[0]);
+  arena.free(blocks[2]);
+  CHECK(pages() == before + 4 * kBlock);
+  arena.trim();
+  CHECK(pages() == before + 2 * kBlock);
+  for (const int kept : {1, 3})
+    CHECK(std::all_of(blocks[kept], blocks[kept] + kBlock, [](std::byte byte) { return byte == std::byte{7}; }));
+  std::byte* const again = arena.allocate(kBlock);
+  CHECK(again == blocks[0]);
+  again[kBlock - 1] = std::byte{1};
+  arena.free(blocks[1]);  // it was used when the arena was trimmed
+  CHECK(pages() == before + kBlock + 4096);
 }
 
 TEST_CASE("arena: what lies beyond it is not handed out a second time either, once the world has failed") {
