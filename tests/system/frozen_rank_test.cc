@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 Config impatient() {
   Config config;
-  config.stall_shutdown_time = 1s;
+  config.stall_shutdown_time = 2s;  // more than it takes two ranks to come to the same submission
   config.log_level = LogLevel::Off;
   return config;
 }
@@ -56,15 +56,23 @@ struct RoundWorld {
       if (!engine.try_fast_path(small_call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
     }
   }
-  /// The last rank arrives at what all others have started, claims the end of the round and gives the results, but does not end it.
-  void stay_in_round(const PersistentOp& op, bool dies) {
+  /// What a rank has started, for the last one.
+  void tell(const PersistentOp& op) {
+    unit = op.unit;
+    started = true;
+  }
+  /// The last rank arrives at what all others have started, and claims the end of the round. Returns its board.
+  Board& claim(bool dies) {
     const auto last = world.size() - 1;
     Board& board = *boards[static_cast<std::size_t>(last)];
-    while (!board.arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
+    while (!started) std::this_thread::yield();
+    while (!board.arrive_last(unit.id, unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
     if (dies) world.engine(last).die_for_test();
-    board.give_results(op.unit.id, op.indices);
+    return board;
   }
 
+  UnitRef unit;
+  std::atomic<bool> started{false};
   std::vector<Board*> boards;
   ThreadWorld world;
 };
@@ -107,11 +115,13 @@ class FreezingBackend final : public Backend, private FastPathMemory {
 /// A world of one domain, of four ranks, in which the engine of rank 1 is stopped. Ranks 0 and 3 have a process set of their own, number 2.
 struct FrozenWorld {
   Config config = impatient();
+  const Board* board = nullptr;  // of rank 0
   /// `work` is that of ranks 0 and 3, and rank 1 goes on after it.
   void run(const std::function<void(int, Engine&)>& work) {
     FreezingBackend::Frost frost;
     config.process_sets = {{1, 2}, {0, 3}};
     ThreadWorld world({.size = 4, .config = config, .customize = [&](int rank, EngineParts& parts) {
+                         if (rank == 0) board = parts.board.get();
                          parts.backends.insert(parts.backends.begin(), std::make_unique<FreezingBackend>(frost, rank == 1));
                        }});
     std::atomic<int> at_work{2};
@@ -147,19 +157,16 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
     CAPTURE(dies);
     RoundWorld all(2);
     std::string text;
-    std::atomic<const PersistentOp*> started{nullptr};
     all.world.run(
         [&](int rank, Engine& engine) {
           all.warm_up(rank, engine);
-          if (rank == 1) {
-            while (started == nullptr) std::this_thread::yield();
-            return all.stay_in_round(*started, dies);
-          }
+          const int both[] = {0, 1};
+          if (rank == 1) return all.claim(dies).give_results(all.unit.id, both);  // and does not end it
           std::vector<float> values(4);
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
           const auto op = engine.start_fast_path(small_call_of(submission), After::Wait);
           REQUIRE(op);
-          started = op.get();
+          all.tell(*op);
           text = words_of_failure([&] {
             engine.finish_fast_path(*op, small_call_of(submission));
             engine.wait(*engine.submit(submission, After::Wait));
@@ -167,7 +174,7 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
         },
         false);
     CAPTURE(text);
-    CHECK(text.starts_with(dies ? "rank 1 died" : "rank 1 has kept the others of its host from going on for 1 s"));
+    CHECK(text.starts_with(dies ? "rank 1 died" : "rank 1 has kept the others of its host from going on for "));
   }
 }
 
@@ -176,7 +183,6 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
     CAPTURE(dies);
     RoundWorld all(3);
     std::string text;
-    std::atomic<const PersistentOp*> started{nullptr};
     std::atomic<bool> claimed{false};
     all.world.run(
         [&](int rank, Engine& engine) {
@@ -185,16 +191,13 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
           const SmallCall call = small_call_of(submission);
           if (rank == 2) {
-            while (started == nullptr) std::this_thread::yield();
-            Board& board = *all.boards[2];
-            while (!board.arrive_last(started.load()->unit.id, started.load()->unit.generation, 3)) std::this_thread::yield();
+            all.claim(dies);
             claimed = true;
-            if (dies) engine.die_for_test();
             return;
           }
           const auto op = engine.start_fast_path(call, After::Wait);
           REQUIRE(op);
-          if (rank == 0) started = op.get();
+          if (rank == 0) all.tell(*op);
           while (!claimed) std::this_thread::yield();
           if (rank == 1) {
             Submission join;
@@ -217,7 +220,7 @@ TEST_CASE("frozen: a rank that leaves the log unread until it is full is named, 
     const std::string text = words_of_failure(
         [&] { engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i++)), After::Wait)); });
     CAPTURE(text);
-    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for 1 s"));
+    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for "));
     CHECK(text.find("without having read") != std::string::npos);
   });
 }
@@ -240,19 +243,23 @@ TEST_CASE("frozen: a rank that has left half of the log unread is warned of whil
 }
 
 TEST_CASE("frozen: a rank that has not read what must be read before a submission is refused is named") {
+  FrozenWorld all;
   std::atomic<int> done{0};
-  FrozenWorld().run([&](int rank, Engine& engine) {
+  std::atomic<std::uint64_t> said{0};
+  all.run([&](int rank, Engine& engine) {
     std::vector<float> values(4);
     engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait));
     ++done;
     while (done < 2) std::this_thread::yield();
-    if (rank == 3) {  // leaves
+    if (rank == 3) {
+      said = all.board->tail();
       engine.shutdown();
       return;
     }
+    while (said == 0 || all.board->tail() == said) std::this_thread::yield();  // it has left
     const std::string text = words_of_failure([&] { engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait)); });
     CAPTURE(text);
-    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for 1 s"));
+    CHECK(text.starts_with("rank 1 has kept the others of its host from going on for "));
   });
 }
 
