@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hvd/config.h"
+#include "hvd/decisions.h"
 #include "hvd/errors.h"
 #include "hvd/options.h"
 #include "hvd/result_bytes.h"

@@ -23,7 +23,11 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TUTORIAL = "examples/tutorial"
 TABLES = ["docs/from-horovod.md", "docs/from-pytorch-ddp.md"]
-TRANSLATIONS = {"README.zh.md": "README.md", "docs/zh/tutorial.md": "docs/tutorial.md"}
+TRANSLATIONS = {
+    "README.zh.md": "README.md",
+    "docs/zh/tutorial.md": "docs/tutorial.md",
+    "docs/zh/why-data-parallel.md": "docs/why-data-parallel.md",
+}
 NAMED = ["docs/tutorial.md", "docs/which-way.md", "README.md", *TABLES, *TRANSLATIONS]
 LINES = 80
 

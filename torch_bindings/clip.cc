@@ -42,6 +42,13 @@ std::vector<ToClip> gradients_of(Groups& groups, const detail::MasterCopies* mas
   return all;
 }
 
+/// After `synchronize()`: what this rank has of them, its shares included.
+std::vector<ToClip> gradients_of(DistributedOptimizer& optimizer) {
+  auto all = gradients_of(optimizer.param_groups(), optimizer.master_copies());
+  for (const auto& [name, share] : optimizer.gradient_shares()) all.push_back({at::Tensor(), share});
+  return all;
+}
+
 double norm_of(const std::vector<ToClip>& all, const detail::MasterCopies* masters, double norm_type) {
   std::map<std::string, std::vector<at::Tensor>> norms;  // by device: one transfer from each
   for (const auto& [parameter, values, has_master] : all) {
@@ -83,6 +90,20 @@ double clip(const std::vector<ToClip>& all, detail::MasterCopies* masters, doubl
   return norm;
 }
 
+void check_bound(double clip_value) {
+  if (!(clip_value >= 0)) throw InvalidArgument(formatted("clip_grad_value_: clip_value is {}; it must be at least 0", clip_value));
+}
+
+void clip_values(const std::vector<ToClip>& all, detail::MasterCopies* masters, double bound) {
+  for (const auto& [parameter, values, has_master] : all) {
+    if (has_master) {
+      masters->clamp(parameter, bound);
+    } else {
+      values.clamp_(-bound, bound);
+    }
+  }
+}
+
 }  // namespace
 
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
@@ -90,9 +111,8 @@ double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double 
   optimizer.synchronize_once();
   const at::NoGradGuard no_gradient;
   auto* const masters = optimizer.master_copies();
-  auto all = gradients_of(optimizer.param_groups(), masters);
+  const auto all = gradients_of(optimizer);
   if (!optimizer.shards_gradients()) return clip(all, masters, norm_of(all, masters, norm_type), max_norm);
-  for (const auto& [name, share] : optimizer.gradient_shares()) all.push_back({at::Tensor(), share});
   return clip(all, masters, norm_of_all_shares(norm_of(all, masters, norm_type), optimizer.process_set(), norm_type), max_norm);
 }
 
@@ -101,6 +121,19 @@ double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_ty
   const at::NoGradGuard no_gradient;
   const auto all = gradients_of(optimizer.param_groups(), &optimizer.copies());
   return clip(all, &optimizer.copies(), norm_of(all, &optimizer.copies(), norm_type), max_norm);
+}
+
+void clip_grad_value_(DistributedOptimizer& optimizer, double clip_value) {
+  check_bound(clip_value);
+  optimizer.synchronize_once();
+  const at::NoGradGuard no_gradient;
+  clip_values(gradients_of(optimizer), optimizer.master_copies(), clip_value);
+}
+
+void clip_grad_value_(MasterWeights& optimizer, double clip_value) {
+  check_bound(clip_value);
+  const at::NoGradGuard no_gradient;
+  clip_values(gradients_of(optimizer.param_groups(), &optimizer.copies()), &optimizer.copies(), clip_value);
 }
 
 }  // namespace hvd

@@ -189,19 +189,20 @@ void GradientCompressor::compare(const Shape& shape) {
   allreduce_(at::empty(empty, at::kByte), {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
 }
 
-void GradientCompressor::reduce(const Shape& also_compared) {
+void GradientCompressor::reduce(const Shape& also_compared, const std::function<double()>& factor) {
   if (parameters_.empty()) return;
   const at::NoGradGuard no_gradient;
   check_alike();
   const auto active = agree_on_present(also_compared);
   if (active.empty()) return;
+  const double weight = factor ? factor() : 1;
   keep_memory();
   unit_ = scale();
   for (const auto i : active) {
     const at::Tensor& gradient = parameters_[i].second.grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || weight == 0) continue;
     const at::Tensor dense = (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residuals_[i].scalar_type());
-    residuals_[i].add_(dense, gradient_factor());
+    residuals_[i].add_(dense, gradient_factor() * weight);
   }
   auto reduced = exchange(active);
   for (std::size_t a = 0; a < active.size(); ++a) {

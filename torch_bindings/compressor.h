@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,8 +57,9 @@ class GradientCompressor {
   static void end_step(const Tensors& parameters, bool left_out);
 
   /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without. Throws
-  /// Mismatch, on all ranks, where `also_compared` differs; empty, it costs nothing.
-  void reduce(const Shape& also_compared = {});
+  /// Mismatch, on all ranks, where `also_compared` differs; empty, it costs nothing. `factor`, if there is one, is asked once, when
+  /// the ranks have agreed, and may be collective: this rank's gradients are multiplied by what it returns, and are zeros if that is 0.
+  void reduce(const Shape& also_compared = {}, const std::function<double()>& factor = nullptr);
   /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them reduce.
   void compare(const Shape& shape);
   /// What this rank remembers, in a fixed order; it may be written to.

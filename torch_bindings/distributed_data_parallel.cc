@@ -72,8 +72,15 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
   reducer->ask([this] { return takes_gradient(); });  // the hooks are taken off before this ends
   reducer->set_join(rounds_);
+  if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
   reducer->hook();
   reducers_.push_back(std::move(reducer));
+}
+
+void ModuleReducer::set_weight(double n) {
+  check_weight(n);
+  for (const auto& reducer : reducers_) reducer->refuse_late_weight();
+  for (const auto& reducer : reducers_) reducer->set_weight(n);
 }
 
 std::vector<at::Tensor> ModuleReducer::compression_memory() const {

@@ -95,6 +95,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
 
   [[nodiscard]] JoinGuard join(const JoinOptions& options);
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
+  void set_weight(double n);
 
   int unsynchronized = 0;  ///< no_sync() guards alive
 
@@ -222,6 +223,10 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Returns a guard for ranks with different numbers of batches (torch_bindings/join.h), around the training loop, on all ranks of the
   /// set.
   JoinGuard join(const JoinOptions& options = {}) { return reducer_->join(options); }
+
+  /// Says what this rank's gradients count in the next backward pass that is reduced: the average becomes sum(n * g) / sum(n), as
+  /// DistributedOptimizer::set_weight() says. Call it on all ranks, before that pass; with no_sync() for all rows since the last reduction.
+  void set_weight(double n) { reducer_->set_weight(n); }
 
   /// Returns what this rank's compression remembers of what it has left out, as it is: for checkpoints (see CheckpointOptions::of_rank).
   /// Empty without a lossy compression.

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <set>
 
 #include "hvd/base/text.h"
@@ -143,12 +144,15 @@ void MasterCopies::take_back() {
   }
 }
 
-void MasterCopies::multiply(const at::Tensor& parameter, double factor) {
+void MasterCopies::multiply(const at::Tensor& parameter, double factor) { note(parameter, {.factor = factor}); }
+void MasterCopies::clamp(const at::Tensor& parameter, double bound) { note(parameter, {.bound = bound}); }
+
+void MasterCopies::note(const at::Tensor& parameter, const Change& change) {
   Factors& noted = factors_[parameter.unsafeGetTensorImpl()];
   static_cast<void>(wide(parameter, at::empty({0})));  // throws if it was changed
   using Since = GradientMark::Since;
   if (noted.gradient.since(parameter.grad()) != Since::Same) noted.factors.clear();
-  noted.factors.push_back(factor);
+  noted.factors.push_back(change);
   noted.gradient.set(parameter.grad());
 }
 
@@ -159,11 +163,15 @@ at::Tensor MasterCopies::wide(const at::Tensor& parameter, const at::Tensor& par
   const auto since = noted->second.gradient.since(parameter.grad());
   if (since == GradientMark::Since::Changed)
     throw InvalidArgument(
-        formatted("MasterWeights: the gradient of a parameter ({}) was changed after GradScaler::unscale_() or clip_grad_norm_(), which "
-                  "apply to its fp32 gradient; change it before, and throw it away by the optimizer's zero_grad()",
+        formatted("MasterWeights: the gradient of a parameter ({}) was changed after GradScaler::unscale_() or clip_grad_norm_() or "
+                  "clip_grad_value_(), which apply to its fp32 gradient; change it before, and throw it away by the optimizer's "
+                  "zero_grad()",
                   describe(parameter)));
   if (since != GradientMark::Since::Same) return gradient;
-  for (const double factor : noted->second.factors) gradient = gradient.mul_(factor);
+  for (const auto& [factor, bound] : noted->second.factors) {
+    if (factor != 1) gradient.mul_(factor);
+    if (!std::isinf(bound)) gradient.clamp_(-bound, bound);
+  }
   return gradient;
 }
 

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -77,9 +78,11 @@ class MasterCopies {
   void lend(Lent which);
   void take_back();
 
-  /// Notes that the gradient of a 16-bit parameter is multiplied by this, in fp32.
+  /// Notes that the gradient of a 16-bit parameter is multiplied by this, in fp32, after what was noted before.
   void multiply(const at::Tensor& parameter, double factor);
-  /// Returns `part`, the gradient of `parameter` or some elements of it, in fp32 and multiplied by what was noted.
+  /// Notes that its elements are brought to the nearest ones from -bound to bound, in fp32, after what was noted before.
+  void clamp(const at::Tensor& parameter, double bound);
+  /// Returns `part`, the gradient of `parameter` or some elements of it, in fp32 and changed as was noted.
   [[nodiscard]] at::Tensor wide(const at::Tensor& parameter, const at::Tensor& part) const;
   /// The gradients have been used, or thrown away.
   void forget_factors() { factors_.clear(); }
@@ -98,10 +101,15 @@ class MasterCopies {
   [[nodiscard]] static Masters read(torch::serialize::InputArchive& archive, const torch::optim::Optimizer& optimizer);
 
  private:
+  /// An infinite bound is none.
+  struct Change {
+    double factor = 1, bound = std::numeric_limits<double>::infinity();
+  };
   struct Factors {
-    std::vector<double> factors;
+    std::vector<Change> factors;
     GradientMark gradient;
   };
+  void note(const at::Tensor& parameter, const Change& change);
   MasterCopy& copy_of(const at::Tensor& parameter, const at::Tensor& whole = {});
   void rekey(const void* from, const void* to, at::ScalarType type);
 

@@ -170,6 +170,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
     reducer->keep_shares(shards_.get());
   }
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
+  if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
   reducer->hook();
   reducers_.push_back(std::move(reducer));
 }
@@ -356,6 +357,19 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
   options_.backward_passes_per_step = passes;
   for (const auto& reducer : reducers_) reducer->set_passes(passes);
   if (deltas_) deltas_->set_passes(passes);
+}
+
+void DistributedOptimizer::set_weight(double n) {
+  detail::check_weight(n);
+  if (options_.op != ReduceOp::Average)
+    throw InvalidArgument(formatted("set_weight() goes with ReduceOp::Average: by {} every rank counts as it is", name_of(options_.op)));
+  for (const auto& reducer : reducers_) {
+    if (reducer->is_synchronized())
+      throw InvalidArgument(
+          "set_weight(): the gradients of this step are reduced already; call it after step(), before the next backward()");
+    reducer->refuse_late_weight();
+  }
+  for (const auto& reducer : reducers_) reducer->set_weight(n);
 }
 
 void DistributedOptimizer::unshard() {

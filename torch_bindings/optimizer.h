@@ -117,6 +117,17 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// Changes DistributedOptimizerOptions::backward_passes_per_step. Throws InvalidArgument for less than 1.
   void set_backward_passes_per_step(int passes);
 
+  /// Says what this rank's gradients count in the next step: the ranks' average becomes sum(n * g) / sum(n), so that N ranks with batches
+  /// of different sizes train as one process with all rows. `n`: the rows (or tokens, words...) that the loss is a mean over, 0 where the
+  /// rank has none (its gradients then count as zeros, whatever they are); from 0 to 2^53, any fraction. Where all ranks say 0 the
+  /// gradients are zeros. It holds until `step()` has been made (or left out by a GradScaler), for all reductions and closures until then,
+  /// and not for the step after it. Local: the ranks agree on the sum while backward runs, by an allreduce of 8 bytes. Every rank of the
+  /// set says one for a step, or none does; else Mismatch, on all ranks, in synchronize() or step(). With backward_passes_per_step it is
+  /// the number of rows of all passes, and each loss is divided by that. Ranks that have ended in a join() count nothing, and its
+  /// divide_by_initial_world_size says nothing then. Throws InvalidArgument for a wrong number, with another op than Average, and once the
+  /// step's backward has begun or its gradients are reduced. A rank outside the process set trains by itself, and so without it.
+  void set_weight(double n);
+
   /// Gives the wrapped optimizer the whole state, on every rank, and ends the sharding. Collective. This goes on as a wrapper that is not
   /// sharded. Without it, the state of a sharded wrapper ends with the wrapper, and wrapping or stepping the optimizer after that is an
   /// error (its own `step()` throws c10::Error). Does nothing where nothing is sharded. Throws InvalidArgument, on all ranks, for an

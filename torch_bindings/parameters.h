@@ -8,6 +8,8 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <concepts>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,12 @@ void broadcast_parameters(const torch::OrderedDict<Name, at::Tensor>& tensors, i
 /// Does the same for a holder of a module.
 template <class Module>
 void broadcast_parameters(const torch::nn::ModuleHolder<Module>& module, int root_rank, const ProcessSet& process_set = {}) {
+  broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
+}
+/// Does the same for a module that is held by a std::shared_ptr. Throws InvalidArgument, on that rank, for a null pointer.
+template <std::derived_from<torch::nn::Module> Module>
+void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank, const ProcessSet& process_set = {}) {
+  if (!module) throw InvalidArgument("broadcast_parameters: a null pointer to a module");
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 

@@ -80,7 +80,8 @@ void GradientReducer::scale(AllreduceOptions& terms) const {
 
 /// How the bucket is submitted, without its tensors.
 Submission GradientReducer::like(const Bucket& bucket) const {
-  AllreduceOptions terms{.name = bucket.name, .process_set = options_.process_set};
+  const bool follows_weights = weight_ && &bucket == &buckets_.front();
+  AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
   scale(terms);
   const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
   Submission submission = request(kind, terms, detail::device_of(slots_[bucket.slots.front()].named.parameter));
@@ -90,8 +91,15 @@ Submission GradientReducer::like(const Bucket& bucket) const {
 
 void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
+  const bool are_weights_known = learn_weights();
+  if (!are_weights_known && &bucket == &buckets_.front()) {  // other ranks have sent theirs under the name of the weights: all have failed
+    bucket.pending = weights_->pending;
+    bucket.submitted = true;
+    return;
+  }
   const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
   if (bucket.together) take_in_together(bucket, round, other_streams);
+  if (weights_ && are_weights_known && round != Round::ThrownAway) weigh(bucket);
   static std::byte nowhere;  // of what has no elements
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
@@ -158,7 +166,7 @@ void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) {
 
 void GradientReducer::end_join_round() {
   const double factor = join_->end_round();
-  join_factor_ = options_.op == ReduceOp::Average ? factor : 1;
+  join_factor_ = options_.op == ReduceOp::Average && !weight_ ? factor : 1;  // weights say already what each rank counts
   if (join_factor_ == 1) return;
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
@@ -201,11 +209,13 @@ void GradientReducer::finish_pass() {
       reduce_until_none_is_late();
     } catch (...) {
       rounds_ = 0;
+      weight_.reset();
       throw;
     }
     rounds_ = 0;
   }
   if (join_) end_join_round();
+  weight_.reset();
 }
 
 void GradientReducer::reduce_until_none_is_late() {
@@ -231,7 +241,7 @@ void GradientReducer::submit_all(Round round) {
 
 /// One round. Throws what the first failed bucket threw, when all are over.
 void GradientReducer::reduce(Round round) {
-  if (!std::exchange(round_begun_, true)) follow_parameters(Between::NewOrder);
+  begin_round();
   submit_all(round);
   submit_order(round);
   std::exception_ptr first;
@@ -250,6 +260,7 @@ void GradientReducer::reduce(Round round) {
   if (!first) attempt([&] { learn_order(); });
   if (!first) return;
   for (auto& bucket : buckets_) put_given_back(bucket);
+  put_back_weighed();
   drop_shares();
   for (auto& slot : slots_) slot.reduced = false;
   forget();
@@ -262,7 +273,13 @@ void GradientReducer::reduce(Round round) {
 void GradientReducer::reduce_compressed() {
   for (auto& slot : slots_)
     if (slot.compressed) share_out(slot);
-  compressor_->reduce(buckets_.empty() ? announced_ : Shape{});
+  Shape compared = buckets_.empty() ? announced_ : Shape{};
+  if (buckets_.empty() && weight_) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
+  compressor_->reduce(compared, [this] {
+    if (weight_ && !weights_) ask_for_weights();
+    learn_weights();
+    return weights_ ? factor_ : 1;
+  });
   if (buckets_.empty()) announced_.clear();
 }
 
@@ -294,6 +311,7 @@ void GradientReducer::forget() {
   for (auto& slot : slots_) {
     slot.passes = 0;
     slot.ready = slot.present = slot.late = slot.users = false;
+    slot.weighed = Weighed::No;
     slot.given.reset();
   }
   arrivals_.clear();
@@ -303,6 +321,7 @@ void GradientReducer::forget() {
     bucket.streams.clear();
   }
   round_begun_ = interrupted_ = false;
+  weights_.reset();
 }
 
 bool GradientReducer::is_synchronized() const {
@@ -336,6 +355,8 @@ void GradientReducer::begin_step() {
   rounds_ = 0;
   unstepped_ = false;
   refused_.clear();
+  weight_.reset();
+  factor_ = 1;
 }
 
 void GradientReducer::begin_evaluation() {
@@ -351,7 +372,8 @@ void GradientReducer::set_passes(int passes) {
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss, const std::string& refusal) const {
   const AllreduceOptions options{.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
-  const at::Tensor all = detail::allreduce_unless_refused(loss.detach(), options, refusal);
+  const at::Tensor own = weight_ ? weighed(loss.detach()) : loss.detach();
+  const at::Tensor all = detail::allreduce_unless_refused(own, options, refusal);
   return join_factor_ == 1 ? all : all * join_factor_;
 }
 

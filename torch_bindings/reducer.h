@@ -14,6 +14,8 @@
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
 /// Between two steps, each round's submissions say which it is, and whether there was a step after the round before: ranks that differ in
 /// that get a Mismatch, which says what is unusual on which rank, and not each other's gradients.
+/// A round in which gradients have weights begins with their sum, under the name that the first bucket has in any other round: so ranks
+/// that have none meet it there, as a Mismatch.
 /// A gradient that is on its way is marked (torch_bindings/gradient_mark.h): if all of them have been thrown away when the next one
 /// comes, or at `synchronize()`, the round is finished for the other ranks and forgotten; if some have been changed, `synchronize()`
 /// throws InvalidArgument. Parameters that have got another type, device or shape get other memory before the next round.
@@ -44,6 +46,11 @@ class JoinRounds;
 }
 
 class GradientKeeper;
+
+namespace detail {
+/// Throws InvalidArgument for what is no weight of a rank's gradients.
+void check_weight(double weight);
+}  // namespace detail
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -94,6 +101,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// After a step: what comes next is new.
   void begin_step();
   void set_passes(int passes);
+  /// Until the next step this rank's gradients count so much in averages: sum(w * g) / sum(w) over the ranks; none: as much as the others'.
+  /// All ranks must have one, or none (else Mismatch on all of them, in the round). Throws InvalidArgument once backward has begun.
+  void set_weight(std::optional<double> weight);
+  [[nodiscard]] std::optional<double> weight() const;
+  /// Throws what `set_weight` would.
+  void refuse_late_weight() const;
   /// Collective. The loss of all ranks together, as their gradients are. With a `refusal` on any rank all throw Mismatch, with its words.
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss, const std::string& refusal = {}) const;
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
@@ -125,6 +138,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
       return type == parameter.scalar_type() && device == parameter.device() && parameter.sizes() == at::IntArrayRef(sizes);
     }
   };
+  /// What has been multiplied by `factor_`: the gradient itself, or a copy of it that travels.
+  enum class Weighed : std::uint8_t { No, Itself, Copy };
   struct Slot {
     explicit Slot(Named whose) : named(std::move(whose)), kind(named.parameter) {}
     Named named;
@@ -146,6 +161,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool users = false;                   ///< a user has changed what was under way, in a world of one: that is what counts
     std::int64_t zeros_at = -1;           ///< version of `wire` when it was made zeros that nothing has been written to since
     detail::GradientMark mark;            ///< `.grad` as it was left
+    Weighed weighed = Weighed::No;        ///< in this round
     std::optional<unsigned> before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
     at::Tensor before;                    ///< that one
   };
@@ -166,7 +182,20 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     detail::StreamSet streams;     ///< on which backward has given its gradients since it was submitted last
   };
 
+  /// The sum of all ranks' weights, in a round in which gradients have weights.
+  struct Weights {
+    std::vector<double> own;  ///< the same once or for each rank
+    double all = 0;
+    std::shared_ptr<HandleState> pending;
+  };
+
   void make_compressor();
+  void begin_round();
+  void ask_for_weights();
+  bool learn_weights();
+  [[nodiscard]] at::Tensor weighed(const at::Tensor& values) const;
+  void weigh(Bucket& bucket);
+  void put_back_weighed();
   struct Outcome;
   Outcome synchronize_gradients();
   void end_join_round();
@@ -253,6 +282,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::size_t> order_;              ///< of all slots, the same on all ranks; empty: not known yet
   std::optional<Handle<at::Tensor>> ordering_;  ///< what tells it, under way
   bool deal_anew_ = false;                      ///< before the next round
+  std::optional<double> weight_;                ///< see set_weight
+  std::shared_ptr<Weights> weights_;            ///< of this round; null if gradients have none, or nobody has asked yet
+  double factor_ = 1;                           ///< what this rank's gradients are multiplied by before they are averaged
   std::function<bool()> wanted_;                ///< null: all are
   std::shared_ptr<detail::JoinRounds> join_;
   double join_factor_ = 1;  ///< what the last round has multiplied averages by

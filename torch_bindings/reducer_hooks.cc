@@ -147,7 +147,7 @@ void GradientReducer::before_gradient(std::size_t index) {
 void GradientReducer::begin_pass(const Slot& first) {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass != std::exchange(last_pass_, pass) && fate_of_gradients(&first).first == Fate::ThrownAway) throw_away();
-  if (!std::exchange(round_begun_, true)) follow_parameters(Between::NewOrder);
+  begin_round();
 }
 
 bool GradientReducer::is_under_way(const Slot& slot) const {

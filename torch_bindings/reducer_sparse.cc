@@ -35,9 +35,10 @@ void GradientReducer::reduce_sparse(Round round) {
     if (round != Round::ThrownAway) share_out(slot);
     const at::Tensor& parameter = slot.named.parameter;
     const at::Tensor& gradient = parameter.grad();
-    const at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
-                            : gradient.is_sparse() ? gradient
-                                                   : gradient.to_sparse(1);
+    at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
+                      : gradient.is_sparse() ? gradient
+                                             : gradient.to_sparse(1);
+    if (weights_) mine = weighed(mine);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
                              .process_set = options_.process_set,
                              .compression = options_.compression};

@@ -26,21 +26,43 @@ struct ElasticSampler::State {
 
   void arrange();
   void deal(std::size_t used);
+  void refuse_other_share(std::size_t batch_size) const;
   [[nodiscard]] std::size_t left() const { return items - base; }
-  /// Of the rank that has most.
-  [[nodiscard]] std::size_t most() const { return left() / ranks + (options.shares != Shares::DropLast && left() % ranks > 0 ? 1 : 0); }
-  [[nodiscard]] std::size_t own() const {
-    return options.shares == Shares::Uneven ? left() / ranks + (rank < left() % ranks ? 1 : 0) : most();
+  [[nodiscard]] std::size_t part(std::size_t of, std::size_t whose) const { return of / ranks + (whose < of % ranks ? 1 : 0); }
+  /// Batches that all ranks make together and that are complete; without a size of them all is the rest.
+  [[nodiscard]] std::size_t full() const { return options.global_batch == 0 ? 0 : left() / options.global_batch; }
+  [[nodiscard]] std::size_t share() const { return part(options.global_batch, rank); }
+  /// What is left over after those, for the rank that has most of it.
+  [[nodiscard]] std::size_t rest() const { return left() - full() * options.global_batch; }
+  [[nodiscard]] std::size_t most_of_rest() const {
+    return rest() / ranks + (options.shares != Shares::DropLast && rest() % ranks > 0 ? 1 : 0);
   }
+  /// One batch of it at most: where padding would make two of it, the rank's share of the global batch is enough for what is left.
+  [[nodiscard]] std::size_t own_rest() const {
+    if (options.shares == Shares::Uneven) return part(rest(), rank);
+    return options.global_batch == 0 ? most_of_rest() : std::min(most_of_rest(), share());
+  }
+  [[nodiscard]] std::size_t own() const { return full() * share() + own_rest(); }
   /// Item `index` of this rank. What is left begins again where padding needs more of it.
-  [[nodiscard]] std::size_t item(std::size_t index) const { return order[base + (rank + index * ranks) % left()]; }
+  [[nodiscard]] std::size_t item(std::size_t index) const {
+    const std::size_t batch = options.global_batch == 0 ? 0 : std::min(index / share(), full());
+    return order[base + (batch * options.global_batch + rank + (index - batch * share()) * ranks) % left()];
+  }
   [[nodiscard]] std::size_t processed() const {
     if (recorded > 0 && recorded == own()) return items;
-    return std::min(items, base + recorded * ranks);
+    const std::size_t batch = options.global_batch == 0 ? 0 : std::min(recorded / share(), full());
+    return std::min(items, base + batch * options.global_batch + (recorded - batch * share()) * ranks);
   }
 };
 
 namespace {
+
+/// A loader would give nothing, as at the end of an epoch, and training seem to be done.
+void refuse_empty_batch(std::size_t batch_size) {
+  if (batch_size == 0)
+    throw InvalidArgument(
+        "ElasticSampler: a batch of 0 items; a batch that all ranks share needs as many items as ranks (share_of_batch())");
+}
 
 /// A number below `limit`, each as likely as the others. Of one's own: the distributions of the standard library differ between libraries.
 std::uint64_t below(std::uint64_t limit, std::mt19937_64& random) {
@@ -72,7 +94,16 @@ void ElasticSampler::State::deal(std::size_t used) {
   base = used;
   ranks = static_cast<std::size_t>(options.process_set.size());
   rank = static_cast<std::size_t>(options.process_set.rank());
+  if (options.global_batch > 0) static_cast<void>(share_of_batch(static_cast<std::int64_t>(options.global_batch), options.process_set));
   taken = recorded = 0;
+}
+
+void ElasticSampler::State::refuse_other_share(std::size_t batch_size) const {
+  if (options.global_batch == 0 || batch_size == share()) return;
+  throw InvalidArgument(
+      formatted("ElasticSampler: a batch of {} items, but this rank's share of a global batch of {} is {}; take "
+                "share_of_batch({})",
+                batch_size, options.global_batch, share(), options.global_batch));
 }
 
 ElasticSampler::ElasticSampler(std::size_t items, bool shuffle, std::uint64_t seed, const ElasticSamplerOptions& options)
@@ -100,6 +131,8 @@ void ElasticSampler::reset(std::optional<std::size_t> new_size) {
 }
 
 std::optional<std::vector<std::size_t>> ElasticSampler::next(std::size_t batch_size) {
+  refuse_empty_batch(batch_size);
+  state_->refuse_other_share(batch_size);
   const std::size_t count = std::min(batch_size, state_->own() - state_->taken);
   if (count == 0) return std::nullopt;
   std::vector<std::size_t> batch;
@@ -121,8 +154,11 @@ std::size_t ElasticSampler::processed() const { return state_->processed(); }
 std::size_t ElasticSampler::size() const { return state_->own(); }
 
 std::size_t ElasticSampler::batches(std::size_t batch_size) const {
-  if (batch_size == 0) throw InvalidArgument("ElasticSampler: a batch of 0 items");
-  return (state_->most() + batch_size - 1) / batch_size;
+  refuse_empty_batch(batch_size);
+  state_->refuse_other_share(batch_size);
+  const std::size_t rest = state_->most_of_rest();
+  if (state_->options.global_batch > 0) return state_->full() + (rest > 0 ? 1 : 0);
+  return (rest + batch_size - 1) / batch_size;
 }
 
 void ElasticSampler::save(torch::serialize::OutputArchive& archive) const {

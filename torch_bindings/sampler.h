@@ -4,8 +4,9 @@
 /// the training loop keeps another to choose the epoch and record its batches with.
 /// The order of an epoch depends on the seed, the epoch and the number of items alone, on every machine: Fisher-Yates on a Mersenne
 /// twister. Of what was left at the last reset, rank r of n gets items r, r + n, r + 2n ..., so that ranks that take equal batches have
-/// at every step used up the beginning of the order; nothing is sent for that.
-/// One thread at a time may use it. It refuses a rank that is not in the process set and a state of other items (InvalidArgument); throws
+/// at every step used up the beginning of the order; nothing is sent for that. With a `global_batch` that holds for each batch of it.
+/// One thread at a time may use it, but that `next()` may run in another one (a loader's, prefetch_to_device()) beside what records and
+/// looks. It refuses a rank that is not in the process set and a state of other items (InvalidArgument); throws
 /// NotInitialized. Without `set_epoch` every epoch has the order of the first, as with PyTorch's samplers.
 
 #include <torch/data/samplers/base.h>
@@ -34,6 +35,10 @@ enum class Shares : std::uint8_t {
 struct ElasticSamplerOptions {
   Shares shares = Shares::Pad;  ///< what happens to items that are left over
   ProcessSet process_set{};     ///< the ranks that share the items
+  /// Where it is not 0, items are dealt in batches of so many, which all ranks make together: this rank's share of one is
+  /// share_of_batch(global_batch), as `next()` must be asked for, and all ranks have as many batches, also where the shares differ by one.
+  /// At least as many as ranks (else InvalidArgument). 0: ranks take equal batches, of any size.
+  std::size_t global_batch = 0;
 };
 
 /// An ElasticSampler is a sampler of LibTorch's kind.
@@ -49,7 +54,8 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   /// Deals what is left of the epoch to the ranks there are now; warns if nothing is, as in a second epoch without `set_epoch`.
   /// `new_size`: another number of items, of which none is used.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Returns up to `batch_size` of this rank's items; nothing when they are used up.
+  /// Returns up to `batch_size` of this rank's items; nothing when they are used up. Throws InvalidArgument for a batch of 0, as
+  /// training on nothing would look like an epoch that has ended, and with a `global_batch` for another number than this rank's share.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Notes that this rank has used `count` more of the items that it was dealt, and the other ranks likewise.
@@ -63,7 +69,8 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   /// Returns the number of items of this epoch that all ranks together have used; all of them when this rank has recorded the last of its
   /// own.
   [[nodiscard]] std::size_t processed() const;
-  /// Returns the number of items that this rank was dealt by the last reset: the same on all ranks unless they are Shares::Uneven.
+  /// Returns the number of items that this rank was dealt by the last reset: the same on all ranks unless they are Shares::Uneven, or
+  /// have different shares of a `global_batch`.
   [[nodiscard]] std::size_t size() const;
   /// Returns the number of batches that the rank with most items has, since the last reset: the same on all ranks. The last may be smaller.
   [[nodiscard]] std::size_t batches(std::size_t batch_size) const;

@@ -1,6 +1,7 @@
 #pragma once
 /// These functions take values apart that hold tensors: a tensor, and what is made of tensors by optional, vector (and other lists), array,
-/// pair, tuple, map and torch::OrderedDict, one within another. Everything else holds none. They are for data_parallel(), and pure.
+/// pair, tuple, map, torch::OrderedDict and torch::data::Example, one within another. Everything else holds none. They are for
+/// data_parallel() (whose replicas return no Example) and prefetch_to_device(), and pure.
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>
@@ -36,6 +37,12 @@ concept DictOfTensors = requires(T& dict, const std::string& key) {
   dict.begin()->key();
 };
 template <class T>
+concept ExampleOfTensors = requires(T& example) {
+  typename T::DataType;
+  typename T::TargetType;
+  example.data;
+};
+template <class T>
 concept ListOfTensors =
     !MapOfTensors<T> && !DictOfTensors<T> && !std::is_convertible_v<T, std::string> && requires(T & list, typename T::value_type& value) {
   list.push_back(value);
@@ -55,6 +62,9 @@ void visit_tensors(T& value, const Visit& visit) {
     for (auto& [key, member] : value) visit_tensors(member, visit);
   } else if constexpr (DictOfTensors<Plain>) {
     for (auto& item : value) visit_tensors(item.value(), visit);
+  } else if constexpr (ExampleOfTensors<Plain>) {
+    visit_tensors(value.data, visit);
+    if constexpr (requires { value.target; }) visit_tensors(value.target, visit);
   } else if constexpr (ListOfTensors<Plain>) {
     for (auto&& member : value) visit_tensors(member, visit);
   }

@@ -20,6 +20,7 @@
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/parameters.h"
+#include "torch_bindings/prefetch.h"
 #include "torch_bindings/sampler.h"
 #include "torch_bindings/share_memory.h"
 #include "torch_bindings/sync_batch_norm.h"

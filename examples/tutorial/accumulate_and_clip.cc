@@ -20,8 +20,8 @@ int main() {
   hvd::DistributedOptimizer optimizer(sgd, network->named_parameters(), {.backward_passes_per_step = kPasses});
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size());
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size() / kPasses);
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch / kPasses});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch / kPasses));
   int pass = 0;  // goes on from epoch to epoch: passes that are left at the end of one count with the next one's first
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first

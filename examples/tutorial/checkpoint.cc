@@ -23,8 +23,8 @@ int main(int argc, char** argv) {
   hvd::DistributedOptimizer optimizer(sgd, network->named_parameters());
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size());
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
 
   // All ranks call it, the first one reads and writes. The file is whole at every moment: it is written beside the old one, then renamed.
   const hvd::Checkpoint checkpoint(folder + "/checkpoint.pt");

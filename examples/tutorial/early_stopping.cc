@@ -37,8 +37,8 @@ int main(int argc, char** argv) {
   torch::optim::StepLR decay(optimizer, /*step_size=*/5, /*gamma=*/0.5);
 
   auto images = Images(kFewImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size());
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
   const hvd::Checkpoint best(folder + "/best.pt");
   double best_loss = std::numeric_limits<double>::infinity();
   int worse = 0;  // epochs in a row

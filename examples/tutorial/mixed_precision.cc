@@ -20,8 +20,8 @@ int main() {
   hvd::GradScaler scaler;
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size());
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
     auto loss_sum = torch::zeros({}, device);

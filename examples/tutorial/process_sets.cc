@@ -30,8 +30,8 @@ int main() {
   hvd::DistributedOptimizer optimizer(sgd, network->named_parameters(), {.process_set = set});
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), true, 0, set);
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / set.size());
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.process_set = set, .global_batch = kBatch});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch, set));
   double loss = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first

@@ -29,8 +29,8 @@ int main(int argc, char** argv) {
   torch::optim::StepLR decay(optimizer, /*step_size=*/1, /*gamma=*/0.5);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size());
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch / hvd::size());
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
 
   const hvd::Checkpoint checkpoint(folder + "/stopped.pt");
   std::int64_t step = 0;
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
       if (++step == stop_after && hvd::rank() == hvd::size() - 1) std::raise(SIGTERM);
       if (sampler.processed() == kTrainImages) continue;  // the epoch is over: there is another chance in the next one
       // A rank that left alone would leave the others waiting in their next step: each says whether it was asked, and all do the same.
-      if (hvd::allreduce(torch::tensor(asked != 0), {.op = hvd::ReduceOp::Max}).item<bool>()) {
+      if (hvd::any(asked != 0)) {
         std::ostringstream state;
         torch::save(sampler, state);
         checkpoint.save(network, optimizer, step, {.strings = {{"sampler", state.str()}}});

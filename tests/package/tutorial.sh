@@ -103,6 +103,7 @@ for n in 1 2 4; do
   ranks "$n" stop_and_resume "$folder/files.$n"
   cat "$folder/stopped.$n" "$folder/stop_and_resume.$n" >"$folder/stopped_resumed.$n"
 done
+ranks 3 distributed_data_parallel # shares of 22, 21 and 21
 ranks 2 checkpoint "$folder/files.of4" # by another number of ranks
 cat "$folder/interrupted.4" "$folder/checkpoint.2" >"$folder/moved.2"
 ranks 2 stop_and_resume "$folder/files.of4"
@@ -120,6 +121,7 @@ for n in 1 2 4; do
   close_to 2e-2 mixed_precision.$n single.1
   close_to 2e-2 distributed_optimizer.$n single.1
 done
+close_to 2e-2 distributed_data_parallel.3 single.1
 close_to 1e-6 moved.2 single.1
 close_to 1e-6 stopped_moved.2 whole.1
 losses stopped.2 | awk 'END { exit NR != 1 }' || failed "stop_and_resume has not stopped in its second epoch"

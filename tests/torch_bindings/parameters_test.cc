@@ -69,6 +69,19 @@ TEST_CASE("broadcast_parameters: holders, pairs, dictionaries") {
   for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter));
   for (const auto& buffer : net->buffers()) CHECK(same_on_all_ranks(buffer));
 
+  const auto held = std::make_shared<NetImpl>();
+  fill(*held, hvd::rank());
+  hvd::broadcast_parameters(held, root);
+  CHECK(same_on_all_ranks(held->wide));
+  const std::shared_ptr<torch::nn::Module> base = held;
+  fill(*held, hvd::rank());
+  hvd::broadcast_parameters(base, root);
+  CHECK(same_on_all_ranks(held->wide));
+  const auto of_linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
+  hvd::broadcast_parameters(of_linear, root);
+  CHECK(same_on_all_ranks(of_linear->weight));
+  CHECK_THROWS_AS(hvd::broadcast_parameters(std::shared_ptr<NetImpl>(), root), hvd::InvalidArgument);
+
   const at::Tensor a = data({3, 2}, kFloat, hvd::rank());
   const at::Tensor b = data({4}, kLong, hvd::rank());
   hvd::broadcast_parameters({{"a", a}, {"undefined", at::Tensor()}, {"b", b}}, root);

@@ -94,6 +94,76 @@ TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and ab
   CHECK(same_on_all_ranks(net->table->weight));
 }
 
+TEST_CASE("what happens if I call hvd::clip_grad_value_ before step(): each element of the reduced gradients is clipped, once reduced") {
+  with_and_without_one_copy();
+  std::vector<DistributedOptimizerOptions> all;
+  all.push_back({});
+  all.push_back({.groups = 3});
+  all.push_back({.gradients_are_views = false});
+  all.push_back({.shard_optimizer_state = true, .share_parameters = one_copy});
+  if (!one_copy) all.push_back({.shard_gradients = true});
+  for (const auto& options : all) {
+    Sequential net = small_model(), alone = small_model();
+    torch::optim::SGD plain(net->parameters(), SGDOptions(0.1).momentum(0.9)),
+        reference(alone->parameters(), SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(plain, net->named_parameters(), options);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      small_loss(net, hvd::rank(), step).backward();
+      hvd::clip_grad_value_(optimizer, 0.02);
+      const auto before = hvd::stats().tensors_submitted;
+      hvd::clip_grad_value_(optimizer, 0.5);  // again: nothing is left to clip
+      CHECK(hvd::stats().tensors_submitted == before);
+      optimizer.step();
+      reference.zero_grad();
+      at::Tensor sum = torch::zeros({}, kDouble);
+      for (const int rank : everyone()) sum = sum + small_loss(alone, rank, step);
+      (sum / hvd::size()).backward();
+      bool clips = false;
+      for (const auto& parameter : alone->parameters()) clips = clips || parameter.grad().abs().max().item<double>() > 0.02;
+      CHECK(clips);
+      torch::nn::utils::clip_grad_value_(alone->parameters(), 0.02);
+      reference.step();
+    }
+    CHECK(difference(flat(net), flat(alone)) < 1e-12);
+    CHECK(same_on_all_ranks(flat(net)));
+  }
+}
+
+TEST_CASE(
+    "what happens if hvd::clip_grad_value_ meets sparse gradients, masters and wrong bounds: values, fp32 gradients, InvalidArgument") {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 2).sparse(true));
+  SGD plain(table->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(plain, table->named_parameters());
+  hvd::clip_grad_value_(optimizer, 1);  // no gradient anywhere
+  table->forward(torch::tensor({1, 1})).sum().backward();
+  hvd::clip_grad_value_(optimizer, 1.5);
+  CHECK(table->weight.grad().is_sparse());
+  CHECK(table->weight.grad().to_dense()[1][0].item<float>() == 1.5F);
+  optimizer.step();
+  for (const double bound : {-1.0, std::nan("")})
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_value_(optimizer, bound); }), "clip_value"));
+
+  // A gradient of 8, scaled by 4: what is clipped is the fp32 gradient that the optimizer sees.
+  const at::Tensor half = torch::ones({2}, at::kHalf).requires_grad_();
+  SGD of_halves({half}, SGDOptions(1));
+  hvd::MasterWeights masters(of_halves);
+  DistributedOptimizer around(masters, {{"half", half}});
+  hvd::GradScaler scaler({.init_scale = 4});
+  scaler.scale((half * 8).sum()).backward();
+  scaler.unscale_(around);
+  hvd::clip_grad_value_(around, 0.25);
+  scaler.step(around);
+  scaler.update();
+  CHECK(half[0].item<float>() == 0.75F);
+  around.zero_grad();
+  (half * 8).sum().backward();
+  around.synchronize();
+  hvd::clip_grad_value_(masters, 0.5);
+  around.step();
+  CHECK(half[0].item<float>() == 0.25F);
+}
+
 TEST_CASE("what happens if I clip with a wrong norm or limit: InvalidArgument, before anything is sent") {
   Sequential net = small_model();
   SGD plain(net->parameters(), SGDOptions(0.1));

@@ -210,6 +210,88 @@ TEST_CASE("what happens if I evaluate through a loader: with uneven shares each 
   for (const auto& [item, times] : counts(own)) CHECK(times == 1);
 }
 
+TEST_CASE("what happens if the ranks cannot share a batch evenly: with global_batch all make the same batches, and none loses an item") {
+  const auto ranks = static_cast<std::size_t>(hvd::size());
+  const auto rank = static_cast<std::size_t>(hvd::rank());
+  for (const std::size_t batch : {4, 7, 64}) {
+    for (const std::size_t items : {0, 1, 3, 64, 130, 200}) {
+      for (const Shares shares : {Shares::Pad, Shares::DropLast, Shares::Uneven}) {
+        CAPTURE(batch);
+        CAPTURE(items);
+        ElasticSampler sampler(items, true, 5, {.shares = shares, .global_batch = batch});
+        const std::size_t share = hvd::share_of_batch(static_cast<std::int64_t>(batch));
+        std::vector<Items> batches;
+        while (const auto next = sampler.next(share)) batches.push_back(*next);
+        const std::size_t rest = items % batch;
+        const std::size_t own_rest = shares == Shares::DropLast ? rest / ranks
+                                     : shares == Shares::Pad    ? std::min(share, (rest + ranks - 1) / ranks)
+                                                                : rest / ranks + (rank < rest % ranks ? 1 : 0);
+        CHECK(batches.size() == items / batch + (own_rest > 0 ? 1 : 0));
+        if (shares != Shares::Uneven) CHECK(sampler.batches(share) == batches.size());
+        std::size_t own = 0;
+        for (std::size_t b = 0; b < batches.size(); ++b) {
+          CHECK(batches[b].size() == (b < items / batch ? share : own_rest));
+          own += batches[b].size();
+        }
+        CHECK(sampler.size() == own);
+        // The first batch of all ranks is the beginning of the order, each item once; so a rest can be dealt to other ranks.
+        if (items < batch) continue;
+        sampler.set_epoch(0);
+        const Items first = *sampler.next(share);
+        sampler.record_batch(share);
+        CHECK(sampler.processed() == batch);
+        const auto together = counts(first);
+        CHECK(together.size() == batch);
+        sampler.reset();
+        auto all = together;
+        for (const auto& [item, times] : counts(take_all(sampler, share))) all[item] += times;
+        if (shares != Shares::DropLast) CHECK(all.size() == items);
+        sampler.record_batch(sampler.size());
+        CHECK(sampler.processed() == items);
+      }
+    }
+  }
+  ElasticSampler sampler(64, true, 0, {.global_batch = 64});
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { sampler.next(65); }), "share_of_batch(64)"));
+  if (ranks > 1)
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { ElasticSampler(9, true, 0, {.global_batch = ranks - 1}); }), "cannot share"));
+}
+
+TEST_CASE("what happens if I train with a global batch that the ranks cannot share evenly, and weights: as one process does") {
+  const std::size_t items = 40, batch = 7;
+  const auto loss = [](torch::nn::Sequential& net, const at::Tensor& x) { return net->forward(x.expand({-1, 6}) / 40).pow(2).mean(); };
+  auto net = small_model(), alone = small_model();
+  SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9)), reference(alone->parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  ElasticSampler sampler(items, true, 3, {.shares = Shares::Uneven, .global_batch = batch});
+  const auto loader = torch::data::make_data_loader(numbers(items), sampler, hvd::share_of_batch(static_cast<std::int64_t>(batch)));
+  std::vector<at::Tensor> seen;
+  for (const auto& rows : *loader) {
+    optimizer.zero_grad();
+    optimizer.set_weight(static_cast<double>(rows.data.size(0)));
+    loss(net, rows.data).backward();
+    optimizer.step();
+    seen.push_back(hvd::allgather(rows.data));
+  }
+  CHECK(seen.size() == 6);  // the last one of 5 items
+  for (const auto& rows : seen) {
+    reference.zero_grad();
+    loss(alone, rows).backward();
+    reference.step();
+  }
+  CHECK(difference(flat(net), flat(alone)) < 1e-12);
+}
+
+TEST_CASE("what happens if I ask for batches of 0 items: InvalidArgument, not an epoch without batches") {
+  ElasticSampler sampler(10);
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { sampler.next(0); }), "a batch of 0 items"));
+  for (const std::size_t workers : {0, 1}) {
+    const auto loader = torch::data::make_data_loader(numbers(10), sampler, torch::data::DataLoaderOptions(0).workers(workers));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { items_of(*loader); }), "a batch of 0 items"));
+  }
+  CHECK(take_all(sampler).size() == sampler.size());
+}
+
 // --------------------------------------------------------------------------------------------------------------- loss scaling
 
 constexpr double kOverflow = std::numeric_limits<double>::infinity();
