@@ -88,7 +88,8 @@ Stats stats();
 
 /// Writes a timeline from now on, into one file of all ranks. Collective over all ranks, none of which may have joined. It says when each
 /// tensor was submitted, agreed, launched and done, for Perfetto and chrome://tracing (what the slices mean: hvd/timeline/timeline.h). The
-/// file is made anew; it is valid JSON at every moment, also when ranks are killed, and grows to `Config::timeline_max_bytes` at most. Each
+/// file is made anew; it is valid JSON whenever its lock can be had (`flock -s FILE cp FILE COPY` while ranks write), also when ranks are
+/// killed, unless within a call that writes, until another rank writes; it grows to `Config::timeline_max_bytes` at most. Each
 /// host that does not see rank 0's file writes one of its own. Throws InvalidArgument, on all ranks, if one cannot write `path` or a
 /// timeline is being written already.
 void start_timeline(const std::string& path, const TimelineOptions& options = {});

@@ -111,7 +111,7 @@ class Input {
 class Helper {
  public:
   int run() {
-    ::signal(SIGPIPE, SIG_IGN);
+    ::signal(SIGPIPE, [](int) {});  // the ranks would begin with it ignored, if it were
     ::fcntl(STDIN_FILENO, F_SETFL, ::fcntl(STDIN_FILENO, F_GETFL) | O_NONBLOCK);
     const char* const connection = std::getenv("SSH_CONNECTION");
     out_.add(kHelperBegins);

@@ -20,9 +20,10 @@ namespace {
 [[noreturn]] void fail(const char* call) { throw std::runtime_error(fmt::format("{}: {}", call, std::strerror(errno))); }
 
 /// In the new process: becomes the rank's program. `output`: standard output and error; -1 where they stay.
-[[noreturn]] void become(const Program& program, const RankProcess::Own& own, const std::array<int, 2>& output) {
+[[noreturn]] void become(const Program& program, const RankProcess::Own& own, const std::array<int, 2>& output, pid_t parent) {
   ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // also where hvdrun is killed no rank is left
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);       // also where hvdrun is killed no rank is left
+  if (::getppid() != parent) ::_exit(127);  // it was, before this
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -58,8 +59,9 @@ RankProcess::RankProcess(const Program& program, const Own& own, RankSink* sink)
     pipes_[i] = ends[0];
     to[i] = ends[1];
   }
+  const pid_t parent = ::getpid();
   process_ = ::fork();
-  if (process_ == 0) become(program, own, to);
+  if (process_ == 0) become(program, own, to, parent);
   for (const int end : to)
     if (end >= 0) ::close(end);
   if (process_ < 0) fail("fork");

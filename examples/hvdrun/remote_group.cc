@@ -42,9 +42,10 @@ std::vector<std::string> words_of_helper(const Plan& plan, const HostRanks& host
   return words;
 }
 
-[[noreturn]] void become(const std::vector<std::string>& command, int input, int output, int errors) {
+[[noreturn]] void become(const std::vector<std::string>& command, int input, int output, int errors, pid_t parent) {
   ::setpgid(0, 0);  // SIGINT of a terminal is not for it
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(127);  // it has ended before
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -120,8 +121,9 @@ Started start_process(const std::vector<std::string>& command) {
   auto input = make_sockets();
   auto output = make_pipe();
   auto errors = make_pipe();
+  const pid_t parent = ::getpid();
   const pid_t process = ::fork();
-  if (process == 0) become(command, input[0], output[1], errors[1]);
+  if (process == 0) become(command, input[0], output[1], errors[1], parent);
   close(input[0]);
   close(output[1]);
   close(errors[1]);

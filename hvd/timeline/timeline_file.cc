@@ -1,6 +1,7 @@
 #include "hvd/timeline/timeline_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -81,13 +82,11 @@ std::string TimelineFile::read(std::uint64_t from, std::size_t bytes) const {
 bool TimelineFile::is_of(std::string_view run) const { return read(0, kHead).find(run) != std::string::npos; }
 
 bool TimelineFile::lock(std::chrono::milliseconds patience) {
-  // Of the open file, not of the process: it also keeps the ranks of one process apart, and goes with whoever dies.
+  // The lock of this open file, not of the process: it also keeps the ranks of one process apart, goes with whoever dies, and is the one
+  // that flock(1) takes for who reads the file.
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  struct flock whole {};
-  whole.l_type = F_WRLCK;
-  whole.l_whence = SEEK_SET;
-  while (::fcntl(descriptor_, F_OFD_SETLK, &whole) != 0) {
-    if (errno != EAGAIN && errno != EACCES && errno != EINTR) return false;
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return false;
     if (std::chrono::steady_clock::now() >= deadline) {
       errno = EAGAIN;
       return false;
@@ -97,12 +96,7 @@ bool TimelineFile::lock(std::chrono::milliseconds patience) {
   return true;
 }
 
-void TimelineFile::unlock() {
-  struct flock whole {};
-  whole.l_type = F_UNLCK;
-  whole.l_whence = SEEK_SET;
-  ::fcntl(descriptor_, F_OFD_SETLK, &whole);
-}
+void TimelineFile::unlock() { ::flock(descriptor_, LOCK_UN); }
 
 std::uint64_t TimelineFile::size() const {
   struct stat about {};

@@ -1,9 +1,10 @@
 #pragma once
 /// A TimelineFile is the file of a timeline, to which all ranks of a host append. It is a JSON array (Chrome's trace format) with one event
-/// a line, and ends in "\n]\n" whenever nobody writes: whoever appends holds the file's lock and writes over that end, in pieces of at most
-/// `kPieceBytes`, each with a new end, by one pwrite each. A process that is killed outside such a call leaves the file as valid as it was;
-/// one that is killed within it may leave a torn line, which the next to append cuts off.
-/// It owns the descriptor. Opening throws InvalidArgument that names the path; appending says what came of it.
+/// a line, and ends in "\n]\n" whenever nobody writes: whoever appends holds the file's lock (flock) and writes over that end, in pieces of
+/// at most `kPieceBytes`, each with a new end, by one pwrite each. Who reads it meanwhile holds the lock too, shared: a copy that is made
+/// in several reads would else have an end in its middle, and systems let a read see half of a write. A process that is killed outside such
+/// a call leaves the file as valid as it was; one that is killed within it may leave a torn line, which the next to append cuts off. It
+/// owns the descriptor. Opening throws InvalidArgument that names the path; appending says what came of it.
 
 #include <chrono>
 #include <cstdint>

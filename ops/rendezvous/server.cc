@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPatienceWithStrangers = 5s;
 constexpr std::size_t kMostStrangers = 256;
+constexpr auto kRest = 100ms;
 
 }  // namespace
 
@@ -73,8 +74,10 @@ bool StoreServer::is_next(const Peer& peer) const {
   return std::all_of(peers_.begin(), peers_.end(), [](const Peer& other) { return other.rank == 0 || other.out.empty(); });
 }
 
+bool StoreServer::is_resting() const { return Clock::now() < accepts_at_; }
+
 int StoreServer::time_to_wait() const {
-  auto next = Deadline::max();
+  auto next = is_resting() ? accepts_at_ : Deadline::max();
   for (const Peer& peer : peers_)
     if (peer.rank == kStranger) next = std::min(next, peer.deadline);
   if (!is_closed_) next = std::min(next, begin_ + (has_remarked_ ? options_.patience : std::min(options_.remark, options_.patience)));
@@ -85,7 +88,7 @@ int StoreServer::time_to_wait() const {
 void StoreServer::wait() {
   std::vector<pollfd> all;
   all.push_back({wake_.get(), POLLIN, 0});
-  all.push_back({listener_.get(), POLLIN, 0});
+  all.push_back({is_resting() ? -1 : listener_.get(), POLLIN, 0});
   for (const Peer& peer : peers_) all.push_back({peer.connection.get(), static_cast<short>(is_next(peer) ? POLLIN | POLLOUT : POLLIN), 0});
   ::poll(all.data(), all.size(), time_to_wait());
 }
@@ -93,7 +96,10 @@ void StoreServer::wait() {
 void StoreServer::accept_all() {
   for (std::size_t strangers = 0; strangers < kMostStrangers; ++strangers) {
     auto connection = accept_from(listener_);
-    if (!connection) return;
+    if (!connection) {
+      if (errno != EAGAIN) accepts_at_ = Clock::now() + kRest;
+      return;
+    }
     make_room();
     Peer& peer = peers_.emplace_back();
     peer.connection = std::move(*connection);

@@ -58,6 +58,7 @@ class StoreServer {
   void write(Peer& peer);
   void keep_time();
   void sweep();
+  [[nodiscard]] bool is_resting() const;
   [[nodiscard]] int time_to_wait() const;
   [[nodiscard]] bool is_next(const Peer& peer) const;
 
@@ -69,6 +70,7 @@ class StoreServer {
   Store store_;
   std::list<Peer> peers_;
   const Deadline begin_;
+  Deadline accepts_at_ = Deadline::min();  ///< when it looks for connections again: this process may have no descriptor left for one
   bool has_remarked_ = false;
   bool is_closed_ = false;  // all have come, or it has failed
   std::thread thread_;

@@ -34,7 +34,7 @@ std::vector<SocketAddress> resolve(const std::string& host, std::string& problem
 std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error);
 /// Returns the port that a socket listens at.
 int port_of(const FileDescriptor& listener);
-/// Returns the next connection of a listener, which does not block; none if there is none.
+/// Returns the next connection of a listener, which does not block; none if there is none (`errno` EAGAIN) or it cannot be had.
 std::optional<FileDescriptor> accept_from(const FileDescriptor& listener);
 /// Returns a connection, which does not block; none if there is none until `deadline`.
 std::optional<FileDescriptor> connect_to(const SocketAddress& address, Deadline deadline);

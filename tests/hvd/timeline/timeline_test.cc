@@ -1,12 +1,16 @@
-/// The timeline: one file of all ranks, valid at every moment; what it says, what it leaves out, and what it costs when off.
+/// The timeline: one file of all ranks, valid whenever its lock can be had; what it says, what it leaves out, and what it costs when off.
 
 #include "hvd/timeline/timeline.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
+#include <thread>
 
 #include "tests/support/thread_world.h"
 #include "tests/support/timeline_reader.h"
@@ -268,6 +272,51 @@ TEST_CASE("a torn file is put right by the next to write, wherever it is torn") 
   REQUIRE(::truncate(path.text().c_str(), 0) == 0);
   CHECK(append(lines(0, 1)) == TimelineFile::Outcome::Written);
   CHECK(read_timeline(path.text()).events.size() == 2);
+}
+
+/// What a program that copies files reads, and is not quick about: pieces, until there are no more. With the file's lock.
+std::string copy_in_pieces(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  REQUIRE(::flock(file, LOCK_SH) == 0);
+  std::string copy;
+  std::vector<char> piece(std::size_t{64} << 10);
+  for (ssize_t bytes = 0; (bytes = ::read(file, piece.data(), piece.size())) > 0;) {
+    copy.append(piece.data(), static_cast<std::size_t>(bytes));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ::close(file);
+  return copy;
+}
+
+TEST_CASE("a copy that is made under the file's lock is valid, however fast ranks write") {
+  const Path path("copied");
+  const std::string first = TimelineFormat::first_event("run", 3);
+  static_cast<void>(TimelineFile::begin(path.text(), "run", first));
+  std::atomic<int> writing{3};
+  std::atomic<int> unwritten{0};
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      auto file = TimelineFile::join(path.text(), "run");
+      std::string events;
+      for (int i = 0; i < 60; ++i)
+        events += ",\n{\"ph\":\"i\",\"pid\":" + std::to_string(rank) + ",\"tid\":0,\"ts\":" + std::to_string(i) + "}";
+      for (int i = 0; i < 50; ++i) {
+        unwritten += file.append(events, kMuch, "", std::chrono::seconds(30)) == TimelineFile::Outcome::Written ? 0 : 1;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      --writing;
+    });
+  int wrong = 0;
+  while (writing > 0) try {
+      static_cast<void>(read_timeline_text(copy_in_pieces(path.text())));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for them to write
+    } catch (const std::exception&) {
+      ++wrong;
+    }
+  for (auto& rank : ranks) rank.join();
+  CHECK(unwritten == 0);
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("files: begun once for a run, joined by the others, refused where they cannot be written") {

@@ -1,6 +1,8 @@
 // Ranks, as threads, that meet over TCP or by a file; strangers at the store's port; and meetings that cannot come about.
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -204,6 +207,27 @@ TEST_CASE("meeting: strangers that say nothing keep no rank out, however many th
   check_all_well(meet_all({launch_of(1, 3, address), launch_of(2, 3, address)}, use));
   first.join();
   check_all_well(said);
+}
+
+TEST_CASE("meeting: a store whose process has no descriptor left sleeps until it has one again") {
+  int error = 0;
+  auto listener = listen_at(loopback(0), error);
+  REQUIRE(listener);
+  const SocketAddress there = loopback(port_of(*listener));
+  const StoreServer server(std::move(*listener), {.size = 2, .key = make_key("secret", "job")});
+  const FileDescriptor stranger(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none_left = before;
+  none_left.rlim_cur = static_cast<rlim_t>(FileDescriptor(::fcntl(stranger.get(), F_DUPFD_CLOEXEC, 0)).get());
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none_left) == 0);
+  ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&there.storage), there.length);
+  const std::clock_t busy = std::clock();
+  std::this_thread::sleep_for(500ms);
+  const double seconds = static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC;
+  CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(seconds < 0.1);
+  CHECK(wait_for(stranger, POLLIN, Clock::now() + 30s));  // its greeting
 }
 
 TEST_CASE("meeting: in a pod a name that nobody knows yet is waited for until the deadline") {

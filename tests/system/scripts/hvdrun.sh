@@ -161,6 +161,8 @@ hidden_token() { # it is in no command line
 start hidden_token
 start says "by ssh: rank 0 reads standard input" 0 1 "^1000000$" bash -c 'head -c 1000000 /dev/zero | "$@" -H first:1,second:1 --no-prefix cat | wc -c' bash "${by_ssh[@]}"
 start says "by ssh: much output" 0 40000 '^\[[01]\]<stdout>:[0-9]+$' "${by_ssh[@]}" -H first:1,second:1 seq 20000
+start says "by ssh: SIGPIPE is not ignored" 0 2 "SigIgn:.*[02468ace][0-9a-f]{3}$" env --default-signal=PIPE "${by_ssh[@]}" -H first:1,second:1 \
+  grep SigIgn /proc/self/status
 start says "by ssh: the exit code of the first to fail" 7 1 "^hvdrun: rank 1 \(process [0-9]+ on second\) ended with exit code 7, the first to fail; its last words:" \
   "${by_ssh[@]}" -H first:1,second:1 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
 start says "by ssh: a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "${by_ssh[@]}" -H first:2,second:2 "$build/tests/victim" kill 60

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The timeline of real processes: all ranks in one file, which is valid also when a rank is killed in the middle; a file that cannot be
+# The timeline of real processes: all ranks in one file, which is valid also when a rank is killed in the middle, and copied whole; a file that cannot be
 # written, or a limit that is reached, is told.
 # Usage: timeline.sh BUILD_FOLDER
 # timeout: 600
@@ -63,6 +63,19 @@ check "0 1"
 at_least 60 MPI_ALLREDUCE
 expect "$(grep -q '^CYCLE_START 0$' "$work/check"; echo $?)" "cycles that nobody asked for"
 verdict "through MPI, under Horovod's name"
+
+copied=0
+mpirun -np 3 env HVD_TIMELINE="$file" "$victim" late 1500 >"$work/out" 2>&1 </dev/null &
+while kill -0 $! 2>/dev/null; do
+  [ -s "$file" ] && flock -s "$file" cp "$file" "$work/copy" || continue
+  copied=$((copied + 1))
+  "$build/tests/timeline_check" "$work/copy" >"$work/check" 2>&1 || problem=${problem:-"copy $copied is $(head -1 "$work/check")"}
+done
+wait $!
+status=$?
+expect "$status" "exit code $status"
+expect "$((copied == 0))" "no copy was made"
+verdict "copied while three ranks write"
 
 for after in 0 150 400; do
   job mpirun -np 4 env HVD_TIMELINE="$file" "$victim" kill "$after"
