@@ -153,8 +153,10 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
     culprits = "there is no room for its name in the ranks' tables: a rank may be frozen";
   } else {
     culprits = describe_missing(entry);
-    known = !culprits.empty();
-    if (!known) culprits = "ranks on other hosts have not submitted it";
+    known = !culprits.empty() || log_.table().scope_of(entry.key.process_set) == Scope::Domain;
+    if (culprits.empty())
+      culprits = known ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
+                       : "ranks on other hosts have not submitted it";
   }
   if (leader_ != nullptr && !config.stall_check_disable)
     for (const auto& silence : leader_->silences(Heartbeat::kMissed)) culprits += "; " + describe_silence(silence);

@@ -178,6 +178,30 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
   }
 }
 
+TEST_CASE("frozen: who came last and says nothing of it is not looked for on other hosts") {
+  RoundWorld all(2);
+  std::string text;
+  all.world.run(
+      [&](int rank, Engine& engine) {
+        all.warm_up(rank, engine);
+        if (rank == 1) {
+          while (!all.started) std::this_thread::yield();
+          all.boards[1]->arrive(all.unit.id, all.unit.generation);  // and neither claims the round nor agrees
+          return;
+        }
+        std::vector<float> values(4);
+        const Submission submission = allreduce_of(values, "x", DataType::Float32);
+        const SmallCall call = small_call_of(submission);
+        const auto op = engine.start_fast_path(call, After::Wait);
+        REQUIRE(op);
+        all.tell(*op);
+        text = words_of_failure([&] { engine.finish_fast_path(*op, call); });
+      },
+      false);
+  CAPTURE(text);
+  CHECK(text.find("all its ranks have submitted it, but none says so") != std::string::npos);
+}
+
 TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named by one that joins") {
   for (const bool dies : {true, false}) {
     CAPTURE(dies);
