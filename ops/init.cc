@@ -29,6 +29,7 @@
 #include "ops/mpi/rendezvous.h"
 #include "ops/p2p/transport.h"
 #include "ops/shm/result_memory.h"
+#include "ops/shm/shm_backend.h"
 #include "ops/wires.h"
 
 namespace hvd {

@@ -7,7 +7,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "hvd/negotiation/board.h"
 
 namespace hvd {
 
@@ -24,12 +23,6 @@ std::size_t rounded(std::size_t bytes) {
 
 Arena::Arena(std::span<std::byte> memory, std::function<bool()> has_failed) : memory_(memory), has_failed_(std::move(has_failed)) {
   insert_free(0, memory.size());
-}
-
-std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index) {
-  // A view of its own: users' memory outlives the engine and its board.
-  return std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(index)],
-                                 [board = std::make_shared<Board>(memory.board, index)] { return board->failed(); });
 }
 
 void Arena::insert_free(std::size_t offset, std::size_t bytes) {

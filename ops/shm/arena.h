@@ -70,7 +70,4 @@ class Arena {
   void erase_free(std::map<std::size_t, std::size_t>::iterator block);
 };
 
-/// Returns the arena of the rank with this index. `memory`, whose board has been formatted, must stay mapped.
-std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index);
-
 }  // namespace hvd

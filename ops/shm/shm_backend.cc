@@ -36,6 +36,12 @@ void exchange(std::span<std::byte* const> blocks, std::size_t part) {
 
 }  // namespace
 
+std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index) {
+  // A view of its own: users' memory outlives the engine and its board.
+  return std::make_shared<Arena>(memory.arenas[static_cast<std::size_t>(index)],
+                                 [board = std::make_shared<Board>(memory.board, index)] { return board->failed(); });
+}
+
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
                        std::shared_ptr<StatsCounters> stats)
     : has_slow_copies_(memory.slow_copies),

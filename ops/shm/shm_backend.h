@@ -16,6 +16,9 @@
 
 namespace hvd {
 
+/// Returns the arena of the rank with this index. `memory`, whose board has been formatted, must stay mapped.
+std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index);
+
 class ShmBackend final : public Backend, private FastPathMemory {
  public:
   ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology, std::shared_ptr<StatsCounters> stats);
