@@ -188,7 +188,7 @@ constexpr Size kSpanning[] = {{2, 2}, {3, 3}, {3, 2}, {4, 2}, {6, 3}};
 
 /// Calls `body(world, leaver, rounds)` for worlds of several domains, between which messages come at once, or late.
 void with_leavers(const std::function<void(ThreadWorld& world, int leaver, int rounds)>& body) {
-  constexpr int kCycles = 40;  // of each size
+  constexpr int kCycles = 20;  // of each size
   for (const auto& [ranks, domains] : kSpanning) {
     for (int cycle = 0; cycle < kCycles; ++cycle) {
       CAPTURE(ranks);
