@@ -435,8 +435,10 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
 /// Where others have died because a rank has left, that rank alone says so: the others' words are those of who waited for it.
 void Engine::warn_of_failure() {
   const auto& refusal = log_.table().first_refusal();
-  if (!refusal) log(LogLevel::Warning, "shut down after a failure: {}", board_.failure().text());
-  if (refusal && refusal->left_rank == parts_.topology.rank) log(LogLevel::Warning, "others have failed since: {}", refusal->text);
+  if (refusal && refusal->left_rank != parts_.topology.rank) return;
+  std::string text = board_.failure().text();
+  if (refusal && text.find(refusal->text) == std::string::npos) text += "; before that: " + refusal->text;
+  log(LogLevel::Warning, "shut down after a failure: {}", text);
 }
 
 }  // namespace hvd

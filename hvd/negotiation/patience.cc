@@ -16,6 +16,7 @@ constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kShortSleep = 50us;
 constexpr int kShortSleeps = 200;
 constexpr auto kSleep = 1ms;
+constexpr auto kMostAtOnce = 1s;  // of time that counts: a process that was stopped itself has not waited meanwhile
 
 }  // namespace
 
@@ -25,9 +26,9 @@ std::string Patience::name_of_rank(int index) const {
   return formatted("rank {}", place < ranks.size() ? ranks[place] : index);
 }
 
-std::string PatientWait::stalled_text(std::chrono::nanoseconds waited, int culprit) const {
+std::string PatientWait::stalled_text(int culprit) const {
   return formatted("{} has kept the others of its host from going on for {} s, {}: {}", patience_.name_of_rank(culprit),
-                   std::chrono::duration_cast<std::chrono::seconds>(waited).count(), how_, kIsStopped);
+                   std::chrono::duration_cast<std::chrono::seconds>(waited_).count(), how_, kIsStopped);
 }
 
 bool PatientWait::pause(int culprit) {
@@ -39,11 +40,14 @@ bool PatientWait::look_after(int culprit) {
   if (!board_.failure().ok()) return false;
   const auto now = Clock::now();
   const bool is_another = culprit != kNobody && culprit_ != kNobody && culprit != culprit_;  // each has its own time
-  if (since_ == Clock::time_point() || is_another) {
-    since_ = now;
-    next_look_ = now + kLookInterval;
-    next_warning_ = now + patience_.warn_after;
+  if (looked_at_ == Clock::time_point()) next_look_ = now + kLookInterval;
+  if (looked_at_ == Clock::time_point() || is_another) {
+    waited_ = 0ns;
+    next_warning_ = patience_.warn_after;
+  } else {
+    waited_ += std::min<std::chrono::nanoseconds>(now - looked_at_, kMostAtOnce);
   }
+  looked_at_ = now;
   if (culprit != kNobody) culprit_ = culprit;
   if (now < next_look_) return true;
   next_look_ = now + kLookInterval;
@@ -51,14 +55,13 @@ bool PatientWait::look_after(int culprit) {
     board_.set_failure({Status::Code::RankFailed, formatted("{} died, or ended without hvd::shutdown()", patience_.name_of_rank(*dead))});
     return false;
   }
-  const auto waited = now - since_;
-  if (patience_.fail_after.count() > 0 && waited >= patience_.fail_after) {
-    board_.set_failure({Status::Code::StallTimeout, stalled_text(waited, culprit)});
+  if (patience_.fail_after.count() > 0 && waited_ >= patience_.fail_after) {
+    board_.set_failure({Status::Code::StallTimeout, stalled_text(culprit)});
     return false;
   }
-  if (patience_.warn_after.count() > 0 && now >= next_warning_) {
+  if (patience_.warn_after.count() > 0 && waited_ >= next_warning_) {
     next_warning_ += patience_.warn_after;
-    log(LogLevel::Warning, "{}", stalled_text(waited, culprit));
+    log(LogLevel::Warning, "{}", stalled_text(culprit));
   }
   return true;
 }

@@ -53,15 +53,16 @@ class PatientWait {
 
  private:
   using Clock = std::chrono::steady_clock;
-  [[nodiscard]] std::string stalled_text(std::chrono::nanoseconds waited, int culprit) const;
+  [[nodiscard]] std::string stalled_text(int culprit) const;
 
   const Patience& patience_;
   const BoardReports& board_;
   const std::string_view how_;
-  int culprit_ = kNobody;      // that was known last
-  Clock::time_point since_{};  // of it; none before the first pause
-  Clock::time_point next_look_{};
-  Clock::time_point next_warning_{};
+  int culprit_ = kNobody;               // that was known last
+  std::chrono::nanoseconds waited_{0};  // for it
+  std::chrono::nanoseconds next_warning_{0};
+  Clock::time_point looked_at_{};  // last; never before the first pause
+  Clock::time_point next_look_{};  // for the dead
   int pauses_ = 0;
 };
 

@@ -71,6 +71,7 @@ void PatientLock::own(int result) {
   } else if (result != 0) {
     throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
   }
+  awaited_.store(kNobody, std::memory_order_relaxed);
   owner_.store(self_, std::memory_order_relaxed);
 }
 
