@@ -61,8 +61,8 @@ std::shared_ptr<void> used(std::shared_ptr<void> block) {
 void trim_host_memory() noexcept {
   try {
     const LibraryCall call;
-    if (const auto world = has_world() ? current_world() : nullptr; world && world->trim_shared) world->trim_shared();
-  } catch (const Error&) {  // it has ended meanwhile
+    if (const auto world = current_world(); world->trim_shared) world->trim_shared();
+  } catch (const NotInitialized&) {  // there is no world, or no more
   }
 }
 

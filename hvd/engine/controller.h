@@ -25,7 +25,7 @@ class Controller {
 
   enum class Announced : std::uint8_t {
     Yes,
-    NoRoom,      ///< there is no room in the table just now: to be called again when others have read the log
+    NoRoom,      ///< there is no room in the table just now, or the end of a promised round comes first: to be called again later
     Joined,      ///< this rank has joined the set
     SetRemoved,  ///< the set has been removed
   };

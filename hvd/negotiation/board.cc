@@ -109,8 +109,15 @@ void Board::copy_out(std::uint64_t at, std::span<std::byte> bytes) const {
   if (first < bytes.size()) std::memcpy(bytes.data() + first, block_.data() + log_at_, bytes.size() - first);
 }
 
-bool Board::has_room(std::size_t bytes) const {
-  return tail() - slowest_reader() + sizeof(std::uint32_t) + bytes + kLogReserve <= kLogBytes;
+bool Board::is_unread(std::uint64_t bytes) {
+  if (tail() - read_by_all_ <= bytes) return false;  // nobody reads backwards: what all had read then, all have read
+  read_by_all_ = slowest_reader();
+  return tail() - read_by_all_ > bytes;
+}
+
+bool Board::has_room(std::size_t bytes) {
+  const std::size_t needed = sizeof(std::uint32_t) + bytes + kLogReserve;
+  return needed <= kLogBytes && !is_unread(kLogBytes - needed);
 }
 
 void Board::append(std::span<const std::byte> record) {

@@ -84,7 +84,9 @@ class Board {
   /// Bytes appended so far.
   [[nodiscard]] std::uint64_t tail() const;
   /// Whether a record of `bytes` can be appended; false while a living rank has not read far enough to make room. Needs the lock.
-  [[nodiscard]] bool has_room(std::size_t bytes) const;
+  [[nodiscard]] bool has_room(std::size_t bytes);
+  /// Returns whether a living rank has left more than so many bytes unread. One thread of this rank at a time, as `has_room`.
+  [[nodiscard]] bool is_unread(std::uint64_t bytes);
   /// Appends one record. Needs the lock, and room: `has_room`, or for a record of a few bytes the reserve that it keeps.
   /// The appender has read the whole log and acted on the record already: its own position moves past it.
   void append(std::span<const std::byte> record);
@@ -257,6 +259,7 @@ class Board {
   std::uint32_t slots_;
   std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
   std::uint64_t position_ = 0;
+  std::uint64_t read_by_all_ = 0;  ///< at least up to there, when that was last looked for
   Patience patience_;
   const BoardReports reports_;
   PatientLock lock_;

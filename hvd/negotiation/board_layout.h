@@ -42,9 +42,8 @@
 ///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
 ///               73  2,048   failure_text            the same in words, up to a zero
 ///
-///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation, bit 31: the round is claimed, bits 16-30 by the rank with
-///   this
-///                                                   index, bits 0-15 how many have arrived
+///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is claimed, by the rank whose
+///                                                   index bits 16-30 are; bits 0-15 how many have arrived
 ///                8      8   round                   of the one that is gathering
 ///               16      8   promised_round          round + 1 of the last that the domain's leader has promised to other domains
 ///

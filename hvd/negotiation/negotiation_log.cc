@@ -53,8 +53,8 @@ bool ReaderWait::nudge() {
 /// A rank that is stopped holds up nobody but those who wait for it, until the log is full. So it is warned of before that.
 void NegotiationLog::warn_of_slowest() {
   const auto warn_after = board_.patience().warn_after;
+  if (warn_after.count() == 0 || !board_.is_unread(Board::kLogBytes / 2)) return;
   const auto slowest = board_.find_slowest();
-  if (warn_after.count() == 0 || board_.tail() - slowest.position <= Board::kLogBytes / 2) return;
   const auto now = std::chrono::steady_clock::now();
   if (slowest != behind_.reader) behind_ = {slowest, now, now + std::min<std::chrono::nanoseconds>(kReadsWithin, warn_after)};
   if (now < behind_.next_warning) return;
