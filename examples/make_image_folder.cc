@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/train/data/synthetic_image.h"
-#include "examples/train/images/encode.h"
+#include "examples/train/images/codecs.h"
+#include "examples/train/images/synthetic.h"
 
 namespace {
 

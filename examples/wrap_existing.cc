@@ -36,12 +36,12 @@ int main() {
   torch::nn::Sequential model(torch::nn::Linear(2, 32), torch::nn::ReLU(), torch::nn::Linear(32, 2));
   model->to(device);
   const double rate = hvd::scaled_learning_rate(0.05, kBatch, kBatch);  // hvd 3: 0.05 is good for one rank's batch; N make N times that
-  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(rate).momentum(0.9));
+  auto sgd = std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(rate).momentum(0.9));
 
-  hvd::broadcast_parameters(*model, 0);                                 // hvd 4: all ranks start from rank 0's weights
-  torch::manual_seed(seed + hvd::rank());                               // hvd 5: from here on each has dropout masks and noise of its own
-  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());  // hvd 6: step() uses the mean gradient of all ranks
-  hvd::ElasticSampler sampler(*dataset.size());                         // hvd 7: each rank trains on its share (was RandomSampler)
+  hvd::broadcast_parameters(*model, 0);    // hvd 4: all ranks start from rank 0's weights
+  torch::manual_seed(seed + hvd::rank());  // hvd 5: from here on each has dropout masks and noise of its own
+  hvd::DistributedOptimizer optimizer(std::move(sgd), model->named_parameters());  // hvd 6: step() uses the mean gradient of all ranks
+  hvd::ElasticSampler sampler(*dataset.size());  // hvd 7: each rank trains on its share (was RandomSampler)
 
   const auto loader = torch::data::make_data_loader(std::move(dataset), sampler, kBatch);
   for (int epoch = 1; epoch <= kEpochs; ++epoch) {

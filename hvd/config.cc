@@ -93,6 +93,8 @@ constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
 constexpr std::array<std::pair<std::string_view, DirectCopies>, 4> kDirectCopies{
     {{"auto", DirectCopies::Auto}, {"on", DirectCopies::On}, {"relayed", DirectCopies::Relayed}, {"off", DirectCopies::Off}}};
+constexpr std::array<std::pair<std::string_view, ReplicaGuard>, 3> kReplicaGuards{
+    {{"slice", ReplicaGuard::Slice}, {"full", ReplicaGuard::Full}, {"off", ReplicaGuard::Off}}};
 constexpr std::array<std::pair<std::string_view, Wire>, 3> kWires{{{"auto", Wire::Auto}, {"mpi", Wire::Mpi}, {"ucx", Wire::Ucx}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
     {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
@@ -120,6 +122,8 @@ Config Config::from_environment() {
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
   if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
     config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("HOST_TIMEOUT_SECONDS")) config.host_timeout = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("REPLICA_GUARD")) config.replica_guard = choice(*v, kReplicaGuards);
   if (auto v = variable("START_TIMEOUT")) config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
   if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
@@ -152,6 +156,7 @@ std::vector<std::pair<std::string, std::string>> shared_part(const Config& confi
           {"HVD_SHARED_MEMORY", std::string(kSharedMemory[static_cast<std::size_t>(config.shared_memory)].first)},
           {"HVD_WIRE", std::string(kWires[static_cast<std::size_t>(config.wire)].first)},
           {"Config::process_sets", formatted("[{}]", joined(process_sets, ", "))},
+          {"HVD_REPLICA_GUARD", std::string(kReplicaGuards[static_cast<std::size_t>(config.replica_guard)].first)},
           {"HVD_TIMELINE", formatted("'{}'", config.timeline)},
           {"HVD_NUM_NCCL_STREAMS", number(config.num_nccl_streams)},
           {"HVD_NCCL_REGISTRATION", std::string(kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first)},

@@ -22,6 +22,8 @@ enum class DirectCopies : std::uint8_t { Auto, On, Relayed, Off };
 enum class Wire : std::uint8_t { Auto, Mpi, Ucx };
 /// GpuBackend says how GPU tensors travel; see Config::gpu_backend.
 enum class GpuBackend : std::uint8_t { Auto, Nccl, Shared, Staged };
+/// ReplicaGuard says how much of what should be equal on all ranks is compared while they train; see Config::replica_guard.
+enum class ReplicaGuard : std::uint8_t { Slice, Full, Off };
 /// NcclRegistration says what NCCL is told of its memory; see Config::nccl_registration.
 enum class NcclRegistration : std::uint8_t { None, Buffer, Window };
 
@@ -49,6 +51,15 @@ struct Config {
   bool stall_check_disable = false;
   /// Time after which such a tensor ends the job with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
+
+  /// Silence of a host, between several hosts, that ends the world with RankFailed (HVD_HOST_TIMEOUT_SECONDS, default 30, 0 = never; less
+  /// than three beats of a host, 3 s, counts as that). Raised: a host that has lost its power or its network is noticed later.
+  std::chrono::seconds host_timeout{30};
+
+  /// What optimizers and DistributedDataParallel compare between the ranks with each reduction of gradients: parameters, and the options of
+  /// an optimizer's groups (HVD_REPLICA_GUARD: slice, full or off, default slice). Slice: all of it the first time, then 256 KiB of the
+  /// parameters each time, in turn; a difference is a Mismatch on all ranks. Full: all of it each time. Off: names, once.
+  ReplicaGuard replica_guard = ReplicaGuard::Slice;
 
   /// Time in which all ranks must have come to where they meet without MPI (HVD_START_TIMEOUT, seconds, default 60); those that have not
   /// are then named by all who have, and by a warning after 10 s. Raised: a rank that was never started is noticed later.

@@ -53,6 +53,7 @@ struct Submission {
   /// stream is to wait for the `completions`. A later submission under the same name then waits for this one, its caller does not. An error
   /// that the device meets after that is the next operation's.
   bool on_stream = false;
+  bool internal = false;  ///< made by the library for itself: `stats()` does not count it
 };
 
 /// A HandleState is the state behind a handle. The engine writes everything before it stores `done`; then it is only read.

@@ -206,7 +206,9 @@ def compile_tables(commands):
     for table in TABLES:
         for line, cell in enumerate(pieces(read(table))):
             if cell:
-                code += f"  {{  // {table}, row {line + 1}\n" + "".join(f"    {span.rstrip(';')};\n" for span in cell) + "  }\n"
+                given_away = any("std::move(sgd)" in span for span in cell)
+                own = "    auto sgd = std::make_unique<torch::optim::SGD>(model->parameters(), 0.1);\n" if given_away else ""
+                code += f"  {{  // {table}, row {line + 1}\n{own}" + "".join(f"    {span.rstrip(';')};\n" for span in cell) + "  }\n"
     code += "}\n"
     entry = next(e for e in json.loads(pathlib.Path(commands).read_text()) if e["file"].endswith("/distributed_data_parallel.cc"))
     words, command = iter(shlex.split(entry["command"])), []

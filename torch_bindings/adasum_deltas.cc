@@ -1,7 +1,5 @@
 #include "torch_bindings/adasum_deltas.h"
 
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
 #include <exception>
@@ -12,6 +10,8 @@
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/device.h"
+#include "torch_bindings/gradient_hooks.h"
+#include "torch_bindings/step_watch.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -25,17 +25,6 @@ struct AdasumDeltas::Passes {
 
 namespace {
 
-class CountingHook : public torch::autograd::PostAccumulateGradHook {
- public:
-  CountingHook(const void* owner, std::function<void()> call) : owner_(owner), call_(std::move(call)) {}
-  void operator()(const at::Tensor& /*parameter*/) override { call_(); }
-  [[nodiscard]] bool is_of(const void* owner) const { return owner_ == owner; }
-
- private:
-  const void* owner_;
-  std::function<void()> call_;
-};
-
 /// A tensor of the wire's type and the parameter's layout, on the host where its ranks can work on it in place.
 at::Tensor wire_for(const at::Tensor& parameter, at::ScalarType type) {
   const at::Tensor like = at::empty_like(parameter, parameter.options().requires_grad(false).dtype(type));
@@ -44,13 +33,14 @@ at::Tensor wire_for(const at::Tensor& parameter, at::ScalarType type) {
 
 }  // namespace
 
-AdasumDeltas::AdasumDeltas(Terms terms) : terms_(std::move(terms)), passes_(std::make_shared<Passes>()) { passes_->limit = terms_.passes; }
+AdasumDeltas::AdasumDeltas(Terms terms)
+    : terms_(std::move(terms)), passes_(std::make_shared<Passes>()), replicas_(terms_.name, terms_.process_set) {
+  passes_->limit = terms_.passes;
+  replicas_.watch(terms_.replicas);
+}
 
 AdasumDeltas::~AdasumDeltas() {
-  for (const auto& slot : slots_) {
-    const auto* const hook = dynamic_cast<const CountingHook*>(torch::autograd::impl::post_acc_grad_hooks(slot.parameter).get());
-    if (hook != nullptr && hook->is_of(this)) torch::autograd::impl::set_post_acc_grad_hooks(slot.parameter, nullptr);
-  }
+  for (const auto& slot : slots_) detail::remove_gradient_hook(slot.parameter, this);
 }
 
 void AdasumDeltas::add(const Named& parameters, std::size_t first) {
@@ -69,9 +59,10 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
       const std::lock_guard lock(passes_->mutex);
       passes_->counts.push_back(0);
     }
-    auto call = [weak = std::weak_ptr(passes_), place, name] {
+    auto call = [weak = std::weak_ptr(passes_), place, name, parameter, witness = terms_.witness] {
       const auto passes = weak.lock();
       if (!passes) return;
+      if (witness && witness->on_gradient(parameter, false)) throw InvalidArgument(detail::StepWatch::words_of(name));
       const std::lock_guard lock(passes->mutex);
       if (passes->counts[place]++ >= passes->limit)
         throw InvalidArgument(
@@ -79,12 +70,15 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
                       "step() or zero_grad() in between",
                       name, passes->limit));
     };
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<CountingHook>(this, std::move(call)));
+    detail::add_gradient_hook(parameter, this, std::move(call));
   }
+  replicas_.watch(parameters);
 }
 
 void AdasumDeltas::remember() {
   const at::NoGradGuard no_gradient;
+  replicas_.begin_round();
+  replicas_.end_round();  // before the ranks' own steps change them
   for (auto& slot : slots_) {
     const at::Tensor& parameter = slot.parameter;
     if (slot.start.options().type_equal(parameter.options()) && slot.start.device() == parameter.device() &&
@@ -166,7 +160,10 @@ void AdasumDeltas::combine() {
     at::Tensor parameter = slot.parameter.detach();  // shares memory and version
     at::add_out(parameter, slot.start, slot.wire);
   }
+  replicas_.note_step();
 }
+
+void AdasumDeltas::check_replicas() { replicas_.check(); }
 
 void AdasumDeltas::begin_step() {
   const std::lock_guard lock(passes_->mutex);

@@ -15,8 +15,13 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/replica_guard.h"
 
 namespace hvd {
+
+namespace detail {
+class StepWatch;
+}
 
 class AdasumDeltas {
  public:
@@ -24,8 +29,10 @@ class AdasumDeltas {
   struct Terms {
     Compression compression;  ///< none, fp16 or bf16
     ProcessSet process_set;
-    std::string name;  ///< of its collectives
-    int passes = 1;    ///< backward passes per step; one more is an error
+    std::string name;                              ///< of its collectives
+    int passes = 1;                                ///< backward passes per step; one more is an error
+    ReplicaComparer::Terms replicas;               ///< what the ranks compare with each step, beside the parameters
+    std::shared_ptr<detail::StepWatch> witness{};  ///< is told of each gradient; null: nobody is
   };
   explicit AdasumDeltas(Terms terms);
   ~AdasumDeltas();
@@ -34,7 +41,7 @@ class AdasumDeltas {
 
   /// Takes in the parameters from place `first` on, of all that there are now. Local.
   void add(const Named& parameters, std::size_t first);
-  /// Remembers the parameters; then the optimizer steps.
+  /// Collective: compares the replicas, and remembers the parameters; then the optimizer steps.
   void remember();
   /// Collective: makes each parameter what it was plus the combined changes of all ranks.
   void combine();
@@ -43,6 +50,8 @@ class AdasumDeltas {
   /// Forgets the backward passes so far.
   void begin_step();
   void set_passes(int passes);
+  /// Collective. Compares parameters and options between the ranks. Throws Mismatch, on all of them, where they differ.
+  void check_replicas();
 
  private:
   struct Passes;
@@ -58,6 +67,7 @@ class AdasumDeltas {
   const Terms terms_;
   std::vector<Slot> slots_;
   std::shared_ptr<Passes> passes_;
+  ReplicaComparer replicas_;
 };
 
 }  // namespace hvd

@@ -3,12 +3,15 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <set>
 
+#include "hvd/base/digest.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/tensors.h"
@@ -16,19 +19,6 @@
 namespace hvd::detail {
 
 namespace {
-
-/// FNV-1a, and a second one that starts elsewhere and goes another way.
-struct Digest {
-  std::uint64_t a = 0xcbf29ce484222325, b = 0x9e3779b97f4a7c15;
-  void add(std::string_view text) {
-    for (const char letter : text) add(static_cast<unsigned char>(letter));
-    add(256);  // between two texts
-  }
-  void add(std::uint64_t value) {
-    a = (a ^ value) * 0x100000001b3;
-    b = ((b << 7 | b >> 57) + value) * 0xff51afd7ed558ccd;
-  }
-};
 
 /// Throws. `all`: of each rank, in rank order.
 [[noreturn]] void tell_differences(std::string_view what, const std::vector<Statements>& all, const std::vector<int>& ranks) {
@@ -57,6 +47,20 @@ struct Digest {
 
 }  // namespace
 
+std::uint64_t digest_of_values(const at::Tensor& tensor, std::uint64_t before) {
+  const at::NoGradGuard no_gradient;
+  const at::Tensor here = tensor.detach().to(at::kCPU).contiguous();
+  return digest_of_memory(here.const_data_ptr(), here.nbytes(), before);
+}
+
+Shape shape_of_digest(std::uint64_t digest) {
+  constexpr int kBits = 11;  // four of them: their product still passes for a number of elements
+  Shape sizes;
+  for (std::uint64_t rest = digest; sizes.size() < 4; rest >>= kBits)
+    sizes.push_back(static_cast<std::int64_t>(rest & ((1U << kBits) - 1)));
+  return sizes;
+}
+
 void check_root(std::string_view what, int root_rank, const ProcessSet& process_set) {
   const auto ranks = process_set.ranks();
   if (std::find(ranks.begin(), ranks.end(), root_rank) == ranks.end())
@@ -68,13 +72,12 @@ void agree_on(std::string_view what, const Statements& statements, const Process
   if (process_set.size() == 1 && process_set.included()) return;
   Statements sorted = statements;
   std::sort(sorted.begin(), sorted.end());
-  Digest digest;
-  for (const auto& [name, value] : sorted) {
-    digest.add(name);
-    digest.add(value);
-  }
-  const at::Tensor mine = torch::tensor({static_cast<std::int64_t>(digest.a), static_cast<std::int64_t>(digest.b)}, torch::kInt64);
-  const at::Tensor all = allgather(mine.reshape({1, 2}), {.name = formatted("{}.agreement", what), .process_set = process_set});
+  std::array<std::uint64_t, 2> digests{1, 2};  // chains that begin elsewhere, so that 128 bits count
+  for (auto& digest : digests)
+    for (const auto& [name, value] : sorted) digest = digest_of(value, digest_of(name, digest));
+  const at::Tensor mine = torch::tensor({static_cast<std::int64_t>(digests[0]), static_cast<std::int64_t>(digests[1])}, torch::kInt64);
+  const at::Tensor all =
+      allgather(mine.reshape({1, 2}), {.name = library_name(formatted("{}.agreement", what)), .process_set = process_set});
   if (all.eq(all[0]).all().item<bool>()) return;
   tell_differences(what, allgather_object(statements, process_set), process_set.ranks());
 }
@@ -104,7 +107,7 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
   std::memcpy(to + 8, text.data(), text.size());
   const at::Tensor splits = torch::zeros({process_set.size()}, torch::kInt64);
   splits[0] = rows;
-  const auto [all, received] = alltoall(mine, {.splits = splits, .process_set = process_set});
+  const auto [all, received] = alltoall(mine, {.name = library_name("gather_text"), .splits = splits, .process_set = process_set});
   std::vector<at::Tensor> texts;
   if (process_set.rank() != 0) return texts;
   std::int64_t first = 0;
@@ -130,12 +133,19 @@ std::string said_by_all(const std::string& mine, const std::string& name, const 
   }
 }
 
+namespace {
+std::string refused_name(const std::string& name) {
+  const std::string text = formatted("{}/refused", display_name(name));
+  return is_unnamed(name) ? library_name(text) : text;
+}
+}  // namespace
+
 at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal) {
   try {
     return allreduce(refusal.empty() ? tensor : tensor.unsqueeze(0), options);  // another shape, which is a Mismatch
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {}: {}", rank(), refusal);
-    throw Mismatch(error.what() + said_by_all(mine, options.name + "/refused", options.process_set));
+    throw Mismatch(error.what() + said_by_all(mine, refused_name(options.name), options.process_set));
   }
 }
 

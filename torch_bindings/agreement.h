@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,12 @@ namespace hvd::detail {
 
 /// Throws InvalidArgument unless `root_rank` is a rank of the set. Sends nothing.
 void check_root(std::string_view what, int root_rank, const ProcessSet& process_set);
+
+/// Returns the digest (hvd/base/digest.h) of the elements of a dense tensor, wherever it is; waits for its device.
+std::uint64_t digest_of_values(const at::Tensor& tensor, std::uint64_t before);
+/// Returns 44 bits of a digest as sizes of a tensor: of one without elements that travels with others, so that a difference is a Mismatch
+/// on all ranks.
+Shape shape_of_digest(std::uint64_t digest);
 
 /// Things by name, and what a rank says of them: {"tensor 'weight'", "float32 [3, 2]"}. No name twice.
 using Statements = std::vector<std::pair<std::string, std::string>>;

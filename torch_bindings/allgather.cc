@@ -22,7 +22,7 @@ using Tensors = std::vector<at::Tensor>;
 /// `rows`: of the operation, once it is done.
 detail::GradientRule gather_rule(const AllgatherOptions& options, const std::shared_ptr<Operation::Rows>& rows) {
   return [options, rows](const Tensors& gradients) {
-    const std::string name = detail::gradient_name(options.name);
+    const std::string name = detail::gradient_name(options.name, gradients);
     const Tensors means = grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
     const auto self = static_cast<std::size_t>(options.process_set.rank());
     Tensors own;

@@ -19,7 +19,7 @@ using Tensors = std::vector<at::Tensor>;
 detail::GradientRule allreduce_rule(const AllreduceOptions& options) {
   return [options](const Tensors& gradients) {
     AllreduceOptions same = options;
-    same.name = detail::gradient_name(options.name);
+    same.name = detail::gradient_name(options.name, gradients);
     return grouped_allreduce(gradients, same);
   };
 }

@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 detail::GradientRule broadcast_rule(const BroadcastOptions& options) {
   return [options](const Tensors& gradients) {
-    AllreduceOptions average{.name = detail::gradient_name(options.name), .process_set = options.process_set};
+    AllreduceOptions average{.name = detail::gradient_name(options.name, gradients), .process_set = options.process_set};
     Tensors means = grouped_allreduce(gradients, average);
     if (rank() != options.root_rank)
       for (auto& mean : means) mean.zero_();

@@ -19,6 +19,7 @@
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/optimizer_state.h"
 #include "torch_bindings/shared_parameters.h"
+#include "torch_bindings/wrappers.h"
 
 namespace hvd {
 
@@ -215,7 +216,8 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
   return memory;
 }
 
-void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra) const {
+void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra) const {
+  torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::save()");
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
   OfRank mine;
@@ -282,7 +284,8 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
   return load(module, optimizer, extra);
 }
 
-std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
+std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra) const {
+  torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::load()");
   const at::NoGradGuard no_gradient;
   const std::string file = read_file();
   std::string failure;

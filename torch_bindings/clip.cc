@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/master_copies.h"
 
@@ -62,9 +63,13 @@ double norm_of(const std::vector<ToClip>& all, const detail::MasterCopies* maste
   return here.empty() ? 0 : at::linalg_vector_norm(at::cat(here), norm_type).item<double>();
 }
 
+void check_norm(double norm_type) {
+  if (!(norm_type > 0)) throw InvalidArgument(formatted("norm of the gradients: norm_type is {}; it must be greater than 0", norm_type));
+}
+
 void check_clipping(double max_norm, double norm_type) {
   if (!(max_norm >= 0)) throw InvalidArgument(formatted("clip_grad_norm_: max_norm is {}; it must be at least 0", max_norm));
-  if (!(norm_type > 0)) throw InvalidArgument(formatted("clip_grad_norm_: norm_type is {}; it must be greater than 0", norm_type));
+  check_norm(norm_type);
 }
 
 /// Collective: of the shares of all ranks.
@@ -72,7 +77,7 @@ double norm_of_all_shares(double mine, const ProcessSet& process_set, double nor
   const bool largest = std::isinf(norm_type);
   const at::Tensor part = at::full({1}, largest ? mine : std::pow(mine, norm_type), at::kDouble);
   const AllreduceOptions options{
-      .name = "clip_grad_norm_/shares", .op = largest ? ReduceOp::Max : ReduceOp::Sum, .process_set = process_set};
+      .name = library_name("clip_grad_norm_/shares"), .op = largest ? ReduceOp::Max : ReduceOp::Sum, .process_set = process_set};
   const double all = allreduce(part, options).item<double>();
   return largest ? all : std::pow(all, 1 / norm_type);
 }
@@ -108,12 +113,17 @@ void clip_values(const std::vector<ToClip>& all, detail::MasterCopies* masters, 
 
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
   check_clipping(max_norm, norm_type);
+  const double norm = grad_norm(optimizer, norm_type);
+  const at::NoGradGuard no_gradient;
+  return clip(gradients_of(optimizer), optimizer.master_copies(), norm, max_norm);
+}
+
+double grad_norm(DistributedOptimizer& optimizer, double norm_type) {
+  check_norm(norm_type);
   optimizer.synchronize_once();
   const at::NoGradGuard no_gradient;
-  auto* const masters = optimizer.master_copies();
-  const auto all = gradients_of(optimizer);
-  if (!optimizer.shards_gradients()) return clip(all, masters, norm_of(all, masters, norm_type), max_norm);
-  return clip(all, masters, norm_of_all_shares(norm_of(all, masters, norm_type), optimizer.process_set(), norm_type), max_norm);
+  const double norm = norm_of(gradients_of(optimizer), optimizer.master_copies(), norm_type);
+  return optimizer.shards_gradients() ? norm_of_all_shares(norm, optimizer.process_set(), norm_type) : norm;
 }
 
 double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type) {

@@ -19,6 +19,11 @@ double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double 
 /// Does the same for an optimizer that no DistributedOptimizer is around, whose gradients are there. Local.
 double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type = 2);
 
+/// Finishes the reductions (`step()` then does not reduce again), and returns the norm that the gradients of all ranks together have, 0
+/// without gradients: for a log. All ranks call it, or none. Between `backward()` and `synchronize()` `.grad` may still be this rank's own
+/// gradient, or already the mean.
+double grad_norm(DistributedOptimizer& optimizer, double norm_type = 2);
+
 /// Finishes the reductions (`step()` then does not reduce again), and brings every element of the gradients of the optimizer's parameters
 /// to the nearest one from -clip_value to clip_value, in place, as torch::nn::utils::clip_grad_value_ does. Collective as `synchronize()`
 /// is. Works where clip_grad_norm_() does: sharded, on sparse gradients, after GradScaler::unscale_(), with MasterWeights on the fp32

@@ -3,12 +3,17 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
+#include "hvd/base/digest.h"
+#include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "torch_bindings/agreement.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/local_gradients.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/sync_batch_norm.h"
@@ -42,17 +47,37 @@ int checked_number(const torch::nn::Module& module, const DistributedDataParalle
   return next_number(options.process_set);
 }
 
+/// Whether the pass that runs is backward(): all that it reaches gets its gradient, and not just what somebody has asked for.
+bool is_plain_backward() {
+  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  return asked == nullptr || asked->empty();
+}
+
+/// "'head.weight', 'head.bias' and 3 more".
+std::string names_of(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  constexpr std::size_t kShown = 3;
+  std::vector<std::string> shown;
+  for (std::size_t i = 0; i < std::min(kShown, parameters.size()); ++i) shown.push_back(formatted("'{}'", parameters[i].first));
+  const std::string more = parameters.size() > kShown ? formatted(" and {} more", parameters.size() - kShown) : "";
+  return joined(shown, ", ") + more;
+}
+
 }  // namespace
 
 ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
     : module_(std::move(module)),
       options_(std::move(options)),
       number_(checked_number(*module_, options_)),
-      buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set) {
+      buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
+      kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_), options_.process_set, "buffer")) {
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
+  if (options_.broadcast_buffers) buffers_.are_equal();
+  take_in_new();
   Named trained;
-  for (const auto& parameter : unique_parameters(module_->named_parameters().pairs()))
-    (parameter.second.requires_grad() ? trained : frozen_).push_back(parameter);
+  std::erase_if(frozen_, [&trained](const auto& parameter) {
+    if (parameter.second.requires_grad()) trained.push_back(parameter);
+    return parameter.second.requires_grad();
+  });
   add_reducer(trained, number_);
 }
 
@@ -70,7 +95,8 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   std::vector<GradientReducer::Named> named;
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
   auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
-  reducer->ask([this] { return takes_gradient(); });  // the hooks are taken off before this ends
+  // The hooks are taken off before this ends.
+  reducer->ask([this](const GradientReducer::Named& given) { return takes_gradient(given.name, given.parameter); });
   reducer->set_join(rounds_);
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
   reducer->hook();
@@ -93,7 +119,9 @@ std::vector<at::Tensor> ModuleReducer::compression_memory() const {
 // ------------------------------------------------------------------------------------------------------------------- forward
 
 ModuleReducer::Pass::Pass(ModuleReducer& reducer)
-    : reducer_(reducer), synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0) {
+    : reducer_(reducer),
+      synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0),
+      training_(reducer.module_->is_training()) {
   reducer_.before_forward(synchronized_);
   number_ = reducer_.passes_++;
 }
@@ -107,9 +135,10 @@ void ModuleReducer::Pass::mark(const at::Tensor& output) {
   // A leaf would keep the hook for good, and is no sign of a forward pass.
   if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
   marked_ = true;
-  output.register_hook([weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_](const at::Tensor&) {
-    if (const auto self = weak.lock()) self->on_output(number, synchronized);
-  });
+  output.register_hook(
+      [weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_](const at::Tensor&) {
+        if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
+      });
 }
 
 void ModuleReducer::Pass::done() {
@@ -125,10 +154,20 @@ void ModuleReducer::Pass::done() {
 }
 
 void ModuleReducer::before_forward(bool synchronized) {
-  // A backward pass that threw has left things half done here, and the other ranks wait for the rest.
-  if (get_current_graph_task_id() == -1) end_backward();
+  if (get_current_graph_task_id() == -1) {
+    end_backward();  // one that threw has left things half done here, and the other ranks wait for the rest
+    if (at::GradMode::is_enabled())
+      for (const auto& reducer : reducers_) reducer->hook_again();
+  }
   // Evaluation may be on one rank alone. If a backward pass follows, its end takes them in.
-  if (synchronized && module_->is_training()) reduce_unfrozen();
+  if (synchronized && module_->is_training()) {
+    take_in_new();
+    reduce_unfrozen();
+  }
+  share_buffers(synchronized);
+}
+
+void ModuleReducer::share_buffers(bool synchronized) {
   // Twice a step. At the end of backward, so that ranks agree in evaluation and one may evaluate alone; here, as PyTorch does, for what a
   // user has made of the first rank's buffers since, which no other rank could know of. 50 us each for ResNet-18's, 2 ranks.
   if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
@@ -138,6 +177,34 @@ void ModuleReducer::before_forward(bool synchronized) {
     if (!std::exchange(are_buffers_ahead_, false)) buffers_.share(rounds_.get());
     are_buffers_own_ = true;
   }
+}
+
+/// If parameters have changed since this rank has had gradients that are not reduced yet: that may have been step(), so the next round
+/// compares what all ranks have.
+void ModuleReducer::compare_if_stepped() {
+  if (!local_) return;
+  const std::string* const changed = local_->changed();
+  if (changed == nullptr) return;
+  std::uint64_t digest = 0;
+  for (const auto& reducer : reducers_)
+    for (const auto& [name, parameter] : reducer->parameters()) digest = digest_of_values(parameter, digest);
+  reducers_.front()->announce(
+      shape_of_digest(digest),
+      formatted("has changed parameter '{}' while gradients of its own were not reduced yet (a step() after no_sync() alone, or after "
+                "passes of the module itself: make the last pass of each group through {} and outside of no_sync(), or drop what is left; "
+                "hvd::broadcast_parameters() makes the ranks equal again)",
+                *changed, name()));
+  local_.reset();
+}
+
+/// Parameters that the module has got since.
+void ModuleReducer::take_in_new() {
+  const auto named = module_->named_parameters();
+  const bool are_known =
+      std::all_of(named.begin(), named.end(), [this](const auto& item) { return known_.contains(item.value().unsafeGetTensorImpl()); });
+  if (are_known) return;
+  for (auto& parameter : unique_parameters(named.pairs()))
+    if (parameter.second.defined() && known_.insert(parameter.second.unsafeGetTensorImpl()).second) frozen_.push_back(std::move(parameter));
 }
 
 void ModuleReducer::reduce_unfrozen() {
@@ -155,7 +222,7 @@ void ModuleReducer::reduce_unfrozen() {
 
 // ------------------------------------------------------------------------------------------------------------------ backward
 
-void ModuleReducer::on_output(std::uint64_t pass, bool synchronized) {
+void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool training) {
   end_failed_backward();
   const int task = get_current_graph_task_id();
   const std::lock_guard lock(mutex_);
@@ -163,22 +230,62 @@ void ModuleReducer::on_output(std::uint64_t pass, bool synchronized) {
     local_task_ = task;
     return;
   }
-  if (!in_backward_) begin_backward(task);
+  const bool plain = is_plain_backward();
+  if (in_backward_ && task != task_ && !plain) return;
+  if (!in_backward_ && std::exchange(reached_task_, task) != task) reached_.clear();
   reached_.insert(pass);
+  if (in_backward_) return;
+  // Gradients of inputs alone are this rank's own business. In training its pass counts also where it has reached no parameter.
+  const bool trains = std::any_of(reducers_.begin(), reducers_.end(), [](const auto& reducer) { return reducer->requires_gradients(); });
+  if (plain && training && trains) return begin_backward(task);
+  if (!plain && !torch::autograd::get_current_graph_task_keep_graph()) outstanding_.erase(pass);
 }
 
-bool ModuleReducer::takes_gradient() {
+bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& parameter) {
   end_failed_backward();
   const int task = get_current_graph_task_id();
   const std::lock_guard lock(mutex_);
   if (in_backward_) return task == task_;  // a pass within the pass (checkpointing) may add to the gradient later on
-  if (task == local_task_ || outstanding_.empty()) return false;
+  const bool is_reached = task == reached_task_ && !reached_.empty();
+  if (task == local_task_ || (outstanding_.empty() && !is_reached)) {
+    keep_local(name, parameter, task);
+    return false;
+  }
   // Within another pass this one's end reduces what is there, and the rest of the other begins anew: averages of averages are the same.
   begin_backward(task);
   return true;
 }
 
+/// The gradient stays on this rank until the next pass that is reduced.
+void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter, int task) {
+  if (options_.process_set.size() == 1) return;
+  const bool is_meant = task == local_task_ || unsynchronized > 0;
+  const bool is_first = std::exchange(last_local_task_, task) != task;
+  const std::string* const stepped = local_ && !is_meant && is_first ? local_->changed() : nullptr;
+  if (stepped != nullptr) {
+    const std::string text = formatted(
+        "{}: parameter '{}' has been changed by gradients of this rank alone: they come from the module itself and not from the "
+        "DistributedDataParallel's forward(), so no rank averages them; call forward() of the wrapper, or make the passes under no_sync() "
+        "if that is meant",
+        name(), *stepped);
+    local_.reset();
+    throw InvalidArgument(text);
+  }
+  if (!is_meant && !std::exchange(told_, true))
+    log(LogLevel::Warning,
+        "{}: parameter '{}' has got a gradient that did not go through the DistributedDataParallel's forward(): it stays on this rank "
+        "until "
+        "the next pass that does; make such passes under no_sync() if that is meant",
+        name(), parameter_name);
+  if (!local_) local_ = std::make_unique<LocalGradients>();
+  local_->note(parameter_name, parameter);
+}
+
+std::string ModuleReducer::name() const { return formatted("ddp.{}", number_); }
+
 void ModuleReducer::begin_backward(int task) {
+  compare_if_stepped();
+  if (reached_task_ != task) reached_.clear();  // by one that has asked for gradients of inputs
   in_backward_ = true;
   task_ = task;
   keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
@@ -216,6 +323,7 @@ void ModuleReducer::end_backward() {
       if (!first) first = std::current_exception();
     }
   };
+  if (!module_->is_training()) take_in_new();
   const bool shares = std::exchange(are_buffers_own_, false);
   std::shared_ptr<SharedBuffers::Sharing> sharing;
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
@@ -223,13 +331,31 @@ void ModuleReducer::end_backward() {
   for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
   if (sharing) attempt([&] { buffers_.finish(*sharing); });
   if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
+  if (shares && !first) attempt([&] { compare_kept_buffers(); });
   if (first) std::rethrow_exception(first);
+  const std::lock_guard lock(mutex_);
+  local_.reset();
 }
 
-/// Before the first pass of parameters that were unfrozen the ranks compare which these are.
+/// Those that did not travel now.
+void ModuleReducer::compare_kept_buffers() {
+  kept_->watch(buffers_.kept());
+  kept_->begin_round();
+  kept_->note_step();
+  kept_->end_round();
+}
+
+/// Before the first pass of parameters that are new or were unfrozen the ranks compare which these are, and what they hold.
 void ModuleReducer::finish_pass(std::size_t reducer) {
   if (reducer >= agreed_) {
-    reducers_.front()->compare({static_cast<std::int64_t>(reducer), static_cast<std::int64_t>(reducers_[reducer]->parameters().size())});
+    const Named parameters = reducers_[reducer]->parameters();
+    std::uint64_t digest = reducer;
+    for (const auto& [name, parameter] : parameters) digest = digest_of_values(parameter, digest_of(name, digest));
+    reducers_.front()->compare(
+        shape_of_digest(digest),
+        formatted("has changed the parameters or groups of {}: {} are reduced from now on (checksum of their values {:x}; "
+                  "broadcast_parameters() makes those of a new layer equal)",
+                  name(), names_of(parameters), digest));
     reducers_[reducer]->listen(true);
     agreed_ = reducer + 1;
   }
@@ -255,6 +381,7 @@ JoinGuard ModuleReducer::join(const JoinOptions& options) {
 
 void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
   broadcast_parameters(*module_, last, options_.process_set);
+  if (options_.broadcast_buffers) buffers_.are_equal();
   are_buffers_own_ = false;
   if (optimizer != nullptr) broadcast_optimizer_state(*optimizer, last, options_.process_set);
 }
@@ -271,6 +398,7 @@ void ModuleReducer::end_join(bool failed) {
   spent_ = 0;
   outstanding_.clear();
   reached_.clear();
+  local_.reset();
 }
 
 }  // namespace hvd::detail

@@ -8,6 +8,20 @@
 /// in training whose backward pass is still to come the next one in evaluation shares them, so all ranks must make it. What forward passes
 /// in training under no_sync() or NoGradGuard make of the buffers stays each rank's own until the next one that is reduced.
 ///
+/// A reduction begins where a pass gives a parameter a gradient, or in training where backward() comes from what `forward` has returned:
+/// torch::autograd::grad with respect to an input sends nothing, and one rank alone may ask for it.
+///
+/// What passes under no_sync(), and those of the module itself past the wrapper's `forward`, make of gradients stays on the rank until the
+/// next pass that is reduced. If parameters have changed meanwhile, the ranks compare them in that pass: steps by gradients of one rank's
+/// own are a Mismatch on all. A module that is trained past its wrapper is told so: by a line in the log at the first gradient, and by
+/// InvalidArgument in backward once it has been stepped by such gradients.
+///
+/// Parameters that the module gets later (another head) are reduced from the next forward pass in training on. All ranks must have them,
+/// with the same values: call broadcast_parameters() after the change. What is unlike is a Mismatch on all ranks in the next backward pass.
+///
+/// Optimizers that decide by the loss (LBFGS) need that of all ranks: let the closure return `hvd::allreduce(loss.detach())`, or use a
+/// DistributedOptimizer, which does so.
+///
 /// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
 /// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
 ///
@@ -28,6 +42,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -38,6 +53,7 @@
 
 namespace hvd {
 class GradientReducer;
+class ReplicaComparer;
 }  // namespace hvd
 
 #pragma GCC visibility push(default)
@@ -51,7 +67,8 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;
   /// Whether all ranks get the first rank's buffers (running statistics...), before each forward pass in training that takes part in a
   /// reduction, and when its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may
-  /// evaluate alone.
+  /// evaluate alone. Buffers of 64 KiB and more (masks, rotary tables) travel only where some rank has changed them, as version counters
+  /// tell: write to them by operations, not through a pointer or `data()`. Running statistics always do.
   bool broadcast_buffers = true;
   Compression compression{};  ///< how gradients travel
   /// Divides gradients before the sum; size / it divides them after.
@@ -64,6 +81,8 @@ struct DistributedDataParallelOptions {
 };
 
 namespace detail {
+
+class LocalGradients;
 
 /// What is the same for every type of module. A backward pass is reduced if it goes through what a synchronized forward pass has returned,
 /// or if it gives a parameter a gradient while such a forward pass has not had its backward pass yet (its loss may come from tensors that
@@ -88,7 +107,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
 
    private:
     ModuleReducer& reducer_;
-    const bool synchronized_;
+    const bool synchronized_, training_;
     bool marked_ = false, done_ = false;
     std::uint64_t number_ = 0;
   };
@@ -103,13 +122,19 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
   void before_forward(bool synchronized);
+  void share_buffers(bool synchronized);
+  void compare_if_stepped();
+  void take_in_new();
   void reduce_unfrozen();
   void add_reducer(const Named& parameters, int number);
-  void on_output(std::uint64_t pass, bool synchronized);
-  bool takes_gradient();
+  void on_output(std::uint64_t pass, bool synchronized, bool training);
+  bool takes_gradient(const std::string& name, const at::Tensor& parameter);
+  void keep_local(const std::string& name, const at::Tensor& parameter, int task);
+  [[nodiscard]] std::string name() const;
   void begin_backward(int task);
   void end_failed_backward();
   void end_backward();
+  void compare_kept_buffers();
   void finish_pass(std::size_t reducer);
   void share_model(int last, torch::optim::Optimizer* optimizer);
   void end_join(bool failed);
@@ -117,8 +142,10 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   const std::shared_ptr<torch::nn::Module> module_;
   const DistributedDataParallelOptions options_;
   const int number_;
-  const SharedBuffers buffers_;
-  Named frozen_;  ///< parameters that require no gradient so far
+  SharedBuffers buffers_;
+  const std::unique_ptr<ReplicaComparer> kept_;  ///< compares the buffers that do not travel
+  Named frozen_;                                 ///< parameters that require no gradient so far
+  std::unordered_set<const void*> known_;        ///< all parameters: those of reducers and frozen ones
   /// The first from the start, one more for each set of parameters that were unfrozen later.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
   std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
@@ -133,9 +160,13 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   std::set<std::uint64_t> reached_;      ///< by this backward pass, through what they returned
   bool in_backward_ = false;
   bool keeps_graph_ = false;
-  std::weak_ptr<void> running_;  ///< ends with the backward pass that is being reduced, also where that throws
-  int task_ = -1;                ///< its number
-  int local_task_ = -1;          ///< the last one through what a forward pass under no_sync() returned
+  std::weak_ptr<void> running_;            ///< ends with the backward pass that is being reduced, also where that throws
+  int task_ = -1;                          ///< its number
+  int local_task_ = -1;                    ///< the last one through what a forward pass under no_sync() returned
+  int reached_task_ = -1;                  ///< the last one through what another forward pass returned
+  int last_local_task_ = -1;               ///< the last one that has left gradients on this rank
+  std::unique_ptr<LocalGradients> local_;  ///< null if this rank has no gradients that are to be reduced yet
+  bool told_ = false;                      ///< that passes of the module itself are not reduced
 };
 
 /// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals, containers, pairs, tuples and arrays of such. Into
@@ -234,8 +265,12 @@ class DistributedDataParallel : public torch::nn::Module {
 
   /// Returns the module that is wrapped.
   const std::shared_ptr<Wrapped>& module() const { return module_; }
-  /// Returns the module that is wrapped.
-  Wrapped* operator->() { return module_.get(); }
+  /// @{
+  /// Returns this wrapper, so that it is used as holders are: `ddp->forward(x)` is reduced as `ddp.forward(x)` is, `ddp->parameters()` are
+  /// the module's. What only the wrapped module has is in `ddp.module()`.
+  DistributedDataParallel* operator->() { return this; }
+  const DistributedDataParallel* operator->() const { return this; }
+  /// @}
 
  private:
   std::shared_ptr<Wrapped> module_;

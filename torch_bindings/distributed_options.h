@@ -31,8 +31,8 @@ struct DistributedOptimizerOptions {
   bool sparse_as_dense = false;
   /// Whether the optimizer's state is shared out, ZeRO stage 1 (torch_bindings/optimizer_shards.h): each rank updates its share of the
   /// parameters, has the state of that share alone, and gets the rest from the others; the parameters are those of the plain optimizer, bit
-  /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument), and for classes that derive from them, whose `step()` sees pieces
-  /// of parameters. Any other optimizer of the user's own shares whole parameters, and its state cannot be saved.
+  /// for bit. For all optimizers of LibTorch but LBFGS (InvalidArgument). One of the user's own shares whole parameters, as its `step()`
+  /// may look at all of one (LARS), also where it derives from one of LibTorch's; its state can be saved where it is of LibTorch's types.
   bool shard_optimizer_state = false;
   /// Whether gradients are shared out as well, ZeRO stage 2; it implies shard_optimizer_state, and the parameters are those of the plain
   /// optimizer, bit for bit. Gradients travel as reducescatters: each rank gets of them what its share of the update needs, and keeps that

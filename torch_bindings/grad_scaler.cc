@@ -11,12 +11,14 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/gradient_owners.h"
 #include "torch_bindings/master_copies.h"
 #include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/optimizer.h"
+#include "torch_bindings/wrappers.h"
 
 namespace hvd {
 
@@ -28,6 +30,12 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer.param_groups()) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   return parameters;
+}
+
+/// By which an optimizer is known between `unscale_` and `update`: a wrapper may be moved meanwhile.
+const Optimizer* key_of(Optimizer& optimizer) {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  return distributed != nullptr ? &distributed->wrapped() : &optimizer;
 }
 
 detail::MasterCopies* masters_of(Optimizer& optimizer) {
@@ -120,7 +128,7 @@ bool GradScaler::read(Record& record) {
 
 namespace {
 AllreduceOptions terms(const ProcessSet& process_set) {
-  return {.name = "grad_scaler/overflow", .op = ReduceOp::Max, .process_set = process_set};
+  return {.name = library_name("grad_scaler/overflow"), .op = ReduceOp::Max, .process_set = process_set};
 }
 }  // namespace
 
@@ -166,10 +174,11 @@ bool GradScaler::has_overflowed() {
   return found;
 }
 
-void GradScaler::unscale_(Optimizer& optimizer) {
+void GradScaler::unscale_(Optimizer& given) {
   if (!options_.enabled) return;
+  Optimizer& optimizer = detail::Wrappers::outermost(given, "GradScaler::unscale_()");
   check_scaled("unscale_()");
-  const auto known = records_.find(&optimizer);
+  const auto known = records_.find(key_of(optimizer));
   if (known != records_.end() && known->second.stage == Stage::Unscaled)
     throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
   if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
@@ -197,16 +206,18 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   Record record{.stage = Stage::Unscaled, .unread = divide(optimizer)};
   record.has_gradients = record.unread.defined();
   if (takes_part) agree(record, set);
-  records_[&optimizer] = std::move(record);
+  records_[key_of(optimizer)] = std::move(record);
 }
 
-at::Tensor GradScaler::step(Optimizer& optimizer, const Optimizer::LossClosure& closure) {
+at::Tensor GradScaler::step(Optimizer& given, const Optimizer::LossClosure& closure) {
+  Optimizer& optimizer = detail::Wrappers::outermost(given, "GradScaler::step()");
   if (!options_.enabled) return optimizer.step(closure);
   if (closure) throw InvalidArgument("GradScaler: step() with a closure is not supported");
   check_scaled("step()");
-  if (records_[&optimizer].stage == Stage::Stepped) throw InvalidArgument("step() has already been called since the last update()");
-  if (records_[&optimizer].stage == Stage::Ready) unscale_(optimizer);
-  Record& record = records_[&optimizer];
+  const Optimizer* const key = key_of(optimizer);
+  if (records_[key].stage == Stage::Stepped) throw InvalidArgument("step() has already been called since the last update()");
+  if (records_[key].stage == Stage::Ready) unscale_(optimizer);
+  Record& record = records_[key];
   if (!record.has_gradients) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
   at::Tensor loss;
   const bool left_out = record.scales_differ || read(record);

@@ -11,6 +11,8 @@
 ///
 /// The scale is kept on the host. The device is asked, and waited for, once for each optimizer and step: whether anything has overflowed.
 ///
+/// Given the optimizer that a DistributedOptimizer or a MasterWeights is around, it does what it is asked with that wrapper.
+///
 /// One thread at a time uses it. It owns the scale and refers to optimizers only between `unscale_` and `update`. It refuses
 /// (InvalidArgument) fp16 gradients, closures, and an optimizer whose parameters are reduced on several process sets.
 
@@ -118,7 +120,7 @@ class GradScaler {
   std::shared_ptr<float> scale_;  ///< null before the first loss; compressors of gradients look at it
   std::int64_t growth_tracker_ = 0;
   // Since the last update.
-  std::unordered_map<torch::optim::Optimizer*, Record> records_;
+  std::unordered_map<const torch::optim::Optimizer*, Record> records_;
   bool found_elsewhere_ = false;  ///< by a rank that this one shares an optimizer with, in another of its own
   double lowest_scale_ = 0;       ///< of ranks whose scales have parted from this one's; 0 if none has
 };

@@ -65,6 +65,11 @@ bool GradientOwners::has_other(const std::string& kind, const at::Tensor& parame
   return found;
 }
 
+std::size_t GradientOwners::count(const at::Tensor& parameter) {
+  const std::lock_guard lock(table().mutex);
+  return table().owners.count(parameter.unsafeGetTensorImpl());
+}
+
 void GradientOwners::refuse_others(const std::string& kind, const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                                    std::size_t first) {
   const std::lock_guard lock(table().mutex);

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ struct GradientOwners {
   static std::vector<ProcessSet> sets_of(const std::vector<at::Tensor>& parameters);
   /// Returns whether an owner of another kind reduces the gradient of `parameter`.
   static bool has_other(const std::string& kind, const at::Tensor& parameter);
+  /// Returns how many reduce the gradient of `parameter`.
+  static std::size_t count(const at::Tensor& parameter);
   /// Throws InvalidArgument if an owner of another kind reduces the gradient of one of these: one backward pass would reduce it twice.
   static void refuse_others(const std::string& kind, const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                             std::size_t first = 0);

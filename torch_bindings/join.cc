@@ -83,17 +83,20 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
   if (is_local()) throw InvalidArgument("join: this rank is not in the optimizer's process set, and waits for nobody");
   auto rounds = detail::begin_rounds(*reducers_.front(), options);
   for (const auto& reducer : reducers_) reducer->set_join(rounds);
-  const auto share = [this, set](int last) {
+  const auto share = [place = place_, set](int last) {
+    if (place->now == nullptr) throw InvalidArgument("join: the optimizer has ended before its guard");
+    DistributedOptimizer& self = *place->now;
     // At once, so that ranks which differ in what has been added all hear of it.
     std::vector<std::pair<std::string, at::Tensor>> all;
-    for (const auto& reducer : reducers_)
+    for (const auto& reducer : self.reducers_)
       for (auto& [name, parameter] : reducer->parameters())
-        all.emplace_back(reducer == reducers_.front() ? name : formatted("{}: {}", reducer->name(), name), parameter);
+        all.emplace_back(reducer == self.reducers_.front() ? name : formatted("{}: {}", reducer->name(), name), parameter);
     broadcast_parameters(all, last, set);
-    broadcast_optimizer_state(*this, last, set);
+    broadcast_optimizer_state(self, last, set);
   };
-  const auto end = [this](bool failed) {
-    for (const auto& reducer : reducers_) {
+  const auto end = [place = place_](bool failed) {
+    if (place->now == nullptr) return;
+    for (const auto& reducer : place->now->reducers_) {
       reducer->set_join(nullptr);
       if (failed) reducer->begin_step();
     }

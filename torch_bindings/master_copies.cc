@@ -20,10 +20,6 @@ using torch::serialize::OutputArchive;
 
 namespace {
 
-std::int64_t changes_of_parameter(const at::Tensor& parameter) {
-  return parameter.is_inference() ? -1 : static_cast<std::int64_t>(parameter.unsafeGetTensorImpl()->version_counter().current_version());
-}
-
 /// Calls `visit(parameter, key)` for each 16-bit parameter, once.
 template <class Visit>
 void for_each_sixteen_bit(const Optimizer& optimizer, const Visit& visit) {
@@ -53,28 +49,15 @@ at::Tensor MasterCopy::part_of(const at::Tensor& whole) const {
 at::Tensor MasterCopy::weights() const { return part_of(parameter_); }
 
 void MasterCopy::follow() {
-  const std::int64_t version = changes_of_parameter(parameter_);
-  if (version >= 0 && version == version_ && place_ == parameter_.const_data_ptr()) return;
   const at::Tensor now = weights();
   const at::Tensor rounded = master_.to(now.scalar_type());
-  if (at::equal(rounded, now)) return;
+  if (now.is_cpu() && at::equal(rounded, now)) return;  // a GPU would be waited for
   master_.copy_(at::where(rounded.eq(now), master_, now.to(at::kFloat)));
 }
 
-void MasterCopy::write() {
-  weights().copy_(master_);
-  note();
-}
+void MasterCopy::write() { weights().copy_(master_); }
 
-void MasterCopy::note() {
-  version_ = changes_of_parameter(parameter_);
-  place_ = parameter_.const_data_ptr();
-}
-
-void MasterCopy::load(const at::Tensor& whole) {
-  master_.copy_(part_of(whole));
-  version_ = -1;
-}
+void MasterCopy::load(const at::Tensor& whole) { master_.copy_(part_of(whole)); }
 
 MasterCopies::MasterCopies(Optimizer& optimizer) : optimizer_(optimizer) { adopt({}); }
 

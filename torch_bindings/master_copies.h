@@ -35,12 +35,11 @@ class MasterCopy {
   explicit MasterCopy(at::Tensor parameter, const at::Tensor& whole = {}, std::int64_t begin = 0, std::int64_t end = -1);
 
   [[nodiscard]] const at::Tensor& tensor() const { return master_; }
-  /// Takes over what has been written to the parameter since `write()`.
+  /// Takes over what has been written to the parameter since `write()`: what is not the master, rounded. By value, as LibTorch counts no
+  /// write through `.data()`: on the host it costs one pass over both.
   void follow();
   /// Writes the master, rounded, to the parameter.
   void write();
-  /// What has been written to the parameter since `write()` is as it should be.
-  void note();
   /// The master becomes what is in `whole`, in place.
   void load(const at::Tensor& whole);
 
@@ -51,8 +50,6 @@ class MasterCopy {
   at::Tensor parameter_;
   std::int64_t begin_, end_;
   at::Tensor master_;
-  const void* place_ = nullptr;  ///< of the parameter's memory, when it was written
-  std::int64_t version_ = -1;    ///< likewise
 };
 
 class MasterCopies {

@@ -24,11 +24,6 @@ class MasterOptimizer : public torch::optim::Optimizer {
   virtual void share_changes() = 0;
   /// Ends a step that is not made, instead of `step()`.
   virtual void leave_out_step() = 0;
-
- protected:
-  /// From now on this is around `optimizer`, or no longer.
-  void begin_around(torch::optim::Optimizer& optimizer);
-  static void end_around(torch::optim::Optimizer& optimizer);
 };
 
 }  // namespace hvd::detail

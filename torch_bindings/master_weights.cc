@@ -11,6 +11,7 @@
 #include "torch_bindings/optimizer_shards.h"
 #include "torch_bindings/optimizer_state.h"
 #include "torch_bindings/shared_groups.h"
+#include "torch_bindings/wrappers.h"
 
 namespace hvd {
 
@@ -36,6 +37,12 @@ Optimizer& checked_for_masters(Optimizer& optimizer) {
   return optimizer;
 }
 
+/// Returns what `optimizer` points to.
+Optimizer& checked(const std::unique_ptr<Optimizer>& optimizer) {
+  if (!optimizer) throw InvalidArgument("MasterWeights: the std::unique_ptr to the optimizer is null");
+  return *optimizer;
+}
+
 /// While the optimizer steps, its groups hold the masters.
 class MastersLent {
  public:
@@ -55,12 +62,17 @@ MasterWeights::MasterWeights(Optimizer& optimizer)
       wrapped_(optimizer),
       groups_(std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, detail::SharedGroups::Named{})),
       copies_(std::make_unique<MasterCopies>(wrapped_)) {
-  begin_around(wrapped_);
+  detail::Wrappers::add(wrapped_, *this);
 }
 
-MasterWeights::~MasterWeights() { end_around(wrapped_); }
+MasterWeights::MasterWeights(std::unique_ptr<Optimizer> optimizer) : MasterWeights(checked(optimizer)) { owned_ = std::move(optimizer); }
+
+MasterWeights::~MasterWeights() { detail::Wrappers::remove(*this); }
 
 at::Tensor MasterWeights::step(LossClosure closure) {
+  if (const auto* const wrapper = detail::Wrappers::around<DistributedOptimizer>(*this))
+    if (wrapper->process_set().included() && wrapper->process_set().size() > 1)
+      throw InvalidArgument("MasterWeights::step(): a DistributedOptimizer is around it, whose gradients are on their way; step that");
   param_groups();
   OptimizerShards::refuse_shares(wrapped_);
   const auto evaluated = [&] {

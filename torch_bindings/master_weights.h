@@ -3,9 +3,8 @@
 /// the optimizer steps masters in fp32, with a state in fp32, and the model's bf16 or fp16 parameters are those masters, rounded.
 ///
 ///     model->to(at::kBFloat16);  // or some of its layers: batch norm may stay in fp32
-///     torch::optim::AdamW adamw(model->parameters(), 1e-3);
-///     hvd::MasterWeights masters(adamw);
-///     hvd::DistributedOptimizer optimizer(masters, model->named_parameters());
+///     auto masters = std::make_unique<hvd::MasterWeights>(std::make_unique<torch::optim::AdamW>(model->parameters(), 1e-3));
+///     hvd::DistributedOptimizer optimizer(std::move(masters), model->named_parameters());
 ///
 /// Make it around the optimizer, and wrap it then, if several ranks train; around a DistributedOptimizer it is refused. What is wrapped may
 /// also be the optimizer that it is around. Gradients travel as they are, in 16 bits, and become fp32 when the optimizer steps.
@@ -13,12 +12,13 @@
 /// stepped as ever. With shard_optimizer_state each rank has the masters of its share alone.
 ///
 /// What is written to the model's parameters between steps (broadcast_parameters, a checkpoint, weight clipping under NoGradGuard) counts:
-/// masters follow, element by element. A write through `.data()`, which LibTorch does not count, is lost at the next step. What the
+/// masters follow, element by element, also where it goes through `.data()`. What the
 /// optimizer writes (`save`, Checkpoint) holds the masters; a file without them is read too.
 ///
-/// One thread at a time uses it. It owns the masters and refers to the optimizer, which must outlive it, and while it lives must not be
-/// stepped by itself. It throws InvalidArgument for that, for a second one around an optimizer, for an optimizer with a state of a kind
-/// that LibTorch does not know, and for gradients that are changed after unscale_() or clipping.
+/// One thread at a time uses it. It owns the masters, and the optimizer where it is given a std::unique_ptr; else it refers to that, which
+/// must outlive it. While it lives the optimizer must not be stepped by itself. It throws InvalidArgument for that, for a second one around
+/// an optimizer, for an optimizer with a state of a kind that LibTorch does not know, and for gradients that are changed after unscale_()
+/// or clipping.
 
 #include <torch/optim/optimizer.h>
 
@@ -41,6 +41,8 @@ class MasterWeights : public detail::MasterOptimizer {
  public:
   /// Is around `optimizer` from now on. Local. A state that it has already is taken to fp32.
   explicit MasterWeights(torch::optim::Optimizer& optimizer);
+  /// Is around an optimizer that this owns from then on, also where it throws. Throws InvalidArgument for null, too.
+  explicit MasterWeights(std::unique_ptr<torch::optim::Optimizer> optimizer);
   /// Leaves the optimizer as one of 16-bit parameters, with its state rounded.
   ~MasterWeights() override;
   MasterWeights(const MasterWeights&) = delete;
@@ -72,6 +74,7 @@ class MasterWeights : public detail::MasterOptimizer {
   void share_changes() override;
 
  private:
+  std::unique_ptr<torch::optim::Optimizer> owned_;  ///< null where the user has it
   torch::optim::Optimizer& wrapped_;
   std::unique_ptr<detail::SharedGroups> groups_;
   std::unique_ptr<detail::MasterCopies> copies_;

@@ -6,6 +6,7 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/objects.h"
 
@@ -47,8 +48,8 @@ EvaluationTally& EvaluationTally::add(const at::Tensor& scores, const at::Tensor
 }
 
 Evaluation EvaluationTally::average(const ProcessSet& process_set) const {
-  const at::Tensor sum =
-      allreduce(torch::tensor({samples, loss, top1, top5}, torch::kFloat64), {.op = ReduceOp::Sum, .process_set = process_set});
+  const at::Tensor sum = allreduce(torch::tensor({samples, loss, top1, top5}, torch::kFloat64),
+                                   {.name = library_name("EvaluationTally"), .op = ReduceOp::Sum, .process_set = process_set});
   const auto* const value = sum.const_data_ptr<double>();
   const double all = std::max(value[0], 1.0);
   return {.samples = static_cast<std::int64_t>(value[0]), .loss = value[1] / all, .top1 = value[2] / all, .top5 = value[3] / all};
@@ -65,7 +66,8 @@ std::map<std::string, double> average_metrics(const std::map<std::string, double
   const auto all_names = detail::allgather_text(names, process_set);
   if (std::any_of(all_names.begin(), all_names.end(), [&](const auto& theirs) { return theirs != all_names.front(); }))
     throw Mismatch("average_metrics: the ranks give different names; this one gives: " + names);
-  const at::Tensor all = allreduce(torch::tensor(sums, torch::kFloat64), {.op = ReduceOp::Sum, .process_set = process_set});
+  const at::Tensor all = allreduce(torch::tensor(sums, torch::kFloat64),
+                                   {.name = library_name("average_metrics"), .op = ReduceOp::Sum, .process_set = process_set});
   const auto* value = all.const_data_ptr<double>();
   const double samples = *value > 0 ? *value : 1;
   std::map<std::string, double> averages;
@@ -79,7 +81,8 @@ at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& i
                                     to_string(predictions.sizes().vec()), to_string(indices.sizes().vec())));
   if (indices.scalar_type() != at::kLong) throw InvalidArgument("gather_predictions: the indices are not int64");
   const at::NoGradGuard no_gradient;
-  const auto all = grouped_allgather({predictions.detach(), indices.to(predictions.device())}, {.process_set = process_set});
+  const auto all = grouped_allgather({predictions.detach(), indices.to(predictions.device())},
+                                     {.name = library_name("gather_predictions"), .process_set = process_set});
   const at::Tensor places = all[1].cpu();
   const auto* const place = places.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> row_of(static_cast<std::size_t>(items), -1);
@@ -109,7 +112,7 @@ AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessS
     values.push_back(own_.back().second);
   }
   if (values.empty()) return;
-  const auto means = grouped_allreduce(values, {.process_set = process_set});
+  const auto means = grouped_allreduce(values, {.name = library_name("AveragedBuffers"), .process_set = process_set});
   for (std::size_t i = 0; i < means.size(); ++i) own_[i].first.copy_(means[i]);
 }
 

@@ -30,7 +30,12 @@ std::string title(std::string_view what, const std::string& name, const Tensors&
   return text;
 }
 
-std::string gradient_name(const std::string& name) { return name.empty() || is_unnamed(name) ? "" : name + ".gradient"; }
+std::string gradient_name(const std::string& name, const Tensors& gradients) {
+  if (!name.empty() && !is_unnamed(name)) return name + ".gradient";
+  std::int64_t elements = 0;
+  for (const auto& gradient : gradients) elements += gradient.numel();
+  return library_name(formatted("gradients of {} elements", elements));
+}
 
 void check_group(const Tensors& tensors, std::string_view what, const std::string& name, Form form) {
   if (tensors.empty()) throw InvalidArgument(formatted("{}: an empty group of tensors", title(what, name, tensors, 0)));

@@ -19,6 +19,8 @@
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/shared_groups.h"
+#include "torch_bindings/step_watch.h"
+#include "torch_bindings/wrappers.h"
 
 namespace hvd {
 
@@ -85,6 +87,8 @@ class Lent {
 
 /// The optimizer that a wrapper steps.
 torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr)
+    throw InvalidArgument("a DistributedOptimizer around a DistributedOptimizer: make one, around the optimizer itself");
   auto* const masters = detail::MasterOptimizer::around(optimizer);
   if (masters == nullptr) return optimizer;
   masters->share_changes();
@@ -95,6 +99,21 @@ std::vector<GradientReducer::Named> from(const std::vector<std::pair<std::string
   std::vector<GradientReducer::Named> named;
   for (std::size_t i = first; i < parameters.size(); ++i) named.push_back({parameters[i].first, parameters[i].second});
   return named;
+}
+
+constexpr const char* kMoved =
+    "this DistributedOptimizer was moved: use the one that it was moved into, and make schedulers after that, or on its wrapped()";
+
+/// The options of the one group that is left where a wrapper was: what a scheduler meets that was made there.
+struct MovedOptions : torch::optim::OptimizerCloneableOptions<MovedOptions> {
+  [[nodiscard]] double get_lr() const override { throw InvalidArgument(kMoved); }
+  void set_lr(double /*rate*/) override { throw InvalidArgument(kMoved); }
+};
+
+/// Returns what `optimizer` points to.
+torch::optim::Optimizer& checked(const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
+  if (!optimizer) throw InvalidArgument("DistributedOptimizer: the std::unique_ptr to the optimizer is null");
+  return *optimizer;
 }
 
 /// Before an InvalidArgument that is this rank's alone: `call` lets the others know in what they do next, where they would wait for it.
@@ -117,18 +136,28 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
     : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
+      place_(std::make_shared<Place>()),
       masters_(detail::MasterOptimizer::around(wrapped)),
-      wrapped_(without_masters(wrapped)),
-      options_(std::move(options)) {
+      wrapped_(&without_masters(wrapped)),
+      options_(std::move(options)),
+      skips_(std::make_shared<int>(0)) {
+  place_->now = this;
   check(options_);
   if (options_.shard_gradients) options_.shard_optimizer_state = true;
   if (masters_ != nullptr && options_.op == ReduceOp::Adasum)
     throw InvalidArgument(
         "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so it does not go with MasterWeights");
-  OptimizerShards::refuse_shares(wrapped_);
-  groups_ = std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, named_parameters);
-  if (!options_.process_set.included()) return;
+  OptimizerShards::refuse_shares(*wrapped_);
+  groups_ = std::make_unique<detail::SharedGroups>(param_groups_, *wrapped_, named_parameters);
+  if (options_.process_set.included()) begin();
+  detail::Wrappers::add(*wrapped_, *this);
+  if (masters_ != nullptr) detail::Wrappers::add(*masters_, *this);
+}
+
+/// What a rank of the process set does besides.
+void DistributedOptimizer::begin() {
   detail::GradientOwners::refuse_others("optimizer", groups_->parameters());
+  if (options_.process_set.size() > 1) watch_ = std::make_shared<detail::StepWatch>(*wrapped_);
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   int& number = optimizers_made(options_.process_set);
@@ -139,9 +168,75 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
   options_.groups = {};  // they are of the parameters from the start
 }
 
-DistributedOptimizer::~DistributedOptimizer() {
-  for (const auto& reducer : reducers_) reducer->unhook();
+DistributedOptimizer::DistributedOptimizer(std::unique_ptr<torch::optim::Optimizer> wrapped,
+                                           std::vector<std::pair<std::string, at::Tensor>> named_parameters,
+                                           DistributedOptimizerOptions options)
+    : DistributedOptimizer(checked(wrapped), std::move(named_parameters), std::move(options)) {
+  owned_ = std::move(wrapped);
 }
+
+DistributedOptimizer::~DistributedOptimizer() { end(); }
+
+DistributedOptimizer::DistributedOptimizer(DistributedOptimizer&& other) noexcept : Optimizer(std::move(other)) { take(other); }
+
+DistributedOptimizer& DistributedOptimizer::operator=(DistributedOptimizer&& other) noexcept {
+  if (this == &other) return *this;
+  end();
+  Optimizer::operator=(std::move(other));
+  take(other);
+  return *this;
+}
+
+/// After the base: the rest, and all that knows where `other` was.
+void DistributedOptimizer::take(DistributedOptimizer& other) noexcept {
+  owned_ = std::move(other.owned_);
+  place_ = std::move(other.place_);
+  masters_ = std::exchange(other.masters_, nullptr);
+  wrapped_ = std::exchange(other.wrapped_, nullptr);
+  watch_ = std::move(other.watch_);
+  options_ = std::move(other.options_);
+  groups_ = std::move(other.groups_);
+  number_ = other.number_;
+  reducers_ = std::exchange(other.reducers_, {});
+  agreed_ = other.agreed_;
+  deltas_ = std::move(other.deltas_);
+  shards_ = std::move(other.shards_);
+  changed_ = other.changed_;
+  unannounced_ = other.unannounced_;
+  skips_ = std::move(other.skips_);
+  other.param_groups_.clear();
+  other.param_groups_.emplace_back(std::vector<at::Tensor>{}, std::make_unique<MovedOptions>());
+  if (!place_) return;  // it had been moved away before
+  place_->now = this;
+  groups_->follow(param_groups_);
+  detail::Wrappers::move(other, *this);
+}
+
+void DistributedOptimizer::end() noexcept {
+  if (!place_) return;
+  for (const auto& reducer : reducers_) reducer->unhook();
+  detail::Wrappers::remove(*this);
+  place_->now = nullptr;
+  shards_.reset();
+  deltas_.reset();
+  reducers_.clear();
+  groups_.reset();
+  owned_.reset();
+}
+
+/// Throws where this has been moved away.
+const DistributedOptimizer& DistributedOptimizer::here() const {
+  if (!place_) throw InvalidArgument(kMoved);
+  return *this;
+}
+
+namespace {
+
+ReplicaComparer::Terms terms_of(const detail::SharedGroups& groups) {
+  return {.digest = [&groups] { return groups.digest_of_options(); }, .words = [&groups] { return groups.words_of_options(); }};
+}
+
+}  // namespace
 
 /// The parameters from place `first` on.
 void DistributedOptimizer::take_in(std::size_t first) {
@@ -152,7 +247,9 @@ void DistributedOptimizer::take_in(std::size_t first) {
       deltas_ = std::make_unique<AdasumDeltas>(AdasumDeltas::Terms{.compression = options_.compression,
                                                                    .process_set = options_.process_set,
                                                                    .name = name,
-                                                                   .passes = options_.backward_passes_per_step});
+                                                                   .passes = options_.backward_passes_per_step,
+                                                                   .replicas = terms_of(*groups_),
+                                                                   .witness = watch_});
     return deltas_->add(parameters, first);
   }
   const std::string part = first == 0 ? "" : formatted("/added.{}", reducers_.size());
@@ -162,21 +259,24 @@ void DistributedOptimizer::take_in(std::size_t first) {
   if (shards_) {
     shards_->add(parameters, first, runs);
   } else if (options_.shard_optimizer_state || options_.share_parameters) {
-    shards_ = std::make_unique<OptimizerShards>(wrapped_, options_.process_set, name, parameters, options_.share_parameters,
+    shards_ = std::make_unique<OptimizerShards>(*wrapped_, options_.process_set, name, parameters, options_.share_parameters,
                                                 master_copies(), runs);
   }
   if (shards_gradients()) {
     shards_->keep_gradients();
     reducer->keep_shares(shards_.get());
   }
+  if (reducers_.empty()) reducer->watch(terms_of(*groups_));
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
+  reducer->set_witness(watch_);
   reducer->hook();
   reducers_.push_back(std::move(reducer));
 }
 
 /// Takes over what has been changed through the other optimizer. What it throws it throws again each time, until the cause has gone.
 void DistributedOptimizer::reconcile() {
+  here();
   if (masters_ != nullptr) masters_->share_changes();
   const std::size_t known = groups_->parameters().size();
   if (groups_->reconcile() && !is_local()) {
@@ -241,8 +341,20 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     }
   }
   const bool compares_next = announce_changes();
-  if (failure) std::rethrow_exception(failure);
+  if (failure) {
+    note_state();  // what follows is no step of these gradients
+    std::rethrow_exception(failure);
+  }
   changed_ = compares_next;
+  refuse_own_step();
+}
+
+/// Where this is called, and the ranks have done together what they had to: whether the optimizer was stepped by itself meanwhile.
+void DistributedOptimizer::refuse_own_step() {
+  if (!watch_) return;
+  const std::string name = watch_->stepped(groups_->parameters());
+  watch_->attend();
+  if (!name.empty()) throw InvalidArgument(detail::StepWatch::words_of(name));
 }
 
 void DistributedOptimizer::synchronize() {
@@ -252,10 +364,18 @@ void DistributedOptimizer::synchronize() {
 
 void DistributedOptimizer::synchronize_once() {
   reconcile();
-  if (skips_ == 0) reduce(false);
+  if (*skips_ == 0) reduce(false);
+}
+
+void DistributedOptimizer::check_replicas() {
+  reconcile();
+  for (const auto& reducer : reducers_) reducer->check_replicas();
+  if (deltas_) deltas_->check_replicas();
 }
 
 void DistributedOptimizer::leave_out_step() {
+  here();
+  note_state();
   for (const auto& reducer : reducers_) reducer->begin_step();
   if (deltas_) deltas_->begin_step();
   if (masters_ != nullptr) masters_->leave_out_step();
@@ -265,13 +385,16 @@ void DistributedOptimizer::leave_out_step() {
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
   reconcile();
   if (is_local()) return wrapped().step(std::move(closure));
-  if (deltas_) return step_by_deltas(closure);
+  if (deltas_) {
+    refuse_own_step();
+    return step_by_deltas(closure);
+  }
   at::Tensor loss;
   if (closure) {
     loss = step_with_closure(closure);
   } else {
     try {
-      if (skips_ == 0) reduce(false);
+      if (*skips_ == 0) reduce(false);
     } catch (const InvalidArgument& error) {
       if (shards_) refuse([&] { shards_->begin_update(error.what()); });
       throw;
@@ -288,7 +411,7 @@ at::Tensor DistributedOptimizer::step(LossClosure closure) {
 at::Tensor DistributedOptimizer::step_wrapped(const LossClosure& closure) {
   try {
     const Lent lent(shards_.get(), master_copies(), closure != nullptr);
-    return wrapped_.step(closure);
+    return wrapped_->step(closure);
   } catch (...) {
     if (shards_) refuse([&] { shards_->fail_update(detail::words_of_current_exception()); });
     throw;
@@ -302,18 +425,18 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
     if (shards_) shards_->interrupt_update();
     if (masters_ != nullptr) master_copies()->take_back();
     for (const auto& reducer : reducers_)
-      if (skips_ == 0) reducer->begin_evaluation();
+      if (*skips_ == 0) reducer->begin_evaluation();
     const at::Tensor own = closure();
     try {
-      if (skips_ == 0) synchronize();
+      if (*skips_ == 0) synchronize();
     } catch (const InvalidArgument& error) {
       if (own.defined()) refuse([&] { static_cast<void>(reducers_.front()->reduce_loss(own, error.what())); });
       throw;
     }
-    if (skips_ == 0 && own.defined()) losses.emplace_back(reducers_.front()->reduce_loss(own), own);
+    if (*skips_ == 0 && own.defined()) losses.emplace_back(reducers_.front()->reduce_loss(own), own);
     if (shards_) shards_->resume_update();
     if (masters_ != nullptr && !shards_) master_copies()->lend(detail::MasterCopies::Lent::OfAll);
-    return skips_ > 0 || !own.defined() ? own : losses.back().first;
+    return *skips_ > 0 || !own.defined() ? own : losses.back().first;
   });
   const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
   return mine != losses.end() ? mine->second : loss;
@@ -322,23 +445,25 @@ at::Tensor DistributedOptimizer::step_with_closure(const LossClosure& closure) {
 at::Tensor DistributedOptimizer::step_by_deltas(const LossClosure& closure) {
   if (options_.process_set.size() == 1) {
     deltas_->begin_step();
-    return wrapped_.step(closure);
+    return wrapped_->step(closure);
   }
   deltas_->remember();
   at::Tensor loss;
   const auto counted = [&] {
     const at::Tensor own = closure();
     deltas_->begin_step();  // an optimizer may evaluate it often
+    if (watch_) watch_->attend();
     return own;
   };
   try {
-    loss = wrapped_.step(closure ? LossClosure(counted) : nullptr);
+    loss = wrapped_->step(closure ? LossClosure(counted) : nullptr);
   } catch (...) {
     deltas_->put_back();
     throw;
   }
   deltas_->combine();
   deltas_->begin_step();
+  if (watch_) watch_->attend();
   return loss;
 }
 
@@ -349,10 +474,18 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   if (deltas_) deltas_->begin_step();
   if (masters_ != nullptr) masters_->leave_out_step();
   if (shards_gradients()) shards_->drop_gradients();
-  wrapped_.zero_grad(set_to_none);
+  std::exception_ptr stepped;  // thrown when the others have what they wait for
+  try {
+    refuse_own_step();
+  } catch (const InvalidArgument&) {
+    stepped = std::current_exception();
+  }
+  wrapped_->zero_grad(set_to_none);
+  if (stepped) std::rethrow_exception(stepped);
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
+  here();
   if (passes < 1) throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", passes));
   options_.backward_passes_per_step = passes;
   for (const auto& reducer : reducers_) reducer->set_passes(passes);
@@ -360,6 +493,7 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
 }
 
 void DistributedOptimizer::set_weight(double n) {
+  here();
   detail::check_weight(n);
   if (options_.op != ReduceOp::Average)
     throw InvalidArgument(formatted("set_weight() goes with ReduceOp::Average: by {} every rank counts as it is", name_of(options_.op)));
@@ -384,19 +518,21 @@ void DistributedOptimizer::unshard() {
   options_.shard_optimizer_state = options_.share_parameters = options_.shard_gradients = false;
 }
 
-DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) : optimizer_(optimizer) {
-  optimizer_.reconcile();
-  if (optimizer_.shares_parameters()) optimizer_.shards_->begin_update();
+DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) : place_(optimizer.here().place_) {
+  optimizer.reconcile();
+  if (optimizer.shares_parameters()) optimizer.shards_->begin_update();
 }
 
 DistributedOptimizer::ParameterWriting::~ParameterWriting() {
   try {
-    if (optimizer_.shares_parameters()) optimizer_.shards_->end_update();
+    if (place_->now != nullptr && place_->now->shares_parameters()) place_->now->shards_->end_update();
   } catch (const Error&) {  // the world has ended or failed, as its next operation says
   }
 }
 
-bool DistributedOptimizer::ParameterWriting::is_writer() const { return !optimizer_.shards_ || optimizer_.shards_->is_writer(); }
+bool DistributedOptimizer::ParameterWriting::is_writer() const {
+  return place_->now == nullptr || !place_->now->shards_ || place_->now->shards_->is_writer();
+}
 
 std::vector<std::pair<std::string, at::Tensor>> DistributedOptimizer::gradient_shares() {
   return shards_gradients() ? shards_->gradients() : std::vector<std::pair<std::string, at::Tensor>>{};
@@ -409,13 +545,33 @@ std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
   return param_groups_;
 }
 
-ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() { return wrapped_.state(); }
+ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() {
+  return here().wrapped_->state();
+}
 
 torch::optim::Optimizer& DistributedOptimizer::wrapped() {
-  return masters_ != nullptr ? static_cast<torch::optim::Optimizer&>(*masters_) : wrapped_;
+  here();
+  return masters_ != nullptr ? static_cast<torch::optim::Optimizer&>(*masters_) : *wrapped_;
 }
 
 detail::MasterCopies* DistributedOptimizer::master_copies() const { return masters_ != nullptr ? &masters_->copies() : nullptr; }
+
+void DistributedOptimizer::note_state() {
+  if (watch_) watch_->attend();
+}
+
+std::vector<std::vector<std::string>> DistributedOptimizer::names_by_group() {
+  reconcile();
+  std::map<const void*, std::string> names;
+  for (const auto& [name, parameter] : groups_->parameters()) names[parameter.unsafeGetTensorImpl()] = name;
+  std::vector<std::vector<std::string>> all;
+  for (const auto& group : param_groups_) {
+    auto& of_group = all.emplace_back();
+    for (const auto& parameter : group.params())
+      if (const auto node = names.extract(parameter.unsafeGetTensorImpl())) of_group.push_back(node.mapped());
+  }
+  return all;
+}
 
 std::function<void()> DistributedOptimizer::remember_masters() { return shards_->remember_masters(); }
 
@@ -436,20 +592,19 @@ std::uint64_t DistributedOptimizer::bytes_sent() const {
 
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const_cast<DistributedOptimizer*>(this)->reconcile();
-  detail::drop_scratch(wrapped_);
+  detail::drop_scratch(*wrapped_);
   if (shards_) return shards_->save(archive);
-  masters_ != nullptr ? masters_->save(archive) : wrapped_.save(archive);
+  masters_ != nullptr ? masters_->save(archive) : wrapped_->save(archive);
 }
 
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   reconcile();
   const auto load_wrapped = [&] {
-    if (dynamic_cast<DistributedOptimizer*>(&wrapped_) != nullptr) return wrapped_.load(archive);  // which loads its own so
     if (masters_ != nullptr) {
-      const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);
-      return wrapped_.load(archive);
+      const detail::RepeatedParameters each_once(*wrapped_, detail::RepeatedParameters::Places::LeftOut);
+      return wrapped_->load(archive);
     }
-    detail::load_state(wrapped_, archive);
+    detail::load_state(*wrapped_, archive);
   };
   if (shards_) {
     shards_->load(load_wrapped, archive);
@@ -457,6 +612,7 @@ void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
     masters_ != nullptr ? masters_->load(archive) : load_wrapped();
   }
   groups_->take_options();
+  note_state();
 }
 
 }  // namespace hvd

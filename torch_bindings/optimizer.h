@@ -20,8 +20,16 @@
 /// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does not zero) the gradients of the whole
 /// optimizer; what is on its way is then finished first, so each rank must have thrown away something, or none.
 ///
-/// Hooks run in autograd's threads; everything else is called by one thread at a time. It owns the gradients' memory and refers to the
-/// wrapped optimizer, which must outlive it.
+/// It owns the optimizer that it is given in a std::unique_ptr, and can be moved then as before: returned by a function, held by a
+/// std::vector. One that it is given by reference must outlive it, and is not to be called any more but through this: GradScaler,
+/// Checkpoint, broadcast_optimizer_state and MasterWeights find the wrapper; its own `step()` is noticed by the next call or the next
+/// backward pass, which throw InvalidArgument, as far as LibTorch's optimizers leave a trace of it (see `wrapped()`).
+///
+/// Guards (join(), skip_synchronize(), write_parameters()) and a GradScaler follow a move. A scheduler of LibTorch refers to the object
+/// that it was made on: make it after the last move, or on `wrapped()`, which stays where it is. What has been moved away throws
+/// InvalidArgument from every call, a scheduler's on it included.
+///
+/// Hooks run in autograd's threads; everything else is called by one thread at a time.
 
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
@@ -44,6 +52,7 @@ namespace hvd::detail {
 class MasterCopies;
 class MasterOptimizer;
 class SharedGroups;
+class StepWatch;
 }  // namespace hvd::detail
 
 #pragma GCC visibility push(default)
@@ -59,6 +68,11 @@ void drop_scratch(torch::optim::Optimizer& optimizer);
 
 /// A DistributedOptimizer wraps an optimizer, and is one.
 class DistributedOptimizer : public torch::optim::Optimizer {
+  /// Where a wrapper is, for those that must find it after a move.
+  struct Place {
+    DistributedOptimizer* now = nullptr;  ///< null: it has ended
+  };
+
  public:
   /// Wraps `wrapped`. `named_parameters` must name every parameter of it; empty: names are made up from their places. Wrapping is local:
   /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them, and for a parameter whose gradient a
@@ -70,7 +84,20 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   DistributedOptimizer(torch::optim::Optimizer& wrapped, const torch::OrderedDict<Name, at::Tensor>& named_parameters,
                        DistributedOptimizerOptions options = {})
       : DistributedOptimizer(wrapped, named_parameters.pairs(), std::move(options)) {}
+  /// Wraps an optimizer that this owns from then on, also where it throws. Throws InvalidArgument for null, too.
+  explicit DistributedOptimizer(std::unique_ptr<torch::optim::Optimizer> wrapped,
+                                std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
+                                DistributedOptimizerOptions options = {});
+  /// Does the same from what `named_parameters()` of a module gives.
+  template <class Name>
+  DistributedOptimizer(std::unique_ptr<torch::optim::Optimizer> wrapped, const torch::OrderedDict<Name, at::Tensor>& named_parameters,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(std::move(wrapped), named_parameters.pairs(), std::move(options)) {}
   ~DistributedOptimizer() override;
+  /// Takes over all that `other` is, hooks and reductions under way included. Local. Not while a call of `other` runs.
+  DistributedOptimizer(DistributedOptimizer&& other) noexcept;
+  /// Ends what this was, and does the same.
+  DistributedOptimizer& operator=(DistributedOptimizer&& other) noexcept;
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
@@ -86,6 +113,11 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void synchronize();
   /// Does what `step()` begins with: `synchronize()`, unless a finished one did that already or `skip_synchronize()` is in force.
   void synchronize_once();
+  /// Compares names, shapes and values of the parameters, and the options of the groups, between the ranks: all of them, now. Collective.
+  /// Throws Mismatch, on all ranks, where they differ: it names parameter or option, the step, and the ranks that differ from the others.
+  /// Every reduction does the same piece by piece (Config::replica_guard). What each rank has for itself (the state, where it is sharded
+  /// or Adasum's) is not compared.
+  void check_replicas();
   /// Ends a step that is not made (GradScaler), instead of `step()`: what backward gives next is reduced anew.
   void leave_out_step();
 
@@ -96,13 +128,13 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   class [[nodiscard]] SkipSynchronize {
    public:
     /// Begins the scope; skip_synchronize() does it.
-    explicit SkipSynchronize(DistributedOptimizer& optimizer) : optimizer_(optimizer) { ++optimizer_.skips_; }
-    ~SkipSynchronize() { --optimizer_.skips_; }
+    explicit SkipSynchronize(DistributedOptimizer& optimizer) : skips_(optimizer.here().skips_) { ++*skips_; }
+    ~SkipSynchronize() { --*skips_; }
     SkipSynchronize(const SkipSynchronize&) = delete;
     SkipSynchronize& operator=(const SkipSynchronize&) = delete;
 
    private:
-    DistributedOptimizer& optimizer_;
+    std::shared_ptr<int> skips_;
   };
   /// Returns a guard for steps after a synchronize() of the user's own.
   SkipSynchronize skip_synchronize() { return SkipSynchronize(*this); }
@@ -139,9 +171,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();
-  /// Returns the wrapped optimizer; the MasterWeights around it if there is one. Sharded, it must not be stepped by itself: the next
-  /// call of this throws InvalidArgument if that has made a state. A step without one (plain SGD's), and one of an optimizer that LibTorch
-  /// does not know, is not noticed.
+  /// Returns the wrapped optimizer, which stays where it is when this is moved; the MasterWeights around it if there is one. It must not be
+  /// stepped by itself: synchronize(), step(), zero_grad() or the next backward pass throw InvalidArgument then, as its state shows, or,
+  /// for SGD without momentum, the parameters on the host. That of an optimizer of the user's own shows in ranks that differ alone.
   torch::optim::Optimizer& wrapped();
   /// Returns what this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
@@ -161,7 +193,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
     [[nodiscard]] bool is_writer() const;
 
    private:
-    DistributedOptimizer& optimizer_;
+    std::shared_ptr<Place> place_;
   };
   /// Returns a guard for code that writes parameters between steps (weight clipping): `if (const auto writing =
   /// optimizer.write_parameters(); writing.is_writer()) ...`. With share_parameters it is collective, at its begin and at its end; without,
@@ -170,6 +202,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
 
   /// @private For hvd: the ranks that train together.
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  /// @private For hvd: the wrapped optimizer's state has been loaded, and is as it should be.
+  void note_state();
+  /// @private For hvd: the names of the parameters of each group, in the group's order, each parameter once.
+  [[nodiscard]] std::vector<std::vector<std::string>> names_by_group();
   /// @private For hvd: the fp32 masters of the parameters; null without MasterWeights.
   [[nodiscard]] detail::MasterCopies* master_copies() const;
   /// @private For hvd, sharded: returns what brings this rank's masters back to what they are now.
@@ -190,6 +226,11 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  void begin();
+  void take(DistributedOptimizer& other) noexcept;
+  void end() noexcept;
+  const DistributedOptimizer& here() const;
+  void refuse_own_step();
   void reconcile();
   void take_over_changes(std::size_t known);
   void take_in(std::size_t first);
@@ -201,8 +242,12 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   at::Tensor step_wrapped(const LossClosure& closure = nullptr);
   [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
 
-  detail::MasterOptimizer* const masters_;  ///< around the optimizer that is wrapped; null if there is none
-  torch::optim::Optimizer& wrapped_;        ///< in that, if there is one
+  // All of these are moved by `take`.
+  std::unique_ptr<torch::optim::Optimizer> owned_;  ///< null where the user has it
+  std::shared_ptr<Place> place_;                    ///< null after a move
+  detail::MasterOptimizer* masters_ = nullptr;      ///< around the optimizer that is wrapped; null if there is none
+  torch::optim::Optimizer* wrapped_ = nullptr;      ///< in that, if there is one
+  std::shared_ptr<detail::StepWatch> watch_;        ///< null where nothing is reduced
   DistributedOptimizerOptions options_;
   std::unique_ptr<detail::SharedGroups> groups_;
   int number_ = 0;  ///< among the optimizers on these ranks
@@ -213,7 +258,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
   bool changed_ = false;                     ///< there are other parameters than the ranks have compared
   bool unannounced_ = false;                 ///< the next round does not compare them yet
-  int skips_ = 0;
+  std::shared_ptr<int> skips_;               ///< how many guards of skip_synchronize() there are
 };
 
 }  // namespace hvd

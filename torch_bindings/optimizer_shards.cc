@@ -64,6 +64,7 @@ OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_s
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
     throw InvalidArgument("shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be shared out");
   add(parameters, 0, runs);
+  mark();
   const auto all = shared_out();
   const std::lock_guard lock(all->mutex);
   all->optimizers.insert(&wrapped_);
@@ -76,11 +77,21 @@ OptimizerShards::~OptimizerShards() {
     const std::lock_guard lock(all->mutex);
     all->optimizers.erase(&wrapped_);
   }
+  wrapped_.state().erase(this);
   if (given_back_ || !is_known_) return;
   const bool had_state = has_state();
   for (const auto& piece : pieces_) wrapped_.state().erase(piece.tensor.unsafeGetTensorImpl());
   if (!had_state) return;
-  for (const auto& piece : pieces_) wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = detail::fresh_state(wrapped_);
+  for (const auto& piece : pieces_) wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = detail::state_in_shares(wrapped_);
+}
+
+/// For torch::save of the wrapped optimizer, which would write this rank's share as if it were all: a state of no parameter, that refuses.
+/// Its tensors have no elements, so that who goes through all states meets nothing unusual.
+void OptimizerShards::mark() {
+  if (!is_known_) return;
+  auto state = detail::state_in_shares(wrapped_);
+  for (at::Tensor* const tensor : detail::parts_of(*state).tensors) *tensor = at::empty({0});
+  wrapped_.state()[this] = std::move(state);
 }
 
 /// Whether any rank has a state, as far as all of them can tell alike.
@@ -192,8 +203,6 @@ void OptimizerShards::end_update() {
   } else {
     share_pieces({});
   }
-  for (auto& piece : pieces_)
-    if (piece.master) piece.master->note();
 }
 
 void OptimizerShards::fail_update(const std::string& failure) {

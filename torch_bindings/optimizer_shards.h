@@ -3,14 +3,13 @@
 /// Parameter Models", SC 2020). Each rank updates its share of the parameters, keeps the state of that share alone, and gets the other
 /// shares from their owners. The share: one run of all parameters laid end to end, cut where 1/size of the bytes ends, also within a
 /// parameter; with shares of gradients, one run of each bucket in which gradients travel, so that all ranks have an equal part in each;
-/// whole parameters for optimizers that LibTorch does not know, which may look at all of one. A parameter that a group lists
-/// several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory that the ranks share, unless
-/// something else refers to their storage.
-/// With `share_parameters` there is one copy of the parameters per host (torch_bindings/shared_parameters.h), the shares are those of the
-/// ranks of a host, and nothing is sent after a step.
-/// Thread: the optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by
-/// itself); what a broadcast throws.
-/// Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is that of this rank's pieces.
+/// whole parameters for optimizers of the user's own, also those that derive from one of LibTorch, which may look at all of one. A
+/// parameter that a group lists several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory
+/// that the ranks share, unless something else refers to their storage. With `share_parameters` there is one copy of the parameters per
+/// host (torch_bindings/shared_parameters.h), the shares are those of the ranks of a host, and nothing is sent after a step. Thread: the
+/// optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by itself); what a
+/// broadcast throws. Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is that of this
+/// rank's pieces.
 
 #include <torch/optim/optimizer.h>
 
@@ -118,11 +117,13 @@ class OptimizerShards : public GradientKeeper {
   [[nodiscard]] at::Tensor view_of(const Piece& piece) const;
   void follow_memory();
   void arrange();
+  void mark();
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
   void share_pieces(const std::string& refusal);
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   [[nodiscard]] States gather_state();
+  [[nodiscard]] States gather_parts(const at::Tensor& known);
   void keep_share(States whole);
   [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
   void lend_gradient(Piece& piece) const;
@@ -141,7 +142,7 @@ class OptimizerShards : public GradientKeeper {
   const std::size_t self_;                          ///< the share of this rank
   const std::string name_;
   detail::MasterCopies* const masters_;
-  const bool is_known_;  ///< LibTorch knows the optimizer, so that its state can be cut
+  const bool is_known_;  ///< LibTorch knows the optimizer, or what it derives from, so that its state can be put together
   std::vector<Piece> pieces_;
   std::unordered_map<const void*, std::vector<std::size_t>> mine_;    ///< by parameter: this rank's pieces
   std::unordered_map<const void*, std::vector<std::int64_t>> parts_;  ///< by parameter: elements in each share

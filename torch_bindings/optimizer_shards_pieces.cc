@@ -8,6 +8,7 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/optimizer_shards.h"
+#include "torch_bindings/state_parts.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -81,7 +82,7 @@ std::vector<OptimizerShards::Piece> OptimizerShards::cut(std::span<const std::pa
                                                          const Runs& runs) const {
   std::vector<Piece> whole;
   for (const auto& [name, parameter] : parameters) whole.push_back({name, parameter, 0, parameter.numel(), 0, {}, {}, {}});
-  if (!is_known_) {
+  if (!detail::steps_by_element(wrapped_)) {
     deal(whole);
     return whole;
   }

@@ -24,12 +24,22 @@ OptimizerShards::States OptimizerShards::gather_state() {
     const auto row = static_cast<std::int64_t>(i);
     const detail::StateParts parts = detail::parts_of(*found->second);
     word[row][0] = 1;
+    if (!detail::is_all_parts(*found->second)) word[row][0] = 2;
     for (std::size_t t = 0; t < parts.tensors.size(); ++t)
       if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
     if (parts.step != nullptr) word[row][2] = *parts.step;
   }
   // Zeros but from the owner; from one on each host, where each has a copy.
   allreduce_(known, {.name = name_ + "/state", .op = ReduceOp::Max, .process_set = process_set_});
+  if (pieces_.empty() || known.select(1, 0).max().item<std::int64_t>() < 2) return gather_parts(known);
+  throw InvalidArgument(
+      "shard_optimizer_state: the optimizer keeps states of a type of its own, which derives from one of LibTorch's; what that has besides "
+      "cannot be put together");
+}
+
+/// `known`: what there is of each piece on its owner.
+OptimizerShards::States OptimizerShards::gather_parts(const at::Tensor& known) {
+  const auto word = known.accessor<std::int64_t, 2>();
   States whole;
   const std::size_t fields = detail::parts_of(*detail::fresh_state(wrapped_)).tensors.size();
   for (std::size_t t = 0; t < fields; ++t) {
@@ -152,6 +162,7 @@ void OptimizerShards::load(const std::function<void()>& load_wrapped, torch::ser
   }
   stepped_ = true;
   keep_share(std::exchange(wrapped_.state(), {}));
+  mark();
   for (auto& piece : pieces_)
     if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl()); piece.master && whole != masters.end())
       piece.master->load(whole->second);

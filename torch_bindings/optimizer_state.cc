@@ -44,6 +44,37 @@ bool is_of_libtorch(const Optimizer& optimizer) {
 
 using Places = RepeatedParameters::Places;
 
+/// While it lives, the parameters of each group stand as `names` says, where `optimizer` has these names in another order: in an archive
+/// states go by place.
+class OrderedByName {
+ public:
+  OrderedByName(Optimizer& holder, const NamesByGroup& mine, const NamesByGroup& names) : holder_(holder) {
+    if (names.empty() || mine == names) return;
+    std::vector<std::vector<at::Tensor>> ordered;
+    {
+      const RepeatedParameters each_once(holder, Places::LeftOut);
+      for (std::size_t g = 0; g < names.size(); ++g) {
+        auto& group = ordered.emplace_back();
+        for (const auto& name : names[g]) {
+          const auto place = std::find(mine.at(g).begin(), mine.at(g).end(), name) - mine.at(g).begin();
+          group.push_back(holder.param_groups().at(g).params().at(static_cast<std::size_t>(place)));
+        }
+      }
+    }
+    for (std::size_t g = 0; g < ordered.size(); ++g)
+      before_.push_back(std::exchange(holder.param_groups()[g].params(), std::move(ordered[g])));
+  }
+  ~OrderedByName() {
+    for (std::size_t g = 0; g < before_.size(); ++g) holder_.param_groups()[g].params() = std::move(before_[g]);
+  }
+  OrderedByName(const OrderedByName&) = delete;
+  OrderedByName& operator=(const OrderedByName&) = delete;
+
+ private:
+  Optimizer& holder_;
+  std::vector<std::vector<at::Tensor>> before_;  ///< empty where nothing is changed
+};
+
 std::string state_key(std::size_t group, std::size_t place) { return formatted("state/{}/{}", group, place); }
 std::string opaque_key(std::size_t group, std::size_t place) { return formatted("opaque/{}/{}", group, place); }
 std::string group_key(std::size_t group) { return formatted("group/{}", group); }
@@ -168,11 +199,21 @@ Optimizer& holder_of(Optimizer& optimizer) {
 Statements outline_of(Optimizer& optimizer) {
   Statements outline{{"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
                      {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  const NamesByGroup names = distributed != nullptr ? distributed->names_by_group() : NamesByGroup{};
   const RepeatedParameters each_once(optimizer, Places::LeftOut);
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
+  for (std::size_t g = 0; g < names.size(); ++g)
+    for (std::size_t p = 0; p < names[g].size(); ++p)
+      outline.emplace_back(formatted("parameter '{}' of group {}", names[g][p], g), describe(optimizer.param_groups()[g].params()[p]));
+  for (std::size_t g = 0; g < optimizer.param_groups().size() && names.empty(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       outline.emplace_back(formatted("parameter {} of group {}", p, g), describe(optimizer.param_groups()[g].params()[p]));
   return outline;
+}
+
+NamesByGroup names_of(Optimizer& optimizer) {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  return distributed != nullptr && !distributed->is_sharded() ? distributed->names_by_group() : NamesByGroup{};
 }
 
 UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts) {
@@ -199,7 +240,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer) : optimizer_(optimizer), hold
   for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
 }
 
-void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options) {
+void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options, const NamesByGroup& names) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   const bool sharded = is_sharded(optimizer_);
   begun_ = true;
@@ -211,11 +252,12 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
     throw InvalidArgument(formatted("there is nothing of the optimizer in it; {} has to override save and load", type_of(holder_)));
   if (sharded) {
     optimizer_.load(own);
-  } else if (by_itself) {
+  } else {
+    const OrderedByName ordered(holder_, names.empty() ? names : names_of(optimizer_), names);
     const RepeatedParameters each_once(holder_, Places::LeftOut);
-    holder_.load(own);
+    if (by_itself) holder_.load(own);
+    if (parts != nullptr) load_parts(*parts, with_options, by_itself);
   }
-  if (parts != nullptr && !sharded) load_parts(*parts, with_options, by_itself);
   if (!with_options) restore_options();
   show_options();
 }
@@ -316,6 +358,7 @@ void OptimizerLoad::show_options() {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   if (distributed == nullptr) return;
   auto& groups = distributed->param_groups();
+  distributed->note_state();
   if (&holder_ == &optimizer_ || is_of_libtorch(holder_)) return;
   for (std::size_t i = 0; i < groups.size(); ++i) assign(groups[i], holder_.param_groups()[i].options());
 }

@@ -31,6 +31,11 @@ struct UnsavedParts {
 torch::optim::Optimizer& holder_of(torch::optim::Optimizer& optimizer);
 bool is_sharded(const torch::optim::Optimizer& optimizer);
 
+/// The names of the parameters of each group, each once, in the group's order.
+using NamesByGroup = std::vector<std::vector<std::string>>;
+/// Returns the names that an optimizer has for its parameters; nothing for one without a DistributedOptimizer, and a sharded one.
+NamesByGroup names_of(torch::optim::Optimizer& optimizer);
+
 /// What must be the same on all ranks for a state to go from one to another: groups, parameters, whether it is shared out.
 Statements outline_of(torch::optim::Optimizer& optimizer);
 
@@ -42,8 +47,9 @@ class OptimizerLoad {
  public:
   explicit OptimizerLoad(torch::optim::Optimizer& optimizer);
   /// Makes state and options those in the archives; throws if it cannot. `parts` may be null. The optimizer's options stay unless
-  /// `with_options`. Options change in place, as users hold references to them, but for types that cannot be serialized.
-  void load(torch::serialize::InputArchive& own, torch::serialize::InputArchive* parts, bool with_options);
+  /// `with_options`. Options change in place, as users hold references to them, but for types that cannot be serialized. `names`: of the
+  /// optimizer that has written them, in its order; states then go by name, and not by place. Empty: by place.
+  void load(torch::serialize::InputArchive& own, torch::serialize::InputArchive* parts, bool with_options, const NamesByGroup& names = {});
   /// Gives the optimizer back what it had.
   void undo();
 

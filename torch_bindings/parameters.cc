@@ -10,11 +10,13 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/unit_names.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/optimizer_state.h"
 #include "torch_bindings/shared_parameters.h"
 #include "torch_bindings/tensors.h"
+#include "torch_bindings/wrappers.h"
 
 namespace hvd {
 
@@ -110,9 +112,9 @@ void broadcast_parameters(const NamedTensors& tensors, int root_rank, const Proc
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [device, group] : by_device)
-    handles.push_back(
-        detail::grouped_broadcast_async_(std::move(group.tensors), std::move(group.names),
-                                         {.name = "broadcast_parameters." + device, .root_rank = root_rank, .process_set = process_set}));
+    handles.push_back(detail::grouped_broadcast_async_(
+        std::move(group.tensors), std::move(group.names),
+        {.name = library_name("broadcast_parameters." + device), .root_rank = root_rank, .process_set = process_set}));
   for (const auto& handle : handles) handle.wait();
   SharedParameters::written_alike();
 }
@@ -159,8 +161,9 @@ std::pair<std::string, std::string> state_text(torch::optim::Optimizer& optimize
 
 }  // namespace
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set) {
+void broadcast_optimizer_state(torch::optim::Optimizer& given, int root_rank, const ProcessSet& process_set) {
   using torch::serialize::InputArchive;
+  torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, kOfState);
   const at::NoGradGuard no_gradient;
   detail::check_root(kOfState, root_rank, process_set);
   auto outline = detail::outline_of(optimizer);
@@ -171,6 +174,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   // The state of a sharded optimizer is on all ranks, which put it together.
   if (root || detail::is_sharded(optimizer)) sent = state_text(optimizer, root, process_set.size() == 1);
   const auto [state, failure] = broadcast_object(sent, root_rank, process_set);
+  const auto names = broadcast_object(detail::names_of(optimizer), root_rank, process_set);
   if (!failure.empty()) throw InvalidArgument(formatted("{}: the root's optimizer cannot be saved: {}", kOfState, failure));
   detail::OptimizerLoad load(optimizer);
   std::string refusal;
@@ -183,7 +187,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
       archive.load_from(in, empty ? at::Device(at::kCPU) : groups.front().params().front().device());
       archive.read("own", own);
       archive.read("parts", parts);
-      load.load(own, parts.keys().empty() ? nullptr : &parts, /*with_options=*/true);
+      load.load(own, parts.keys().empty() ? nullptr : &parts, /*with_options=*/true, names);
     } catch (const std::exception&) {
       refusal = detail::words_of_current_exception();
     }

@@ -49,11 +49,13 @@ void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank, 
 }
 
 /// Makes state (momenta, step counters...) and param-group options (learning rate, betas...) those of the root's optimizer, bit for bit, on
-/// every rank. The parameters are not touched, and `step()` is not called. An optimizer of the user's own travels by its `save` and `load`;
-/// what these do not bring, also if it overrides neither, by the `serialize` of its options and states, and the learning rate by get_lr
-/// and set_lr (options that override no more than these: a warning says that the rest of them is not sent). Throws Mismatch on all ranks
-/// if groups or parameters differ, or if only some shard; InvalidArgument on all ranks, with the state as it was, where LibTorch gives no
-/// way: neither of these is overridden, or a rank whose optimizer has no state has none to copy.
+/// every rank. The parameters are not touched, and `step()` is not called. Given the optimizer in a DistributedOptimizer or a
+/// MasterWeights, it sends the wrapper's. States of a DistributedOptimizer that is not sharded go by the parameters' names, others by their
+/// places. An optimizer of the user's own travels by its `save` and `load`; what these do not bring, also if it overrides neither, by the
+/// `serialize` of its options and states, and the learning rate by get_lr and set_lr (options that override no more than these: a warning
+/// says that the rest of them is not sent). Throws Mismatch on all ranks if groups or parameters differ, or if only some shard;
+/// InvalidArgument on all ranks, with the state as it was, where LibTorch gives no way: neither of these is overridden, or a rank whose
+/// optimizer has no state has none to copy.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set = {});
 
 }  // namespace hvd

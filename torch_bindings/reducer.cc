@@ -34,13 +34,15 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       taking_(taking),
       owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
-      passes_per_step_(options_.backward_passes_per_step) {
+      passes_per_step_(options_.backward_passes_per_step),
+      replicas_(name_, options_.process_set) {
   for (auto& named : parameters) {
     refuse_other_gpu(named);
     Slot& slot = slots_.emplace_back(std::move(named));
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
     owner_.add(slot.named.parameter);
   }
+  replicas_.watch(this->parameters());
   as_gradients_come_ = deals_as_gradients_come();
   make_compressor();
   deal(options_);
@@ -127,7 +129,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     argument.output = &nowhere;
     argument.shape = announced_;
     argument.shape.push_back(0);
-    argument.name = formatted("how many parameters each group of {} has", name_);
+    argument.name = formatted("{} {} has", said_.empty() ? "how many parameters each group of" : "a digest of what", name_);
     submission.tensors.push_back(std::move(argument));
     kept.push_back(nothing);
     announcing_ = announced_;
@@ -146,12 +148,18 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
 struct GradientReducer::Outcome {
   bool reduced = false;  ///< false if there was nothing to reduce
   const Slot* changed = nullptr;
+  bool replaced = false;  ///< by a gradient in other memory
 };
 
 void GradientReducer::synchronize() {
-  const auto [reduced, changed] = synchronize_gradients();
+  const auto [reduced, changed, replaced] = synchronize_gradients();
   if (reduced && join_) end_join_round();  // before anything is refused here: the other ranks are in it
   if (changed == nullptr) return;
+  if (replaced && detail::GradientOwners::count(changed->named.parameter) > 1)
+    throw InvalidArgument(
+        formatted("gradient of '{}': the parameter is in two DistributedOptimizers, and both have reduced what one backward pass gave it; "
+                  "leave it to one of them, or make one optimizer with a parameter group for each part of the model",
+                  changed->named.name));
   throw InvalidArgument(
       formatted("gradient of '{}': it was changed after backward() while its reduction was under way, so what all ranks got is not "
                 "their average or sum; call synchronize() before clipping or changing gradients (hvd::clip_grad_norm_ does), and the "
@@ -190,6 +198,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   if (synchronized_ && !given_anew()) return {};
   refuse_replaced();
   const auto [fate, changed] = fate_of_gradients();
+  const bool replaced = changed != nullptr && changed->mark.since(changed->named.parameter.grad()) == detail::GradientMark::Since::Replaced;
   const bool alone = options_.process_set.size() == 1;
   if (alone) keep_changes();
   if (fate == Fate::ThrownAway && !alone) throw_away();
@@ -197,7 +206,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   if (fate != Fate::Changed || alone) return {.reduced = true};
   synchronized_ = false;
   refused_ = changed->named.name;
-  return {.reduced = true, .changed = changed};
+  return {.reduced = true, .changed = changed, .replaced = replaced};
 }
 
 void GradientReducer::finish_pass() {
@@ -210,12 +219,14 @@ void GradientReducer::finish_pass() {
     } catch (...) {
       rounds_ = 0;
       weight_.reset();
+      announced_.clear();
       throw;
     }
     rounds_ = 0;
   }
   if (join_) end_join_round();
   weight_.reset();
+  replicas_.note_step();
 }
 
 void GradientReducer::reduce_until_none_is_late() {
@@ -242,6 +253,7 @@ void GradientReducer::submit_all(Round round) {
 /// One round. Throws what the first failed bucket threw, when all are over.
 void GradientReducer::reduce(Round round) {
   begin_round();
+  replicas_.begin_round();
   submit_all(round);
   submit_order(round);
   std::exception_ptr first;
@@ -254,6 +266,7 @@ void GradientReducer::reduce(Round round) {
   };
   // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
   if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
+  attempt([this] { replicas_.end_round(); });  // after what says why replicas differ, if ranks are not in the same kind of round
   if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
   for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
   if (!first) attempt([&] { reduce_sparse(round); });
@@ -357,6 +370,17 @@ void GradientReducer::begin_step() {
   refused_.clear();
   weight_.reset();
   factor_ = 1;
+  replicas_.note_step();
+}
+
+void GradientReducer::watch(ReplicaComparer::Terms terms) {
+  const std::lock_guard lock(mutex_);
+  replicas_.watch(std::move(terms));
+}
+
+void GradientReducer::check_replicas() {
+  const std::lock_guard lock(mutex_);
+  replicas_.check();
 }
 
 void GradientReducer::begin_evaluation() {

@@ -37,13 +37,15 @@
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/replica_guard.h"
 #include "torch_bindings/stream_set.h"
 
 namespace hvd {
 
 namespace detail {
 class JoinRounds;
-}
+class StepWatch;
+}  // namespace detail
 
 class GradientKeeper;
 
@@ -75,9 +77,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// hook on a parameter goes on being called.
   void hook();
   void unhook();
+  /// Puts hooks back that a user's own have taken the place of. Not while backward runs.
+  void hook_again();
   /// `wanted` is asked, in autograd's threads, before each gradient is taken in as backward gives it; those that it does not want are
   /// found by `synchronize()`. Set before `hook()`.
-  void ask(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
+  void ask(std::function<bool(const Named&)> wanted) { wanted_ = std::move(wanted); }
+  /// From now on it is told of each gradient that backward gives, and where it knows that the optimizer was stepped by itself the pass is
+  /// refused. Set before `hook()`.
+  void set_witness(std::shared_ptr<detail::StepWatch> witness) { witness_ = std::move(witness); }
   /// Whether gradients are taken in as backward gives them. Those that came meanwhile are found by `synchronize()`.
   void listen(bool on);
   /// From now on gradients that are reduced go there, this rank's share of them, and `.grad` is undefined then; null: they stay. Between
@@ -115,16 +122,22 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] bool has_compressor() const { return compressor_ != nullptr; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  /// Returns whether one of the parameters requires a gradient now.
+  [[nodiscard]] bool requires_gradients() const;
   /// Returns the parameters, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
   /// Returns the parameters whose gradients travel together.
   [[nodiscard]] std::vector<std::vector<at::Tensor>> parameters_by_bucket() const;
   /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
-  /// all ranks are between two rounds.
-  void announce(Shape layout);
+  /// all ranks are between two rounds. `said`: of this rank, where there is a difference; none: that parameters or groups have changed.
+  void announce(Shape layout, std::string said = {});
   /// Collective. Compares it at once, in a round of its own that leaves all gradients as they are. A rank that calls it alone gets the
   /// Mismatch together with the others, when these make their next round. Call it after a round that is complete.
-  void compare(Shape layout);
+  void compare(Shape layout, std::string said = {});
+  /// From now on each round compares these, too, between the ranks (torch_bindings/replica_guard.h).
+  void watch(ReplicaComparer::Terms terms);
+  /// Collective. Compares what each round compares slice by slice, all of it at once. Throws Mismatch, on all ranks, where it differs.
+  void check_replicas();
 
  private:
   /// What memory for a parameter's gradient is made for.
@@ -272,9 +285,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int passes_per_step_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  ReplicaComparer replicas_;
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
+  std::string said_;                                ///< with it
   Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
   bool as_gradients_come_ = false;              ///< how buckets are dealt
@@ -285,7 +300,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::optional<double> weight_;                ///< see set_weight
   std::shared_ptr<Weights> weights_;            ///< of this round; null if gradients have none, or nobody has asked yet
   double factor_ = 1;                           ///< what this rank's gradients are multiplied by before they are averaged
-  std::function<bool()> wanted_;                ///< null: all are
+  std::function<bool(const Named&)> wanted_;    ///< null: all are
+  std::shared_ptr<detail::StepWatch> witness_;  ///< null: nobody asks
   std::shared_ptr<detail::JoinRounds> join_;
   double join_factor_ = 1;  ///< what the last round has multiplied averages by
   GradientKeeper* keeper_ = nullptr;

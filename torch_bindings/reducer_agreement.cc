@@ -40,17 +40,21 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
     if (bucket.pending->present_anywhere[i]) slots_[bucket.slots[i]].zeros_at = -1;
 }
 
-void GradientReducer::announce(Shape layout) {
+void GradientReducer::announce(Shape layout, std::string said) {
   const std::lock_guard lock(mutex_);
   announced_ = std::move(layout);
+  said_ = std::move(said);
 }
 
-void GradientReducer::compare(Shape layout) {
+void GradientReducer::compare(Shape layout, std::string said) {
   const std::lock_guard lock(mutex_);
   if (options_.process_set.size() == 1) return;
   const at::NoGradGuard no_gradient;
   announced_ = std::move(layout);
+  said_ = std::move(said);
   if (buckets_.empty()) {
+    replicas_.begin_round();  // as in any round
+    replicas_.end_round();
     compressor_->compare(announced_);
     announced_.clear();
     return;
@@ -70,7 +74,7 @@ void GradientReducer::compare(Shape layout) {
 std::string GradientReducer::peculiarities() const {
   std::vector<std::string> said;
   if (!announced_.empty()) {
-    said.push_back(formatted("has changed the parameters or groups of {}", name_));
+    said.push_back(said_.empty() ? formatted("has changed the parameters or groups of {}", name_) : said_);
   } else if (rounds_ > 0) {
     said.emplace_back("has reduced gradients since its last step() or zero_grad()");
   }

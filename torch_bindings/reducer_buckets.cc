@@ -61,8 +61,7 @@ void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
   slots.erase(others, slots.end());
   for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
   Bucket bucket;
-  bucket.name = formatted("{}/gradients.{} ({}{})", name_, buckets_.size(), slots_[slots.front()].named.name,
-                          slots.size() > 1 ? formatted(" and {} more", slots.size() - 1) : "");
+  bucket.name = formatted("{}/gradients.{}", name_, buckets_.size());  // nothing in it that ranks may have in another order
   bucket.slots = std::move(slots);
   buckets_.push_back(std::move(bucket));
   add_bucket(std::move(rest));

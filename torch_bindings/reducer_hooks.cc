@@ -2,6 +2,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "hvd/base/process.h"
@@ -9,6 +10,7 @@
 #include "hvd/errors.h"
 #include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/reducer.h"
+#include "torch_bindings/step_watch.h"
 
 namespace hvd {
 
@@ -27,6 +29,15 @@ void GradientReducer::put_hook(std::size_t slot) {
   detail::add_gradient_hook(slots_[slot].named.parameter, this, [weak = weak_from_this(), slot] {
     if (const auto self = weak.lock()) self->on_gradient(slot);
   });
+}
+
+void GradientReducer::hook_again() {
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (hooked_ && !detail::has_gradient_hook(slots_[i].named.parameter, this)) put_hook(i);
+}
+
+bool GradientReducer::requires_gradients() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.named.parameter.requires_grad(); });
 }
 
 void GradientReducer::unhook() {
@@ -51,7 +62,7 @@ void GradientReducer::refuse(const std::string& text) {
 
 void GradientReducer::on_gradient(std::size_t index) {
   if (is_forked_from_rank()) throw NotInitialized(describe_fork());  // its memory is the rank's
-  const bool wanted = !wanted_ || wanted_();
+  const bool wanted = !wanted_ || wanted_(slots_[index].named);
   const std::lock_guard lock(mutex_);
   if (!listening_) return;
   Slot& slot = slots_[index];
@@ -64,6 +75,8 @@ void GradientReducer::on_gradient(std::size_t index) {
   }
   const at::Tensor& gradient = slot.named.parameter.grad();
   if (!gradient.defined()) return;
+  const bool anew = slot.mark.since(gradient) == detail::GradientMark::Since::Replaced;
+  if (witness_ && witness_->on_gradient(slot.named.parameter, anew)) refuse(detail::StepWatch::words_of(slot.named.name));
   if (gradient.requires_grad())
     refuse(
         formatted("gradient of '{}': backward(create_graph = true) gave a gradient that can be differentiated itself, which a reduction "

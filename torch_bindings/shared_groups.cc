@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "hvd/base/digest.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/types.h"
@@ -24,22 +25,22 @@ bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 }  // namespace
 
 SharedGroups::SharedGroups(std::vector<OptimizerParamGroup>& mine, Optimizer& wrapped, const Named& names)
-    : mine_(mine), wrapped_(wrapped) {
+    : mine_(&mine), wrapped_(wrapped) {
   std::set<std::string> used;
   for (const auto& [name, parameter] : names)
     if (!used.insert(name).second) throw InvalidArgument(formatted("named_parameters: the name '{}' is given twice", name));
   for (const auto& named : unique_parameters(names)) names_[named.second.unsafeGetTensorImpl()] = named;
-  for (std::size_t g = 0; g < mine_.size() && !names.empty(); ++g) {
-    const auto& group = mine_[g].params();
+  for (std::size_t g = 0; g < mine_->size() && !names.empty(); ++g) {
+    const auto& group = (*mine_)[g].params();
     for (std::size_t p = 0; p < group.size(); ++p)
       if (!names_.contains(group[p].unsafeGetTensorImpl()))
         throw InvalidArgument(
             formatted("named_parameters: parameter {} of group {} (shape {}) has no name", p, g, to_string(Shape(group[p].sizes().vec()))));
   }
-  parameters_ = newcomers(mine_);
-  for (std::size_t g = 0; g < mine_.size(); ++g) {
-    groups_.push_back(mine_[g].params());
-    options_.emplace_back(mine_[g], wrapped_.param_groups()[g]);
+  parameters_ = newcomers(*mine_);
+  for (std::size_t g = 0; g < mine_->size(); ++g) {
+    groups_.push_back((*mine_)[g].params());
+    options_.emplace_back((*mine_)[g], wrapped_.param_groups()[g]);
   }
 }
 
@@ -47,6 +48,19 @@ std::vector<std::int64_t> SharedGroups::layout() const {
   std::vector<std::int64_t> sizes;
   for (const auto& group : groups_) sizes.push_back(static_cast<std::int64_t>(group.size()));
   return sizes;
+}
+
+std::uint64_t SharedGroups::digest_of_options() const {
+  std::uint64_t digest = digest_of(options_.size(), 0);
+  for (const auto& options : options_) digest = digest_of(options.digest(), digest);
+  return digest;
+}
+
+SharedGroups::Words SharedGroups::words_of_options() const {
+  Words all;
+  for (std::size_t g = 0; g < options_.size(); ++g)
+    for (const auto& [name, value] : options_[g].words()) all.emplace_back(formatted("option {} of group {}", name, g), value);
+  return all;
 }
 
 bool SharedGroups::differs(const Groups& groups) const {
@@ -93,17 +107,17 @@ void SharedGroups::copy(const Groups& from, Groups& to) {
 
 bool SharedGroups::reconcile() {
   Groups& theirs = wrapped_.param_groups();
-  const bool mine_changed = differs(mine_);
+  const bool mine_changed = differs(*mine_);
   const bool theirs_changed = differs(theirs);
   const bool changed = mine_changed || theirs_changed || forgotten_;
   if (changed) {
     if (mine_changed && theirs_changed &&
-        !std::equal(mine_.begin(), mine_.end(), theirs.begin(), theirs.end(),
+        !std::equal(mine_->begin(), mine_->end(), theirs.begin(), theirs.end(),
                     [](const auto& a, const auto& b) { return same(a.params(), b.params()); }))
       throw InvalidArgument(
           "the groups of the DistributedOptimizer and of the optimizer that it wraps have been changed in different ways; change those of "
           "one of them, the other follows");
-    Named found = newcomers(mine_changed ? mine_ : theirs);
+    Named found = newcomers(mine_changed ? *mine_ : theirs);
     if (dynamic_cast<const torch::optim::Adagrad*>(&wrapped_) != nullptr)
       for (const auto& [name, parameter] : found)
         if (wrapped_.state().count(parameter.unsafeGetTensorImpl()) == 0)
@@ -111,17 +125,17 @@ bool SharedGroups::reconcile() {
               formatted("parameter '{}' has been added to an Adagrad, which makes the state of its parameters when it is "
                         "constructed, so that this one has none; construct the Adagrad anew",
                         name));
-    mine_changed ? copy(mine_, theirs) : copy(theirs, mine_);
+    mine_changed ? copy(*mine_, theirs) : copy(theirs, *mine_);
     parameters_.insert(parameters_.end(), found.begin(), found.end());
     forgotten_ = false;
     groups_.clear();
-    for (const auto& group : mine_) groups_.push_back(group.params());
-    for (std::size_t g = options_.size(); g < mine_.size(); ++g) {
-      if (mine_changed && theirs_changed) theirs[g].set_options(mine_[g].options().clone());
-      options_.emplace_back(mine_[g], theirs[g]);
+    for (const auto& group : *mine_) groups_.push_back(group.params());
+    for (std::size_t g = options_.size(); g < mine_->size(); ++g) {
+      if (mine_changed && theirs_changed) theirs[g].set_options((*mine_)[g].options().clone());
+      options_.emplace_back((*mine_)[g], theirs[g]);
     }
   }
-  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile(mine_[g], theirs[g]);
+  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile((*mine_)[g], theirs[g]);
   return changed;
 }
 
@@ -132,7 +146,7 @@ void SharedGroups::forget_from(std::size_t first) {
 
 void SharedGroups::take_options() {
   // As if the wrapper's had not been touched, and all of the wrapped one's had.
-  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].take(mine_[g], wrapped_.param_groups()[g]);
+  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].take((*mine_)[g], wrapped_.param_groups()[g]);
 }
 
 }  // namespace hvd::detail

@@ -18,6 +18,7 @@ namespace hvd::detail {
 class SharedGroups {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
+  using Words = std::vector<std::pair<std::string, std::string>>;
 
   /// `mine` are the wrapper's, as copied from `wrapped`. `names` must name every parameter, unless it is empty: then names are made up.
   SharedGroups(std::vector<torch::optim::OptimizerParamGroup>& mine, torch::optim::Optimizer& wrapped, const Named& names);
@@ -27,12 +28,19 @@ class SharedGroups {
   /// Returns how many tensors each group has.
   [[nodiscard]] std::vector<std::int64_t> layout() const;
 
+  /// Returns a digest of the options of all groups, as they were at the last `reconcile()`.
+  [[nodiscard]] std::uint64_t digest_of_options() const;
+  /// Returns them in words: {"lr of group 0", "0.1"}.
+  [[nodiscard]] Words words_of_options() const;
+
   /// Makes groups and options of both alike again; where both have changed, the wrapper's options hold. Returns whether there are other
   /// parameters in the groups than before; new ones are then at the end of `parameters()`.
   bool reconcile();
   /// Forgets the parameters from place `first` on, which could not be used: the next `reconcile()` finds those of them anew that are in
   /// the groups then.
   void forget_from(std::size_t first);
+  /// The wrapper has been moved: its groups are `mine` now.
+  void follow(std::vector<torch::optim::OptimizerParamGroup>& mine) noexcept { mine_ = &mine; }
   /// Gives the wrapper the wrapped optimizer's options, whatever the wrapper's are.
   void take_options();
 
@@ -42,7 +50,7 @@ class SharedGroups {
   [[nodiscard]] Named newcomers(const Groups& groups) const;
   void copy(const Groups& from, Groups& to);
 
-  Groups& mine_;
+  Groups* mine_;
   torch::optim::Optimizer& wrapped_;
   std::unordered_map<const void*, std::pair<std::string, at::Tensor>> names_;  ///< by TensorImpl
   std::vector<std::vector<at::Tensor>> groups_;                                ///< as both had them last

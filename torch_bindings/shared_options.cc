@@ -11,6 +11,9 @@
 #include <typeindex>
 #include <utility>
 
+#include "hvd/base/digest.h"
+#include "hvd/base/text.h"
+
 namespace hvd::detail {
 
 namespace {
@@ -47,6 +50,67 @@ struct Types {
 };
 using Known = Types<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::RMSpropOptions,
                     torch::optim::AdagradOptions, torch::optim::LBFGSOptions>;
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+/// Returns whether `options` are of that type; then `add` was given each field, with its name.
+template <class Options, class Describe>
+bool describe_as(const OptimizerOptions& options, const Describe& describe) {
+  const auto* known = dynamic_cast<const Options*>(&options);
+  if (known != nullptr) describe(*known);
+  return known != nullptr;
+}
+
+/// Each field of LibTorch's own types, by the name that it has there; nothing of others.
+Words fields_of(const OptimizerOptions& options) {
+  namespace optim = torch::optim;
+  Words words;
+  const auto number = [&words](const char* name, double value) { words.emplace_back(name, formatted("{}", value)); };
+  const auto flag = [&words](const char* name, bool value) { words.emplace_back(name, value ? "true" : "false"); };
+  const auto adam = [&](const auto& known) {
+    number("lr", known.lr());
+    words.emplace_back("betas", formatted("({}, {})", std::get<0>(known.betas()), std::get<1>(known.betas())));
+    number("eps", known.eps());
+    number("weight_decay", known.weight_decay());
+    flag("amsgrad", known.amsgrad());
+  };
+  static_cast<void>(describe_as<optim::SGDOptions>(options,
+                                                   [&](const auto& known) {
+                                                     number("lr", known.lr());
+                                                     number("momentum", known.momentum());
+                                                     number("dampening", known.dampening());
+                                                     number("weight_decay", known.weight_decay());
+                                                     flag("nesterov", known.nesterov());
+                                                   }) ||
+                    describe_as<optim::AdamOptions>(options, adam) || describe_as<optim::AdamWOptions>(options, adam) ||
+                    describe_as<optim::RMSpropOptions>(options,
+                                                       [&](const auto& known) {
+                                                         number("lr", known.lr());
+                                                         number("alpha", known.alpha());
+                                                         number("eps", known.eps());
+                                                         number("weight_decay", known.weight_decay());
+                                                         number("momentum", known.momentum());
+                                                         flag("centered", known.centered());
+                                                       }) ||
+                    describe_as<optim::AdagradOptions>(options,
+                                                       [&](const auto& known) {
+                                                         number("lr", known.lr());
+                                                         number("lr_decay", known.lr_decay());
+                                                         number("weight_decay", known.weight_decay());
+                                                         number("initial_accumulator_value", known.initial_accumulator_value());
+                                                         number("eps", known.eps());
+                                                       }) ||
+                    describe_as<optim::LBFGSOptions>(options, [&](const auto& known) {
+                      number("lr", known.lr());
+                      number("max_iter", static_cast<double>(known.max_iter()));
+                      number("max_eval", static_cast<double>(known.max_eval().value_or(-1)));
+                      number("tolerance_grad", known.tolerance_grad());
+                      number("tolerance_change", known.tolerance_change());
+                      number("history_size", static_cast<double>(known.history_size()));
+                      words.emplace_back("line_search_fn", known.line_search_fn().value_or("none"));
+                    }));
+  return words;
+}
 
 bool is_known(const OptimizerOptions& options) { return Known::equal(options, options).has_value(); }
 
@@ -92,6 +156,14 @@ std::optional<double> rate_of(const OptimizerOptions& options) {
   }
 }
 
+Words words_of(const OptimizerOptions& options) {
+  Words words = fields_of(options);
+  if (!words.empty()) return words;
+  if (const auto rate = rate_of(options)) words.emplace_back("lr", formatted("{}", *rate));
+  if (is_serializable(options)) words.emplace_back("digest of what serialize() writes", formatted("{:016x}", digest_of(written(options))));
+  return words;
+}
+
 }  // namespace
 
 SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerParamGroup& theirs)
@@ -100,6 +172,7 @@ SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerPar
 SharedOptions::Seen SharedOptions::look(const OptimizerOptions& options) {
   Seen seen;
   seen.options = options.clone();
+  for (const auto& [name, value] : words_of(options)) seen.digest = digest_of(value, digest_of(name, seen.digest));
   if (is_known(options)) return seen;
   if (is_serializable(options)) {
     seen.text = written(options);
@@ -108,6 +181,8 @@ SharedOptions::Seen SharedOptions::look(const OptimizerOptions& options) {
   }
   return seen;
 }
+
+std::vector<std::pair<std::string, std::string>> SharedOptions::words() const { return words_of(*mine_.options); }
 
 bool SharedOptions::has_changed(const Seen& before, const OptimizerOptions& now) {
   if (const auto equal = Known::equal(*before.options, now)) return !*equal;

@@ -8,8 +8,10 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hvd::detail {
@@ -25,6 +27,11 @@ class SharedOptions {
   /// Gives `mine` what `theirs` has, whatever it has been given itself.
   void take(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs);
 
+  /// Returns a digest of the options as both have them: of what `words()` says.
+  [[nodiscard]] std::uint64_t digest() const { return mine_.digest; }
+  /// Returns each option in words, by name. Of a type of the user's: the learning rate, and a digest of what its `serialize()` writes.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> words() const;
+
  private:
   /// One of the two copies, as it was last.
   struct Seen {
@@ -32,6 +39,7 @@ class SharedOptions {
     std::string text;              ///< what serialize() writes, of a type of the user's that overrides it
     std::vector<std::byte> bytes;  ///< of one that does not
     const void* place = nullptr;   ///< where these bytes were
+    std::uint64_t digest = 0;
   };
   static Seen look(const torch::optim::OptimizerOptions& options);
   static bool has_changed(const Seen& before, const torch::optim::OptimizerOptions& now);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "hvd/api/host_memory.h"
+#include "hvd/base/digest.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/agreement.h"
@@ -118,9 +119,12 @@ bool SharedParameters::contains(const at::Tensor& parameter) {
 
 void SharedParameters::written_alike() { ++times_written_alike; }
 
+std::uint64_t SharedParameters::writes_alike() { return times_written_alike.load(); }
+
 /// What forbids an update on this rank; empty if nothing does.
 std::string SharedParameters::why_not() {
   const bool forgive = std::exchange(forgiven_, times_written_alike.load()) != times_written_alike.load();
+  std::string written;  // the first that was
   for (auto& slot : slots_) {
     if (const char* const why = misfit(slot.parameter))
       return formatted("parameter '{}' {}, which does not go with share_parameters", slot.name, why);
@@ -130,15 +134,17 @@ std::string SharedParameters::why_not() {
           "parameter '{}' has another type, shape or layout than when its optimizer was wrapped with share_parameters; change the "
           "model first and wrap the optimizer then",
           slot.name);
-    if (!forgive && slot.is_at_home() && version_of(slot.parameter) != slot.version) {
-      slot.version = version_of(slot.parameter);
-      return formatted(
-          "parameter '{}' was written since the last step, but with share_parameters all ranks of a host have one copy of it: "
-          "write it on one of them, between write_parameters() of the optimizer and the end of what that returns",
-          slot.name);
-    }
+    if (forgive || !slot.is_at_home()) continue;
+    const std::uint32_t version = std::exchange(slot.version, version_of(slot.parameter));
+    const std::size_t digest = std::exchange(slot.digest, digest_of_part(slot.home));
+    if (written.empty() && (version != slot.version || digest != slot.digest)) written = slot.name;
   }
-  return {};
+  if (written.empty()) return {};
+  return formatted(
+      "parameter '{}' was written since the last step, but with share_parameters all ranks of a host have one copy of it: write it on one "
+      "of "
+      "them, between write_parameters() of the optimizer and the end of what that returns",
+      written);
 }
 
 std::vector<SharedParameters::Slot*> SharedParameters::away() {
@@ -169,13 +175,23 @@ bool SharedParameters::begin_update(const std::string& refusal) {
 void SharedParameters::end_update(const std::string& failure) {
   const at::Tensor words = torch::tensor({std::int64_t{failure.empty() ? 0 : 1}}, at::kLong);
   allreduce_(words, {.name = name_ + "/updated", .op = ReduceOp::Max, .process_set = process_set_});
-  note_versions();
+  note();
   if (words.item<std::int64_t>() != 0)
     refuse(failure.empty() ? "" : formatted("; rank {} failed while it updated its share of the parameters: {}", rank(), failure));
 }
 
-void SharedParameters::note_versions() {
-  for (auto& slot : slots_) slot.version = version_of(slot.parameter);
+void SharedParameters::note() {
+  for (auto& slot : slots_) {
+    slot.version = version_of(slot.parameter);
+    if (slot.is_at_home()) slot.digest = digest_of_part(slot.home);
+  }
+}
+
+/// All ranks of the host together look at all of it.
+std::size_t SharedParameters::digest_of_part(const at::Tensor& home) const {
+  const std::size_t bytes = bytes_of(home), ranks = owners_.size();
+  const std::size_t begin = bytes * self_ / ranks, end = bytes * (self_ + 1) / ranks;
+  return digest_of_memory(static_cast<const char*>(home.const_data_ptr()) + begin, end - begin);
 }
 
 void SharedParameters::refuse(const std::string& mine) const {
@@ -229,7 +245,7 @@ void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   }
   if (!makes && bytes > 0) give_homes();
   for (Slot* slot : slots) slot->parameter.set_data(slot->home);
-  note_versions();
+  note();
 }
 
 }  // namespace hvd

@@ -1,10 +1,12 @@
 #pragma once
 /// One copy of an optimizer's parameters per host, in memory that its ranks share: each rank updates a share of it in place, and nothing
 /// has to be sent afterwards. An update lies between two agreements of all ranks of the set: at the first, all have done with the old
-/// values; at the second, all new ones are there. Each of them says on all ranks what is wrong on one. Parameters come into that memory at
-/// the first update, and again when they have got other memory since (torch::load), if all ranks have the same values then; else that is a
-/// Mismatch. At the end each rank keeps a copy of its own. On several hosts, each has a copy, and as many ranks of the set as the others:
-/// they all make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie there; Mismatch on all ranks.
+/// values; at the second, all new ones are there. Each of them says on all ranks what is wrong on one. Who writes otherwise is found out by
+/// the parameters' version counters, and, as `.data()` has none, by a digest of their values, of which each rank looks at its part.
+/// Parameters come into that memory at the first update, and again when they have got other memory since (torch::load), if all ranks have
+/// the same values then; else that is a Mismatch. At the end each rank keeps a copy of its own. On several hosts, each has a copy, and as
+/// many ranks of the set as the others: they all make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie
+/// there; Mismatch on all ranks.
 
 #include <ATen/core/Tensor.h>
 
@@ -48,6 +50,8 @@ class SharedParameters {
   [[nodiscard]] static bool contains(const at::Tensor& parameter);
   /// What has just written to parameters has written the same on all ranks (a broadcast, a checkpoint): the next update forgives it.
   static void written_alike();
+  /// Returns how often that was said.
+  [[nodiscard]] static std::uint64_t writes_alike();
 
  private:
   struct Slot {
@@ -55,6 +59,7 @@ class SharedParameters {
     at::Tensor parameter;
     at::Tensor home;            ///< where it lies; undefined until it has come there
     std::uint32_t version = 0;  ///< of the parameter, after the last update
+    std::size_t digest = 0;     ///< likewise, of this rank's part of its values
     [[nodiscard]] bool is_at_home() const { return home.defined() && parameter.const_data_ptr() == home.const_data_ptr(); }
   };
   [[nodiscard]] std::string why_not();
@@ -62,7 +67,8 @@ class SharedParameters {
   void bring_home(const std::vector<Slot*>& slots);
   void refuse(const std::string& mine) const;
   void refuse_different() const;
-  void note_versions();
+  void note();
+  [[nodiscard]] std::size_t digest_of_part(const at::Tensor& home) const;
 
   const ProcessSet process_set_;
   const std::string name_;

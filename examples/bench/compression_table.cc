@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "examples/train/data/batches.h"
-#include "examples/train/data/synthetic.h"
 
 namespace {
 
@@ -45,7 +44,7 @@ hvd::Evaluation evaluate(torch::nn::Sequential& model, const examples::Dataset& 
   for (auto& buffer : model->buffers()) hvd::broadcast_(buffer, {.root_rank = 0});
   const auto batch = examples::make_batch(data, data.test, hvd::evaluation_share(static_cast<std::size_t>(data.test.size())));
   hvd::EvaluationTally tally;
-  tally.add(model->forward(batch.images), batch.labels);
+  tally.add(model->forward(batch.data), batch.target);
   model->train();
   return tally.average();
 }
@@ -64,7 +63,7 @@ std::string run(const Way& way, const Options& options, const examples::Dataset&
     }
     const auto batch = examples::make_batch(data, data.train, *indices);
     optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(model->forward(batch.images), batch.labels).backward();
+    torch::nn::functional::cross_entropy(model->forward(batch.data), batch.target).backward();
     optimizer.step();
     if ((step + 1) * 3 / options.steps == step * 3 / options.steps) continue;
     const auto result = evaluate(model, data);

@@ -17,7 +17,7 @@ from collections import namedtuple
 
 from pictures import pyplot
 
-# The names of examples/train/trainer/phase.h.
+# The names of examples/train/trainer/profile.h.
 STEP, WAIT, BACKWARD = "training step", "wait for gradients", "backward"
 COLOURS = {"forward": "#56b4e9", BACKWARD: "#0072b2", WAIT: "#e69f00", "update": "#009e73"}
 READY, REDUCED, EXPOSED = "#dddddd", "#cc79a7", "#a50f15"

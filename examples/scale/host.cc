@@ -38,7 +38,9 @@ hvd::LeaderTreeActions Host::actions() {
     cut();
     return true;
   };
-  actions.refuse = [](const hvd::UnitKey& key, int) { throw std::logic_error("nobody leaves, but " + key.name + " was refused"); };
+  actions.refuse = [](const hvd::UnitKey& key, int, const std::string&) {
+    throw std::logic_error("nobody leaves, but " + key.name + " was refused");
+  };
   actions.leave = [](int) {};
   actions.end = [] {};
   actions.conflict = [](int, const std::string& name, const std::vector<hvd::StuckRank>&) {

@@ -17,10 +17,10 @@ int main(int argc, char** argv) {
 
   auto network = make_network();
   network->to(device);
-  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
-  hvd::broadcast_parameters(network, 0);   // rank 0's weights and buffers on all ranks
-  hvd::broadcast_optimizer_state(sgd, 0);  // and its learning rate, momenta... which are there after loading a file
-  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters());
+  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
+  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters());
+  hvd::broadcast_optimizer_state(optimizer, 0);  // and its learning rate, momenta... which are there after loading a file
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
   hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});

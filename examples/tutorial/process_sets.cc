@@ -24,10 +24,10 @@ int main() {
 
   auto network = make_network();
   network->to(device);
-  torch::optim::SGD sgd(network->parameters(),
-                        torch::optim::SGDOptions(number == 0 ? kLearningRate : kLearningRate / 5).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(
+      network->parameters(), torch::optim::SGDOptions(number == 0 ? kLearningRate : kLearningRate / 5).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // both networks begin with the same weights
-  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters(), {.process_set = set});
+  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters(), {.process_set = set});
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
   hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.process_set = set, .global_batch = kBatch});

@@ -23,9 +23,9 @@ int main(int argc, char** argv) {
 
   auto network = make_network();
   network->to(device);
-  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
-  hvd::DistributedOptimizer optimizer(sgd, network->named_parameters());
+  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters());
   torch::optim::StepLR decay(optimizer, /*step_size=*/1, /*gamma=*/0.5);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());

@@ -9,6 +9,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/hvd.h"
+#include "hvd/negotiation/unit_names.h"
 
 namespace hvd {
 
@@ -21,7 +22,8 @@ void check_included(const ProcessSet& process_set, std::string_view what) {
 /// Whether this rank is the lowest of the set on its host. Collective.
 bool is_first_of_host(const ProcessSet& process_set) {
   std::int64_t host = cross_rank();
-  const auto gathered = allgather({&host, DataType::Int64, {1}}, {.name = "rank_zero_first/hosts", .process_set = process_set});
+  const auto gathered =
+      allgather({&host, DataType::Int64, {1}}, {.name = library_name("rank_zero_first/hosts"), .process_set = process_set});
   std::vector<std::int64_t> hosts(gathered.data.size() / sizeof(std::int64_t));
   std::memcpy(hosts.data(), gathered.data.data(), gathered.data.size());
   const auto own = hosts.begin() + process_set.rank();
@@ -31,7 +33,7 @@ bool is_first_of_host(const ProcessSet& process_set) {
 /// What a rank says when it has gone first, or has nothing to do before the others: empty if all went well. Collective.
 std::string said_by_first_to_fail(std::string mine, const ProcessSet& process_set) {
   const auto gathered = allgather({mine.data(), DataType::UInt8, {static_cast<std::int64_t>(mine.size())}},
-                                  {.name = "rank_zero_first", .process_set = process_set});
+                                  {.name = library_name("rank_zero_first"), .process_set = process_set});
   return {reinterpret_cast<const char*>(gathered.data.data()), gathered.data.size()};
 }
 
@@ -51,7 +53,7 @@ bool any(bool mine, const ProcessSet& process_set) {
   check_included(process_set, "any()");
   std::uint8_t said = mine ? 1 : 0;
   const Buffer buffer{&said, DataType::UInt8, {1}};
-  allreduce(buffer, buffer, {.name = "any", .op = ReduceOp::Max, .process_set = process_set});
+  allreduce(buffer, buffer, {.name = library_name("any"), .op = ReduceOp::Max, .process_set = process_set});
   return said != 0;
 }
 

@@ -120,6 +120,7 @@ void install_world(World world) {
     const std::lock_guard lock(global().mutex);
     if (global().world) throw InvalidArgument("hvd is running already");
     become_rank(world.engine->topology().rank);
+    world.engine->enter_init_thread();
     exchange_world(std::make_shared<World>(std::move(world)));
     hooks = global().hooks;
   }

@@ -112,6 +112,22 @@ Batch BatchRunner::make_batch(const Prepared& prepared) const {
   return batch;
 }
 
+/// What the library does for itself does not count.
+void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < batch.members.size(); ++i) {
+    if (prepared.entries[i]->submission.internal) continue;
+    ++tensors;
+    bytes += static_cast<std::uint64_t>(batch.members[i].count) * element_bytes(prepared.cut.plan.dtype);
+  }
+  if (tensors == 0) return;
+  StatsCounters& stats = *parts_.stats;
+  if (reduces(batch.traits.kind)) stats.add(stats.bytes_reduced, bytes);
+  stats.add(stats.batches_run, 1);
+  if (tensors > 1) stats.add(stats.tensors_fused, tensors);
+}
+
 void BatchRunner::launch(Prepared prepared) {
   const PlannedBatch& plan = prepared.cut.plan;
   {
@@ -124,12 +140,7 @@ void BatchRunner::launch(Prepared prepared) {
   }
   Backend* backend = prepared.entries.front()->backends[plan.tensors.front().index];
   Batch batch = make_batch(prepared);
-  StatsCounters& stats = *parts_.stats;
-  if (reduces(batch.traits.kind))
-    for (const auto& member : batch.members)
-      stats.add(stats.bytes_reduced, static_cast<std::uint64_t>(member.count) * element_bytes(plan.dtype));
-  stats.add(stats.batches_run, 1);
-  if (batch.members.size() > 1) stats.add(stats.tensors_fused, batch.members.size());
+  count(prepared, batch);
   for (const Entry* entry : prepared.entries)
     if (entry->trace != 0) parts_.timeline->launched(entry->trace, backend->name());
   std::shared_ptr<Execution> execution = backend->launch(std::move(batch));

@@ -58,6 +58,7 @@ class BatchRunner {
 
   void launch(Prepared batch) HVD_EXCLUDES(engine_mutex);
   [[nodiscard]] Batch make_batch(const Prepared& prepared) const;
+  void count(const Prepared& prepared, const Batch& batch) const;
   [[nodiscard]] BatchMember make_member(const Prepared& prepared, std::size_t index) const;
   void hand_over(Running& running) HVD_EXCLUDES(engine_mutex);
   [[nodiscard]] bool retire_enqueued() HVD_EXCLUDES(engine_mutex);

@@ -44,7 +44,7 @@ Engine::Engine(EngineParts parts)
       handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
       leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_, fast_path_) : nullptr),
       messenger_(parts_, leader_.get(), mutex_),
-      health_(parts_, log_, controller_, ledger_, queue_, leader_.get(), mutex_),
+      health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), mutex_),
       loop_(parts_, mutex_, *this) {
   const Config& config = parts_.config;
   board_.set_patience(
@@ -98,7 +98,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   auto fresh = factory_.make(std::move(submission));
   fresh->repeats = after != After::Return;
   const std::shared_ptr<HandleState> pending = fresh->pending;
-  const auto tensors = fresh->backends.size();
+  const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
   Entry* entry = nullptr;
   bool numbered = false;
   {
@@ -225,6 +225,12 @@ void Engine::abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::sha
   }
 }
 
+void Engine::enter_init_thread() {
+  callers_.add_here();
+  const EngineLock lock(mutex_);
+  queue_.set_init_thread();
+}
+
 void Engine::check(Submission submission) const {
   const LibraryCall inside;
   static_cast<void>(factory_.make(std::move(submission)));
@@ -319,7 +325,10 @@ bool Engine::expects_messages(const Turn& /*turn*/) {
 void Engine::wait(HandleState& pending) {
   const LibraryCall inside;
   pending.waited_for.store(true, std::memory_order_relaxed);
-  loop_.wait_until([&] { return may_go_on(pending); });
+  if (!may_go_on(pending)) {
+    const CallerThreads::Wait waiting(callers_, pending);
+    loop_.wait_until([&] { return may_go_on(pending); });
+  }
   if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
 }
 

@@ -4,10 +4,10 @@
 ///   submit -> EntryFactory -> Ledger -> Controller -> [the domain's log] -> NegotiationLog -> outcomes
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState
 ///
-/// Parts, each with a file pair and the owner of its state: EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Controller, Cutter,
-/// Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Health, ProgressLoop. Calls lead down in this
-/// order; back up leads only `EngineEvents`, which the engine implements. The engine itself owns the mutex, decides how entries and worlds
-/// end, and is the only one to finish entries.
+/// Parts, each with a file pair and the owner of its state: CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog,
+/// Controller, Cutter, Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Deadlocks, Health,
+/// ProgressLoop. Calls lead down in this order; back up leads only `EngineEvents`, which the engine implements. The engine itself owns the
+/// mutex, decides how entries and worlds end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -27,6 +27,7 @@
 
 #include "hvd/base/visible.h"
 #include "hvd/engine/batch_runner.h"
+#include "hvd/engine/caller_threads.h"
 #include "hvd/engine/controller.h"
 #include "hvd/engine/cutter.h"
 #include "hvd/engine/engine_lock.h"
@@ -72,9 +73,12 @@ class Engine : private EngineEvents {
   void finish_fast_path(PersistentOp& op, const SmallCall& call);
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
   void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
+  /// The calling thread has called `init()`, as it has on all ranks: its operations without names are told from those of other threads.
+  void enter_init_thread();
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
   HVD_BETWEEN_LIBRARIES void check(Submission submission) const;
-  /// Returns a name for the next persistent operation without one: the same on all ranks that ask in the same order. Any thread.
+  /// Returns a name for the next persistent operation without one: the same on all ranks that ask in the same order. Throws InvalidArgument
+  /// where that order is not known, as several threads ask. Any thread.
   HVD_BETWEEN_LIBRARIES std::string persistent_name(int process_set, OpKind kind);
   /// Blocks until the submission is done, or enqueued if it is `on_stream`; throws what it failed with. Any thread.
   HVD_BETWEEN_LIBRARIES void wait(HandleState& pending);
@@ -135,6 +139,7 @@ class Engine : private EngineEvents {
   EngineParts parts_;
   Board& board_;
   EngineMutex mutex_;
+  CallerThreads callers_;
   Ledger ledger_ HVD_GUARDED_BY(engine_mutex);
   SubmissionQueue queue_;
   NegotiationLog log_;

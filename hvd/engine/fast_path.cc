@@ -136,9 +136,10 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
     if (!known) {
       std::string_view name = call.name;
       std::array<char, kUnnamedText> text{};
-      if (name.empty()) {
+      if (name.empty() || is_library_name(name)) {
         if (!queue_.empty()) return nullptr;
-        name = queue_.next_name(call.process_set, call.kind, text);
+        name = queue_.find_name(call.process_set, call.kind, name, text);
+        if (name.empty()) return nullptr;
       }
       op = ops_.find(call.process_set, call.kind, name);
     }

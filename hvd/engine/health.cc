@@ -18,6 +18,14 @@ constexpr auto kConflictTime = 1s;
 constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
 constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
 
+/// " (fc.weight and 3 more)", of a group whose members have names.
+std::string describe_members(const Submission& submission) {
+  const auto& members = submission.tensors;
+  if (members.empty() || members.front().name.empty()) return "";
+  return members.size() == 1 ? formatted(" ({})", members.front().name)
+                             : formatted(" ({} and {} more)", members.front().name, members.size() - 1);
+}
+
 }  // namespace
 
 void Health::look(const Turn& /*turn*/) noexcept {
@@ -34,8 +42,9 @@ void Health::look(const Turn& /*turn*/) noexcept {
     }
     const EngineLock lock(mutex_);
     look_for_conflicts();
+    deadlocks_.look();
     report_stalls();
-    if (leader_ != nullptr && !parts_.config.stall_check_disable) report_silence();
+    if (leader_ != nullptr) report_silence();
   } catch (...) {
     board.set_failure(status_of_current_exception());
   }
@@ -123,8 +132,12 @@ void Health::report_silence() {
   const Config& config = parts_.config;
   const auto limit = std::clamp<std::chrono::seconds>(config.stall_check_time, Heartbeat::kMissed, kSilence);
   const auto now = Clock::now();
-  for (const auto& silence : leader_->silences(limit)) {
+  for (const auto& silence : leader_->silences(Heartbeat::kMissed)) {
     const std::string text = describe_silence(silence);
+    if (config.host_timeout > 0s && silence.lasted >= config.host_timeout)
+      return parts_.board->set_failure(
+          {Status::Code::RankFailed, formatted("{} (HVD_HOST_TIMEOUT_SECONDS={})", text, config.host_timeout.count())});
+    if (config.stall_check_disable || silence.lasted < limit) continue;
     if (config.stall_shutdown_time > 0s && silence.lasted >= config.stall_shutdown_time)
       return parts_.board->set_failure({Status::Code::StallTimeout, text});
     auto& reported = silence_reported_[silence.domain];
@@ -163,8 +176,8 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
   over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
   if (!over && !due) return;
   entry.reported = now;
-  const std::string text =
-      formatted("{} '{}' has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name), waited.count(), culprits);
+  const std::string text = formatted("{} '{}'{} has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name),
+                                     describe_members(entry.submission), waited.count(), culprits);
   if (over) {
     parts_.board->set_failure({Status::Code::StallTimeout, text});
   } else {

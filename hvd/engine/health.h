@@ -1,11 +1,13 @@
 #pragma once
-/// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, and different
-/// operations under one name. The thread that has the turn calls it; what it finds ends the world or is logged. Never throws.
+/// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, different
+/// operations under one name, and ranks that wait for one another. The thread that has the turn calls it; what it finds ends the world or
+/// is logged. Never throws.
 
 #include <map>
 #include <string>
 
 #include "hvd/engine/controller.h"
+#include "hvd/engine/deadlocks.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/leader_task.h"
 #include "hvd/engine/parts.h"
@@ -15,9 +17,16 @@ namespace hvd {
 
 class Health {
  public:
-  Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue, LeaderTask* leader,
-         EngineMutex& mutex)
-      : parts_(parts), log_(log), controller_(controller), ledger_(ledger), queue_(queue), leader_(leader), mutex_(mutex) {}
+  Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
+         CallerThreads& callers, LeaderTask* leader, EngineMutex& mutex)
+      : parts_(parts),
+        log_(log),
+        controller_(controller),
+        ledger_(ledger),
+        queue_(queue),
+        leader_(leader),
+        mutex_(mutex),
+        deadlocks_(parts, log, ledger, queue, callers, leader) {}
 
   /// Looks, if it is time.
   void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
@@ -41,6 +50,7 @@ class Health {
   SubmissionQueue& queue_;
   LeaderTask* const leader_;  // null where this rank leads no domain
   EngineMutex& mutex_;
+  Deadlocks deadlocks_ HVD_GUARDED_BY(engine_mutex);
   std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain
   Clock::time_point last_look_ = Clock::now();                                      // of the thread that has the turn
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;

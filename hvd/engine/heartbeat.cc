@@ -1,5 +1,8 @@
 #include "hvd/engine/heartbeat.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace hvd {
 
 Heartbeat::Heartbeat(Transport& wire, std::vector<int> neighbours) : wire_(wire) {
@@ -22,7 +25,9 @@ std::optional<Message> Heartbeat::receive() {
 
 void Heartbeat::beat() {
   const auto now = Clock::now();
+  const auto missed = now - std::exchange(beat_at_, now);
   for (auto& [neighbour, line] : lines_) {
+    if (missed > kInterval) line.heard = std::min(line.heard + missed, now);
     if (now - line.sent < kInterval) continue;
     wire_.send(neighbour, {});
     line.sent = now;

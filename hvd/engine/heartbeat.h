@@ -30,7 +30,8 @@ class Heartbeat final : public Transport {
   /// Returns the next message that says something.
   std::optional<Message> receive() override;
 
-  /// Sends empty messages where it is time.
+  /// Sends empty messages where it is time. Called again and again: for a time in which it is not, as this process is stopped, nobody else
+  /// is silent.
   void beat();
   struct Silence {
     int domain = 0;
@@ -45,6 +46,7 @@ class Heartbeat final : public Transport {
   };
   Transport& wire_;
   std::map<int, Line> lines_;  ///< by neighbour
+  Clock::time_point beat_at_ = Clock::now();
 };
 
 }  // namespace hvd

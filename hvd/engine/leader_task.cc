@@ -40,8 +40,8 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
     cutter_.take_credit({set, domain, over});
   };
   actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { leavers_.leave_elsewhere(rank); };
-  actions.refuse = [this](const UnitKey& key, int rank) HVD_NO_THREAD_SAFETY_ANALYSIS {
-    if (!leavers_.refuse_by_root(key, rank)) return;
+  actions.refuse = [this](const UnitKey& key, int rank, const std::string& text) HVD_NO_THREAD_SAFETY_ANALYSIS {
+    if (!leavers_.refuse_by_root(key, rank, text)) return;
     std::erase_if(noted_, [&](const LocalEvent& event) { return event.kind == LocalEvent::Kind::Ready && event.key == key; });
   };
   actions.fail = [this](const Status& status) { parts_.board->set_failure(status); };
@@ -106,9 +106,13 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
   }
   progressed = (tree_.is_root() ? tree_.send() : tree_.advance()) || progressed;
   progressed = direct_.drive(tree_) || progressed;
-  if (!parts_.config.stall_check_disable) heartbeat_.beat();
+  heartbeat_.beat();
   if (progressed) last_traffic_ = Clock::now();
   return progressed;
+}
+
+void LeaderTask::tell_blocked(std::vector<BlockedRank> ranks) {
+  if (noted_.empty()) tree_.blocked({parts_.topology.domain, std::move(ranks), {}});  // it must not pass what is said of before
 }
 
 void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {

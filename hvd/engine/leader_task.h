@@ -49,6 +49,8 @@ class LeaderTask {
   void tell_stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex) {
     tree_.stuck(process_set, name, stuck_ranks);
   }
+  /// These ranks of this domain are blocked in operations of several domains, or none are. The root is also to look whether any can end.
+  void tell_blocked(std::vector<BlockedRank> ranks) HVD_REQUIRES(engine_mutex);
 
   /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader knows.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex);

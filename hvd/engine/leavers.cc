@@ -89,21 +89,21 @@ void Leavers::doubt_all() {
   for (const auto& unit : waiting) doubt(unit);
 }
 
-bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, bool& is_void) {
-  Transaction log(log_, kRecordBytes);
+bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void) {
+  Transaction log(log_, kRecordBytes + text.size());
   const Unit* unit = table().find(key);
   is_void = unit == nullptr || !unit->queued;
   if (unit == nullptr || unit->queued) return true;  // if it is queued, nobody here waits for it any more
   if (unit->cut_at > board_.slowest_reader()) return false;
   board_.void_slot(unit->id, unit->slots);
-  log.append(Negotiator::refusal(unit->id, left_rank));
+  log.append(Negotiator::refusal(unit->id, left_rank, text));
   return true;
 }
 
-bool Leavers::refuse_by_root(const UnitKey& key, int left_rank) {
+bool Leavers::refuse_by_root(const UnitKey& key, int left_rank, const std::string& text) {
   bool is_void = false;
   ReaderWait readers(log_);
-  while (!try_to_refuse(key, left_rank, is_void))
+  while (!try_to_refuse(key, left_rank, text, is_void))
     if (!readers.nudge()) return false;
   return is_void;
 }

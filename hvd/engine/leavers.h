@@ -4,6 +4,7 @@
 /// sees what domains are ready for and who has left in one order. So a rank that waits for such a unit says that it doubts it, and the root
 /// refuses it for all. Under the engine's mutex.
 
+#include <string>
 #include <vector>
 
 #include "hvd/engine/ledger.h"
@@ -27,14 +28,15 @@ class Leavers {
   void doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
   /// The same for all units that this rank waits for.
   void doubt_all() HVD_REQUIRES(engine_mutex);
-  /// Refuses a unit as the root says. Returns whether what this domain was ready for is void with it.
-  bool refuse_by_root(const UnitKey& key, int left_rank) HVD_REQUIRES(engine_mutex);
+  /// Refuses a unit as the root says, because the rank has left, or as `text` says. Returns whether what this domain was ready for is void
+  /// with it.
+  bool refuse_by_root(const UnitKey& key, int left_rank, const std::string& text) HVD_REQUIRES(engine_mutex);
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   [[nodiscard]] std::vector<Pledge> pledges() const HVD_REQUIRES(engine_mutex, board_lock);
   bool try_to_doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
-  bool try_to_refuse(const UnitKey& key, int left_rank, bool& is_void) HVD_REQUIRES(engine_mutex);
+  bool try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;

@@ -2,18 +2,27 @@
 /// Keeps submissions that wait because their name is in flight, and counts those without a name. A name that the library makes up is one of
 /// a few that come back, so that what the ranks have said of it need not be said again; that is why such submissions may have to wait.
 /// Under the engine's mutex.
+///
+/// Submissions without names are matched by their order, and the order of two threads differs from rank to rank. So each thread has its
+/// lane, with numbers of its own: one is of the thread that has called `init()`, which is the same on all ranks, the other of one other
+/// thread at a time, until that has ended. A third thread is refused, for nothing would tell the ranks which of the two it is. The same
+/// holds for operations of the library's own, by their names.
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "hvd/engine/caller_threads.h"
 #include "hvd/engine/ledger.h"
 #include "hvd/negotiation/capabilities.h"
+#include "hvd/negotiation/unit_names.h"
 
 namespace hvd {
 
@@ -26,13 +35,19 @@ class SubmissionQueue {
   explicit SubmissionQueue(std::uint32_t slots);
 
   // ---- numbers of unnamed submissions
-  /// Returns what the next submission without a name is called, written into `text` (room for kUnnamedText characters).
-  std::string_view next_name(int process_set, OpKind kind, std::span<char> text) HVD_REQUIRES(engine_mutex);
-  /// Counts one more.
-  void use_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex) { ++unnamed_[{process_set, kind}]; }
-  /// Takes the last one back, if it is still `name`.
+  /// From now on the calling thread has the lane of the one that has called `init()`. Until then, the first one of all has it.
+  void set_init_thread() HVD_REQUIRES(engine_mutex) { init_thread_ = CallerThread::here()->number(); }
+  /// Gives the calling thread's submission under `key` a name if it has none, and its lane's if it is one of the library's own. Returns
+  /// whether it had none. Throws InvalidArgument if another thread has the lane.
+  bool name(UnitKey& key) HVD_REQUIRES(engine_mutex);
+  /// Returns what `name` would make of a name that is empty or the library's own, written into `text` (room for kUnnamedText characters),
+  /// and counts nothing. Empty if there is more to do.
+  std::string_view find_name(int process_set, OpKind kind, std::string_view name, std::span<char> text) HVD_REQUIRES(engine_mutex);
+  /// Counts one more without a name, of the calling thread's lane.
+  void use_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
+  /// Takes the calling thread's last one back, if it is still `name`.
   void take_back_name(int process_set, OpKind kind, std::string_view name) HVD_REQUIRES(engine_mutex);
-  /// Returns what the next persistent operation without a name is called, and counts it.
+  /// Returns what the next persistent operation without a name is called, and counts it. Throws InvalidArgument as `name`.
   std::string next_persistent_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set have joined: numbers start again, as ranks that joined early have used fewer.
   void start_again(int process_set) HVD_REQUIRES(engine_mutex);
@@ -64,13 +79,35 @@ class SubmissionQueue {
   }
 
   /// Of this queue, for what is to stay bounded: process sets that it counts for.
-  [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) { return joins_.size() + unnamed_.size() + persistent_.size(); }
+  [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) {
+    return joins_.size() + unnamed_.size() + persistent_.size() + library_.size();
+  }
 
  private:
+  /// Who has the lane that is not the init thread's.
+  struct Owner {
+    std::uint64_t number = CallerThread::kNone;
+    std::weak_ptr<CallerThread> thread;
+  };
+  /// Submissions of one kind without names.
+  struct Unnamed {
+    std::array<std::uint64_t, 2> counts{};  ///< by lane: how many there were
+    Owner owner;
+    std::uint64_t& count(Lane lane) { return counts[static_cast<std::size_t>(lane)]; }
+  };
+  using PerKind = std::map<std::pair<int, OpKind>, Unnamed>;
+
+  /// Returns the calling thread's lane; none if another thread has it.
+  [[nodiscard]] std::optional<Lane> lane_here(const Owner& owner) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] std::optional<Lane> take_lane(Owner& owner) HVD_REQUIRES(engine_mutex);
+  std::string_view name_in(Unnamed& unnamed, int process_set, OpKind kind, Lane lane, std::span<char> text) HVD_REQUIRES(engine_mutex);
+
   const std::uint64_t names_;
   std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> waiting_ HVD_GUARDED_BY(engine_mutex);
-  std::map<std::pair<int, OpKind>, std::uint64_t> unnamed_ HVD_GUARDED_BY(engine_mutex);     ///< how many there were
-  std::map<std::pair<int, OpKind>, std::uint64_t> persistent_ HVD_GUARDED_BY(engine_mutex);  ///< likewise, of persistent operations
+  std::uint64_t init_thread_ HVD_GUARDED_BY(engine_mutex) = CallerThread::kNone;
+  PerKind unnamed_ HVD_GUARDED_BY(engine_mutex);
+  PerKind persistent_ HVD_GUARDED_BY(engine_mutex);                  ///< of persistent operations
+  std::map<UnitKey, Owner> library_ HVD_GUARDED_BY(engine_mutex);    ///< of the library's own operations
   std::map<int, std::uint64_t> joins_ HVD_GUARDED_BY(engine_mutex);  ///< of a process set: how often all its ranks have joined
 };
 

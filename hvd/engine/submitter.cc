@@ -1,7 +1,6 @@
 #include "hvd/engine/submitter.h"
 
 #include <algorithm>
-#include <array>
 #include <thread>
 #include <utility>
 
@@ -44,12 +43,7 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
                         ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
   if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));
-  numbered = key.name.empty();
-  if (numbered) {
-    std::array<char, kUnnamedText> text{};
-    key.name = queue_.next_name(key.process_set, key.kind, text);
-    queue_.use_name(key.process_set, key.kind);
-  }
+  numbered = queue_.name(key);
   const Entry* const before = ledger_.find(key);
   const bool others_wait = queue_.contains(key);
   // Who waits for a stream only comes back before the device is done: no mistake of theirs.

@@ -283,6 +283,12 @@ bool Board::is_stuck(std::uint32_t slot, int rank, bool said) const {
   return of_rank.arrived_round.load(std::memory_order_relaxed) == round && of_rank.stuck_round.load(std::memory_order_relaxed) == round;
 }
 
+void Board::set_blocked(std::uint32_t slots) {
+  auto& blocked = area(self_).blocked;
+  if (blocked.load(std::memory_order_relaxed) != slots) blocked.store(slots, std::memory_order_release);
+}
+std::uint32_t Board::blocked(int rank) const { return area(rank).blocked.load(std::memory_order_acquire); }
+
 void Board::void_slot(std::uint32_t slot, std::uint32_t count) {
   // The generation first: who arrives in between finds it over, and is not taken to have arrived in the next round.
   auto& word = head(slot).generation_and_arrivals;

@@ -158,6 +158,10 @@ class Board {
   [[nodiscard]] std::uint64_t stuck_marks() const;
   /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
+  /// All threads of this rank that use the library wait for long, each in a slot that it has marked as stuck: so many slots; 0: no more.
+  void set_blocked(std::uint32_t slots);
+  /// What that rank has said last; it holds as long as it `is_stuck` in so many.
+  [[nodiscard]] std::uint32_t blocked(int rank) const;
 
   // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path.h)
   /// Tells the ranks with these indices that their results are there. Needs the claim; before `reset_arrivals`.

@@ -38,6 +38,7 @@
 ///               48      4   born                    1: `alive` has been taken
 ///               52      4   left                    1: the rank reads and writes no more
 ///               56      4   dead                    1: somebody has found `alive` without its owner
+///               60      4   blocked                 units that the rank's threads wait for, if all of them do, for long; else 0
 ///               64      8   read                    bytes of the log that the rank has read and acted on
 ///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
 ///               73  2,048   failure_text            the same in words, up to a zero
@@ -98,6 +99,7 @@ struct alignas(64) RankArea {
   std::atomic<std::uint32_t> born{0};
   std::atomic<std::uint32_t> left{0};
   std::atomic<std::uint32_t> dead{0};
+  std::atomic<std::uint32_t> blocked{0};
   alignas(64) std::atomic<std::uint64_t> read{0};
   Status::Code failure_code = Status::Code::Ok;
   std::array<char, kFailureText> failure_text{};
@@ -133,7 +135,8 @@ static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, awaited) == 416
 static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236);
 static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batches) == 4352);
 static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);
-static_assert(offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 && offsetof(RankArea, failure_text) == 73);
+static_assert(offsetof(RankArea, blocked) == 60 && offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 &&
+              offsetof(RankArea, failure_text) == 73);
 #endif
 
 }  // namespace hvd::board_layout

@@ -38,6 +38,7 @@ Way way_of(LeaderItem item) {
     case LeaderItem::Retired:
     case LeaderItem::Stuck:
     case LeaderItem::Credit:
+    case LeaderItem::Blocked:
       return Way::Up;
     case LeaderItem::Fail:
       return Way::Any;
@@ -78,11 +79,17 @@ Bytes LeaderItems::doubt(const UnitKey& key) {
   encode(writer, key);
   return writer.take();
 }
-Bytes LeaderItems::refuse(const UnitKey& key, int rank) {
+Bytes LeaderItems::refuse(const UnitKey& key, int rank, std::string_view text) {
   Writer writer;
   writer.put(LeaderItem::Refuse);
   encode(writer, key);
-  return writer.put(rank).take();
+  return writer.put(rank).put_string(text).take();
+}
+Bytes LeaderItems::blocked(const BlockedReport& report) {
+  Writer writer;
+  writer.put(LeaderItem::Blocked);
+  encode(writer, report);
+  return writer.take();
 }
 Bytes LeaderItems::retire(const std::vector<std::uint32_t>& ids) { return numbers_item(LeaderItem::Retire, ids); }
 Bytes LeaderItems::retired(const std::vector<std::uint32_t>& in_use) { return numbers_item(LeaderItem::Retired, in_use); }
@@ -108,7 +115,7 @@ Bytes LeaderItems::message_of(const Bytes& item) { return Writer().put_bytes(ite
 
 LeaderItem decode_item(Reader& reader) {
   const auto item = reader.get<LeaderItem>();
-  if (item > LeaderItem::Credit) throw WireError("unknown kind of message");
+  if (item > LeaderItem::Blocked) throw WireError("unknown kind of message");
   return item;
 }
 

@@ -15,7 +15,8 @@
 ///   LeaveUp        up     rank i32, pledges                           a rank of the subtree has left; what it still takes part in
 ///   Leave          down   rank i32                                    a rank of another subtree has left
 ///   Doubt          up     key                                         can it be complete, although a rank has left?
-///   Refuse         down   key, rank i32                               it never will be, because the rank has left: decided
+///   Refuse         down   key, rank i32, text                         it never will be, because the rank has left, or as the text says:
+///                                                                     decided
 ///   Retire         down   list of id u32                              forget these, as far as you do not use them
 ///   Retired        up     list of id u32                              these are in use in the subtree
 ///   Forget         down   list of id u32                              these numbers are given up; the rest of what was to retire holds
@@ -25,18 +26,24 @@
 ///                                                                     the last decision about the name that it knows
 ///   Conflict       down   set i32, name, stuck ranks                  these ranks are told that their operations differ: decided
 ///   Credit         up     set i32, domain i32, over u64               so many cuts of the set are over in the domain
+///   Blocked        up     domain i32, blocked ranks, decisions        these ranks of the domain wait, and submit nothing; it replaces what
+///                                                                     the domain has said before
 ///
 /// where list, key, name, ranks, agreement and stuck ranks are as in hvd/negotiation/records.h, and
 ///
-///   text      count u32, then the characters
-///   pledges   count u32, then (key, rounds u32) each
+///   text            count u32, then the characters
+///   pledges         count u32, then (key, rounds u32) each
+///   blocked ranks   count u32, then (rank i32, keys that it waits for, keys that it has submitted) each; keys: count u32, then the keys
+///   decisions       count u32, then (key, the last decision under its name that the domain knows u64) each
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/deadlock.h"
 #include "hvd/negotiation/pledges.h"
 #include "hvd/negotiation/rank_runs.h"
 #include "hvd/negotiation/records.h"
@@ -63,6 +70,7 @@ enum class LeaderItem : std::uint8_t {
   Stuck,
   Conflict,
   Credit,
+  Blocked,
 };
 static_assert(sizeof(Status::Code) == 1);
 
@@ -97,7 +105,7 @@ struct LeaderItems {
   static Bytes leave_up(int rank, const Pledges& pledges);
   static Bytes leave(int rank);
   static Bytes doubt(const UnitKey& key);
-  static Bytes refuse(const UnitKey& key, int rank);
+  static Bytes refuse(const UnitKey& key, int rank, std::string_view text);
   static Bytes retire(const std::vector<std::uint32_t>& ids);
   static Bytes retired(const std::vector<std::uint32_t>& in_use);
   static Bytes forget(const std::vector<std::uint32_t>& ids);
@@ -106,6 +114,7 @@ struct LeaderItems {
   static Bytes stuck(const StuckReport& report);
   static Bytes conflict(const StuckReport& report);
   static Bytes credit(int process_set, int domain, std::uint64_t over);
+  static Bytes blocked(const BlockedReport& report);
   /// Returns a message of one item.
   static Bytes message_of(const Bytes& item);
 };

@@ -104,6 +104,19 @@ void LeaderTree::stuck(int process_set, const std::string& name, const std::vect
   is_root() ? note_stuck(report) : links_.send_up(LeaderItems::stuck(report));
 }
 
+void LeaderTree::blocked(BlockedReport report) {
+  if (failed_) return;
+  // What this domain has still to say of before must not be passed: the same is said again once it is said.
+  if (!unsaid_.is_empty() || inbox_.is_waiting()) report.ranks.clear();
+  for (const auto& rank : report.ranks)
+    for (const auto& key : rank.waits) report.last_decisions[key] = last_decision(key.process_set, key.name);
+  const bool is_new = blocked_.note_said(report);
+  if (!is_root() && is_new) links_.send_up(LeaderItems::blocked(report));
+  if (!is_root()) return;
+  if (is_new) blocked_.add(std::move(report));
+  end_deadlocks();
+}
+
 void LeaderTree::failed(const Status& status) {
   if (std::exchange(failed_, true)) return;
   const Bytes item = LeaderItems::fail(status);
@@ -158,6 +171,8 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
       const int domain = reader.get<int>();
       return actions_.credit(process_set, domain, reader.get<std::uint64_t>());
     }
+    case LeaderItem::Blocked:
+      return receive_blocked(reader, bytes);
     default:
       throw WireError("not a message for a parent");
   }
@@ -184,9 +199,10 @@ bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& b
     case LeaderItem::Refuse: {
       const UnitKey key = decode_key(reader);
       const int rank = reader.get<int>();
+      const std::string text = reader.get_string();
       static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
       if (is_promised(key)) return false;  // the round before is still under way here
-      refuse(key, rank);
+      refuse(key, rank, text);
       break;
     }
     case LeaderItem::Retire:
@@ -348,14 +364,34 @@ void LeaderTree::refuse_if_hopeless(const UnitKey& key) {
 
 /// Whoever waits for the tensor waits for it no more; who submits it again introduces it anew. Its number is given up, so that what is said
 /// of the round that is over finds nothing to count for.
-void LeaderTree::refuse(const UnitKey& key, int rank) {
-  links_.send_down(LeaderItems::refuse(key, rank));
+void LeaderTree::refuse(const UnitKey& key, int rank, const std::string& text) {
+  links_.send_down(LeaderItems::refuse(key, rank, text));
   numbers_.refused();
   stuck_names_.decided(key.process_set, key.name);
   departed_.forget(key);
   unsaid_.drop_ready(key);
   forget(key);
-  actions_.refuse(key, rank);
+  actions_.refuse(key, rank, text);
+}
+
+void LeaderTree::receive_blocked(Reader& reader, const Bytes& item) {
+  if (!is_root()) return links_.send_up(item);
+  BlockedReport report = decode_blocked_report(reader);
+  for (const auto& [rank, waits, submitted] : report.ranks) {
+    for (const auto& key : waits) static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
+    for (const auto& key : submitted) static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
+  }
+  blocked_.add(std::move(report));
+}
+
+/// Root: ends what blocked ranks wait for and can never get.
+void LeaderTree::end_deadlocks() {
+  const auto decision = [this](const UnitKey& key) { return last_decision(key.process_set, key.name); };
+  const auto found = blocked_.find(actions_.ranks_of, decision);
+  const std::string who = found.empty() ? "" : found.front().text;
+  if (std::exchange(deadlock_, who) != who) return;
+  for (const auto& [key, missing, text] : found)
+    if (!is_promised(key)) refuse(key, missing, text);
 }
 
 /// Root: ranks of a domain are stuck.

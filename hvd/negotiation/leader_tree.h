@@ -9,8 +9,8 @@
 /// so: the end.
 ///
 /// The state is in parts: LeaderLinks (place in the tree, what is to be sent), LeaderInbox (what comes, and what of it waits),
-/// UnsaidEvents, TensorNumbers, ReadinessCounts, StuckNames, DepartedRanks. Here is what happens between them. Run by the leader's driver.
-/// Fails by throwing BackendError (wire) or WireError (a malformed message).
+/// UnsaidEvents, TensorNumbers, ReadinessCounts, StuckNames, BlockedDomains, DepartedRanks. Here is what happens between them. Run by the
+/// leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
+#include "hvd/negotiation/deadlock.h"
 #include "hvd/negotiation/departed_ranks.h"
 #include "hvd/negotiation/leader_inbox.h"
 #include "hvd/negotiation/leader_links.h"
@@ -44,7 +45,8 @@ struct LeaderTreeActions {
   /// Root: so many cuts of the set are over in the domain.
   std::function<void(int process_set, int domain, std::uint64_t over)> credit;
   /// A tensor can never be complete, because the rank has left: whoever waits for it is told.
-  std::function<void(const UnitKey&, int rank)> refuse;
+  /// Or as `text` says, if there is one.
+  std::function<void(const UnitKey&, int rank, const std::string& text)> refuse;
   std::function<void(int rank)> leave;
   std::function<void()> end;
   /// All ranks of the set wait under the name, for different operations.
@@ -85,6 +87,8 @@ class LeaderTree {
   void tell(LocalEvent event);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
   void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
+  /// These ranks of this domain are blocked (hvd/negotiation/deadlock.h), or no more. The root then ends what can never end.
+  void blocked(BlockedReport report);
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
@@ -148,7 +152,9 @@ class LeaderTree {
   void spread_leaving(int rank, int from);
   void doubted(const UnitKey& key);
   void refuse_if_hopeless(const UnitKey& key);
-  void refuse(const UnitKey& key, int rank);
+  void refuse(const UnitKey& key, int rank, const std::string& text = {});
+  void receive_blocked(Reader& reader, const Bytes& item);
+  void end_deadlocks();
   void note_stuck(const StuckReport& report);
   void end_conflict(const StuckReport& report);
 
@@ -169,6 +175,8 @@ class LeaderTree {
   TensorNumbers numbers_;
   ReadinessCounts counts_;
   StuckNames stuck_names_;
+  BlockedDomains blocked_;
+  std::string deadlock_;       // root: what it has found last; the next time there may be more ranks in it
   DepartedRanks departed_;     // root
   std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not promised
   bool failed_ = false;

@@ -289,9 +289,16 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
 void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   const auto id = reader.get<std::uint32_t>();
   const int rank = reader.get<int>();
+  const std::string text = reader.get_string();
   const Unit& unit = known_unit(id);
   place_in(process_set(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
+  if (!text.empty()) {
+    const Status deadlock(Status::Code::Mismatch, formatted("{} '{}': {}", name_of(unit.key.kind), display_name(unit.key.name), text));
+    outcomes.voided.push_back({{unit.ref()}, deadlock});
+    pledged_.consume(unit.key);
+    return forget(id);
+  }
   const Status status(Status::Code::Shutdown,
                       formatted("{} '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. If it had fewer batches: "
                                 "ElasticSampler gives all ranks as many, and join() lets them have different numbers. If it stopped for a "

@@ -161,6 +161,10 @@ class Negotiator : public Records {
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set, const std::string& name) const;
+  template <class Look>
+  void for_each_unit(Look look) const {
+    for (const auto& [id, unit] : units_) look(unit);
+  }
   /// Names under which a set has units of several kinds.
   [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const { return ambiguous_; }
   [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const { return ambiguous_.contains({process_set, name}); }

@@ -90,7 +90,9 @@ Bytes Records::cut_record(int process_set, std::span<const std::uint64_t> sequen
 Bytes Records::leaving(int rank, std::span<const Pledge> pledges) {
   return Writer().put(RecordType::Leave).put(rank).put_list(pledges).take();
 }
-Bytes Records::refusal(std::uint32_t id, int rank) { return Writer().put(RecordType::Refuse).put(id).put(rank).take(); }
+Bytes Records::refusal(std::uint32_t id, int rank, std::string_view text) {
+  return Writer().put(RecordType::Refuse).put(id).put(rank).put_string(text).take();
+}
 Bytes Records::doubt(std::uint32_t id) { return Writer().put(RecordType::Doubt).put(id).take(); }
 Bytes Records::end() { return Writer().put(RecordType::End).take(); }
 Bytes Records::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {

@@ -15,13 +15,14 @@
 ///   Joining    set i32, rank i32                                        a rank             it takes part in nothing until all have joined
 ///   JoinedUp   set i32, rank i32                                        a rank             what was complete without it is in the log
 ///   Conflict   set i32, name, stuck ranks                               a rank, a leader   the ranks wait for different operations
-///   Refuse     id u32, rank i32                                         a rank, a leader   the unit cannot be: this rank has left
+///   Refuse     id u32, rank i32, text                                   a rank, a leader   the unit cannot be: this rank has left, or what
+///                                                                                          the text says
 ///   Doubt      id u32                                                   a rank             can it be? the root is asked
 ///
 /// where
 ///
 ///   list         count u32, then the values
-///   name         count u32, then the characters
+///   name, text   count u32, then the characters
 ///   key          set i32, kind u8, name
 ///   ranks        list of (first i32, count i32): ranks that follow one another; ascending, no two touch
 ///   signature    as `encode` of hvd/negotiation/signature.h
@@ -94,8 +95,8 @@ struct Records {
   static Bytes cut_record(int process_set, std::span<const std::uint64_t> sequences);
   /// `rank` submits nothing more. `pledges`: what it still takes part in.
   static Bytes leaving(int rank, std::span<const Pledge> pledges = {});
-  /// The unit can never be complete, because `rank` has left. Its slots are void already.
-  static Bytes refusal(std::uint32_t id, int rank);
+  /// The unit can never be complete, because `rank` has left, or will not submit it for the reason in `text`. Its slots are void already.
+  static Bytes refusal(std::uint32_t id, int rank, std::string_view text = {});
   /// A rank of this domain waits for the unit, and a rank that takes part in it has left: the root is to say whether it can be complete.
   static Bytes doubt(std::uint32_t id);
   /// The root has said its last word: all ranks of all domains have left.

@@ -13,14 +13,24 @@
 
 namespace hvd {
 
+/// Which of the program's threads submits without names: the numbers of each lane are counted by themselves. Ranks can tell the thread that
+/// has called `init()` from the others, and no two of the others from one another.
+enum class Lane : std::uint8_t { InitThread, OtherThread };
+
 /// Returns a name for a submission without one; its newline keeps it apart from users' names. Numbers start again when all ranks of the set
 /// have joined, as those that joined early have used fewer: `joins` is how often that was.
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number);
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane = Lane::InitThread);
 /// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has written.
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, std::span<char> text);
-inline constexpr std::size_t kUnnamedText = 72;
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane, std::span<char> text);
+inline constexpr std::size_t kUnnamedText = 88;
 /// Returns a name for a persistent operation without one, likewise; it stays the operation's own.
-std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number);
+std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane);
+/// Returns the name under which the library submits an operation of its own, which belongs to the thread that has called it.
+HVD_BETWEEN_LIBRARIES std::string library_name(std::string_view what);
+/// Returns whether it is such a name.
+bool is_library_name(std::string_view name);
+/// Returns what it becomes on the way to the other ranks.
+std::string library_name_of(std::string_view name, Lane lane);
 /// Returns whether the library has made up the name.
 HVD_BETWEEN_LIBRARIES bool is_unnamed(const std::string& name);
 /// Returns the name as messages show it.

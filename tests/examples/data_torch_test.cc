@@ -1,4 +1,4 @@
-// The trainer's readers, synthetic images, batch plan and evaluation (examples/).
+// The trainer's readers, synthetic images, batches and evaluation (examples/).
 #include <doctest/doctest.h>
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -11,21 +11,15 @@
 #include <set>
 
 #include "examples/train/data/batches.h"
-#include "examples/train/data/cifar.h"
-#include "examples/train/data/loader.h"
-#include "examples/train/data/mnist.h"
-#include "examples/train/data/synthetic.h"
 #include "examples/train/models/models.h"
 #include "examples/train/trainer/checkpoint.h"
-#include "examples/train/trainer/evaluation.h"
+#include "examples/train/trainer/collectively.h"
+#include "examples/train/trainer/trainer.h"
 
 namespace {
 
 namespace fs = std::filesystem;
-using examples::BatchPlan;
 using examples::DataError;
-using examples::Indices;
-using examples::Shard;
 using Bytes = std::vector<std::uint8_t>;
 
 /// A folder of this rank alone, gone at the end of the test.
@@ -103,58 +97,50 @@ bool mentions(const std::string& text, const std::vector<std::string>& words) {
   return std::all_of(words.begin(), words.end(), [&](const auto& word) { return text.find(word) != std::string::npos; });
 }
 
-TEST_CASE("the loader gives what the plan gives, whatever the number of workers, from any position") {
+TEST_CASE("training images: what the sampler deals, in its order, whatever the number of workers, also in the rest of an epoch") {
   examples::Dataset data = examples::make_synthetic({.train_images = 60, .test_images = 1, .side = 8});
   data.augment = true;
-  const BatchPlan::Options options{.items = 60,
-                                   .batch_size = 3,
-                                   .accumulate = 2,
-                                   .shard = {static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())},
-                                   .seed = 5};
+  const auto per_step = 3 * static_cast<std::size_t>(hvd::size());
   for (const std::size_t workers : {0, 1, 3}) {
     CAPTURE(workers);
-    BatchPlan plan(options);
-    examples::BatchLoader loader(data, options, {.workers = workers, .ahead = 2, .pinned = workers != 1});  // nothing without a GPU
-    const std::size_t per_step = plan.images_per_step();
-    // An epoch from its beginning, one left after a step, one from its middle.
-    for (const auto& [epoch, position, steps] : {std::tuple{0, 0, 100}, {1, 0, 1}, {4, 1, 100}}) {
-      const auto start = static_cast<std::size_t>(position) * per_step;
-      plan.start_epoch(static_cast<std::size_t>(epoch), start);
-      loader.start_epoch(static_cast<std::size_t>(epoch), start);
-      CHECK(loader.position() == start);
-      for (int step = 0; step < steps; ++step) {
-        const auto expected = plan.next();
-        const auto got = loader.next();
-        REQUIRE(got.size() == expected.size());
-        CHECK(loader.position() == plan.position());
-        CHECK(loader.over() == plan.over());
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          const auto batch = examples::make_training_batch(data, expected[i], options.seed, static_cast<std::size_t>(epoch));
-          CHECK(got[i].images.is_pinned() == (workers != 1 && torch::cuda::is_available()));
-          CHECK(torch::equal(got[i].images, batch.images));
-          CHECK(torch::equal(got[i].labels, batch.labels));
-        }
-        if (got.empty()) break;
+    hvd::ElasticSampler sampler(60, true, 5, {.shares = hvd::Shares::DropLast}), dealt(60, true, 5, {.shares = hvd::Shares::DropLast});
+    const auto loader = torch::data::make_data_loader(examples::TrainingImages(data, 5, sampler), sampler,
+                                                      torch::data::DataLoaderOptions(3).workers(workers).drop_last(true));
+    for (const auto& [epoch, used] : {std::pair{0U, 0U}, {1U, 0U}, {4U, 2U}}) {
+      for (auto* one : {&sampler, &dealt}) {
+        one->set_epoch(epoch);
+        one->record_batch(3 * used);
       }
+      dealt.reset();
+      std::size_t steps = 0;
+      for (const examples::Batch& batch : *loader) {
+        const auto indices = dealt.next(3);
+        REQUIRE(indices);
+        const auto by_hand = examples::make_training_batch(data, *indices, 5, epoch);
+        CHECK(torch::equal(batch.data, by_hand.data));
+        CHECK(torch::equal(batch.target, by_hand.target));
+        ++steps;
+      }
+      CHECK(steps == (60 - used * per_step) / per_step);
     }
   }
 }
 
-TEST_CASE("what fails in a worker is thrown by next(), and the loader goes on afterwards") {
+TEST_CASE("what fails in a worker is told in the words that it has without workers") {
   examples::Dataset data = examples::make_synthetic({.train_images = 16, .test_images = 1, .side = 8});
-  examples::BatchLoader loader(data, {.items = 16, .batch_size = 4}, {.workers = 2, .ahead = 2});
   data.train.images = data.train.images.to(torch::kFloat32);  // not bytes: data_ptr refuses
-  loader.start_epoch(0);
-  int thrown = 0;
-  for (int step = 0; step < 4; ++step) try {
-      loader.next();
-    } catch (const c10::Error&) {
-      ++thrown;
+  std::vector<std::string> words;
+  for (const std::size_t workers : {0, 2}) try {
+      const hvd::ElasticSampler sampler(16);
+      const auto loader = torch::data::make_data_loader(examples::TrainingImages(data, 0, sampler), sampler,
+                                                        torch::data::DataLoaderOptions(4).workers(workers));
+      loader->begin() != loader->end();
+    } catch (const std::exception& error) {
+      words.push_back(examples::words_of(error));
     }
-  CHECK(thrown == 4);
-  data.train.images = data.train.images.to(torch::kUInt8);
-  loader.start_epoch(1);
-  CHECK(loader.next().size() == 1);
+  REQUIRE(words.size() == 2);
+  CHECK(words[0].find("expected scalar type") != std::string::npos);
+  CHECK(words[1] == words[0]);
 }
 
 }  // namespace
@@ -249,7 +235,7 @@ TEST_CASE("synthetic images: the same for the same seed, balanced, no class has 
 
 TEST_CASE("synthetic images: a linear model does not learn them, a small network does" * doctest::timeout(300)) {
   const auto data = examples::make_synthetic({.train_images = 4000, .test_images = 1000});
-  Indices all(4000);
+  std::vector<std::size_t> all(4000);
   std::iota(all.begin(), all.end(), std::size_t{0});
   const auto train = examples::make_batch(data, data.train, all);
   const auto accuracy_of = [&](torch::nn::Sequential model) {
@@ -257,14 +243,13 @@ TEST_CASE("synthetic images: a linear model does not learn them, a small network
     for (int step = 0; step < 160; ++step) {
       const auto begin = step * 128 % 3840;
       optimizer.zero_grad();
-      torch::nn::functional::cross_entropy(model->forward(train.images.narrow(0, begin, 128).flatten(1)),
-                                           train.labels.narrow(0, begin, 128))
+      torch::nn::functional::cross_entropy(model->forward(train.data.narrow(0, begin, 128).flatten(1)), train.target.narrow(0, begin, 128))
           .backward();
       optimizer.step();
     }
     const auto test = examples::make_batch(data, data.test, hvd::evaluation_share(1000, 0, 1));
     const torch::NoGradGuard no_grad;
-    return hvd::EvaluationTally().add(model->forward(test.images.flatten(1)), test.labels).top1 / 1000;
+    return hvd::EvaluationTally().add(model->forward(test.data.flatten(1)), test.target).top1 / 1000;
   };
   torch::manual_seed(1);
   using torch::nn::Linear;
@@ -276,80 +261,32 @@ TEST_CASE("synthetic images: a linear model does not learn them, a small network
   CHECK(network > 0.9);
 }
 
-TEST_CASE("batch plan: p ranks with batch b see at each step what one process with batch p * b sees") {
-  for (const std::size_t ranks : {1, 2, 3, 4}) {
-    BatchPlan whole({.items = 101, .batch_size = 5 * ranks, .accumulate = 2, .seed = 7});
-    whole.start_epoch(3);
-    std::vector<BatchPlan> parts;
-    for (std::size_t rank = 0; rank < ranks; ++rank) parts.emplace_back(BatchPlan::Options{101, 5, 2, {rank, ranks}, 7}).start_epoch(3);
-    std::size_t steps = 0;
-    for (auto expected = whole.next(); !expected.empty(); expected = whole.next(), ++steps) {
-      std::vector<Indices> together(2);
-      for (auto& part : parts) {
-        const auto batches = part.next();
-        REQUIRE(batches.size() == 2);
-        for (std::size_t pass = 0; pass < 2; ++pass)
-          together[pass].insert(together[pass].end(), batches[pass].begin(), batches[pass].end());
-      }
-      CHECK(together == expected);
-    }
-    CHECK(steps == 101 / (10 * ranks));
-    for (auto& part : parts) CHECK(part.next().empty());
-  }
-}
-
-TEST_CASE("batch plan: epochs and seeds differ, an epoch resumes where it stopped, every image comes once") {
-  const auto order_of = [](std::uint64_t seed, std::size_t epoch, std::size_t position) {
-    BatchPlan plan({.items = 60, .batch_size = 6, .seed = seed});
-    plan.start_epoch(epoch, position);
-    Indices order;
-    for (auto step = plan.next(); !step.empty(); step = plan.next()) order.insert(order.end(), step[0].begin(), step[0].end());
-    return order;
-  };
-  const auto order = order_of(1, 0, 0);
-  CHECK(std::set<std::size_t>(order.begin(), order.end()).size() == 60);
-  CHECK(order != order_of(1, 1, 0));
-  CHECK(order != order_of(2, 0, 0));
-  CHECK(order == order_of(1, 0, 0));
-  CHECK(order_of(1, 0, 24) == Indices(order.begin() + 24, order.end()));
-}
-
-TEST_CASE("batch plan: a short set shrinks the batch, one image per pass is the least") {
-  BatchPlan plan({.items = 11, .batch_size = 8, .accumulate = 1, .shard = {2, 3}});
-  plan.start_epoch(0);
-  CHECK(plan.next().at(0).size() == 3);
-  CHECK(plan.next().empty());
-  CHECK_THROWS_WITH_AS(BatchPlan({.items = 2, .shard = {0, 3}}), doctest::Contains("2 training images are too few for 3 ranks"),
-                       std::invalid_argument);
-}
-
 TEST_CASE("training batches: shifted and mirrored by image and epoch, as they are where the dataset does not want it") {
   examples::Dataset data;
   data.train = {torch::arange(2 * 64, torch::kUInt8).view({2, 1, 8, 8}), torch::zeros({2}, torch::kInt64)};
   data.mean = {0.5F};
   data.deviation = {0.25F};
   const auto plain = examples::make_batch(data, data.train, {0, 1});
-  CHECK(plain.images[1][0][3][4].item<float>() == doctest::Approx((92 / 255.0 - 0.5) / 0.25));
-  CHECK(examples::make_training_batch(data, {0, 1}, 0, 0).images.equal(plain.images));
+  CHECK(plain.data[1][0][3][4].item<float>() == doctest::Approx((92 / 255.0 - 0.5) / 0.25));
+  CHECK(examples::make_training_batch(data, {0, 1}, 0, 0).data.equal(plain.data));
   data.augment = true;
-  const auto first = examples::make_training_batch(data, {1}, 5, 9).images,
-             again = examples::make_training_batch(data, {0, 1}, 5, 9).images;
+  const auto first = examples::make_training_batch(data, {1}, 5, 9).data, again = examples::make_training_batch(data, {0, 1}, 5, 9).data;
   CHECK(first[0].equal(again[1]));
   int different = 0;
   for (std::size_t epoch = 0; epoch < 20; ++epoch)
-    different += !examples::make_training_batch(data, {1}, 5, epoch).images.equal(first) ? 1 : 0;
+    different += !examples::make_training_batch(data, {1}, 5, epoch).data.equal(first) ? 1 : 0;
   CHECK(different >= 15);
 }
 
 TEST_CASE("evaluation: every image is counted once, whatever the number of ranks") {
   for (const int ranks : {1, 2, 3, 4, 7}) {
-    Indices all;
+    std::vector<std::size_t> all;
     for (int rank = 0; rank < ranks; ++rank) {
       const auto share = hvd::evaluation_share(5, rank, ranks);
       all.insert(all.end(), share.begin(), share.end());
     }
     std::sort(all.begin(), all.end());
-    CHECK(all == Indices{0, 1, 2, 3, 4});
+    CHECK(all == std::vector<std::size_t>{0, 1, 2, 3, 4});
   }
 }
 
@@ -369,13 +306,15 @@ TEST_CASE("evaluation: the ranks together find what one process finds") {
   auto data = examples::make_synthetic({.train_images = 10, .test_images = 53, .side = 8});
   torch::manual_seed(3);
   auto model = examples::make_model({.name = "mlp", .image = data.image_shape(), .classes = 10});
-  const auto alone = examples::evaluate_share(*model, data, {}, 100, torch::kCPU);
-  const Shard shard{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())};
-  const auto together = examples::evaluate_share(*model, data, shard, 4, torch::kCPU).average();
-  CHECK(together.samples == 53);
-  CHECK(together.top1 == doctest::Approx(alone.top1 / 53));
-  CHECK(together.top5 == doctest::Approx(alone.top5 / 53));
-  CHECK(together.loss == doctest::Approx(alone.loss / 53));
+  const auto all = examples::make_batch(data, data.test, hvd::evaluation_share(53, 0, 1));
+  const auto alone = hvd::EvaluationTally().add(model->forward(all.data), all.target);
+  for (const std::size_t workers : {0, 2}) {
+    const auto together = examples::evaluate_share(*model, data, 4, torch::kCPU, workers).average();
+    CHECK(together.samples == 53);
+    CHECK(together.top1 == doctest::Approx(alone.top1 / 53));
+    CHECK(together.top5 == doctest::Approx(alone.top5 / 53));
+    CHECK(together.loss == doctest::Approx(alone.loss / 53));
+  }
 }
 
 TEST_CASE("ResNet-18 has torchvision's parameters") {
@@ -393,7 +332,7 @@ TEST_CASE("ResNet-18 has torchvision's parameters") {
   CHECK(model->forward(torch::zeros({2, 3, 64, 64})).sizes() == torch::IntArrayRef{2, 1000});
 }
 
-TEST_CASE("checkpoint: brings back model, optimizer and position; refuses another run's and a damaged one") {
+TEST_CASE("checkpoint: brings back model, optimizer, sampler and position; refuses another run's and a damaged one") {
   const Folder folder;
   torch::manual_seed(3);
   const auto make = [] { return examples::make_model({.name = "mlp", .image = {1, 4, 4}, .classes = 3}); };
@@ -403,9 +342,16 @@ TEST_CASE("checkpoint: brings back model, optimizer and position; refuses anothe
   adam.step();
   const std::string shared = hvd::broadcast_object(folder.path(), 0);  // rank 0 writes and reads
   const examples::CheckpointFile file(shared, {{"--model", "mlp"}});
-  CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("to resume from"));
-  file.save(*model, adam, {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
-  const auto position = file.load(*other, other_adam);
+  const auto size = static_cast<std::size_t>(hvd::size());
+  hvd::ElasticSampler sampler(1000), resumed(1000);
+  sampler.set_epoch(2);
+  sampler.record_batch(30 / size);
+  std::optional<hvd::GradScaler> none;
+  CHECK_THROWS_WITH(file.load(*other, other_adam, resumed, none), doctest::Contains("to resume from"));
+  file.save(*model, adam, sampler, {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
+  const auto position = file.load(*other, other_adam, resumed, none);
+  CHECK(resumed.epoch() == 2);
+  CHECK(resumed.processed() == 30 / size * size);
   CHECK(position.epoch == 2);
   CHECK(position.images == 30);
   CHECK(position.step == 77);
@@ -421,8 +367,20 @@ TEST_CASE("checkpoint: brings back model, optimizer and position; refuses anothe
   for (std::size_t i = 0; i < model->parameters().size(); ++i) CHECK(model->parameters()[i].equal(other->parameters()[i]));
 
   const examples::CheckpointFile wrong(shared, {{"--model", "resnet18"}});
-  CHECK_THROWS_WITH(wrong.load(*other, other_adam), doctest::Contains("its --model is mlp, here it is resnet18"));
+  CHECK_THROWS_WITH(wrong.load(*other, other_adam, resumed, none), doctest::Contains("its --model is mlp, here it is resnet18"));
+  // An older program dealt the images otherwise: the epoch begins anew.
+  hvd::Checkpoint(shared + "/checkpoint.pt")
+      .save(*model, adam, 77,
+            {.strings = {{"identity", R"({"--model":"mlp"})"}, {"position", R"({"epoch":5,"images":30,"step":77,"loss_sums":[1.0]})"}}});
+  const auto older = file.load(*other, other_adam, resumed, none);
+  CHECK(older.epoch == 5);
+  CHECK(older.images == 0);
+  CHECK(older.step == 77);
+  CHECK(older.loss_sum() == 0);
+  CHECK(resumed.epoch() == 5);
+  CHECK(resumed.processed() == 0);
+  hvd::barrier();  // rank 0 has read it
   folder.put("checkpoint.pt", counting(500));
-  CHECK_THROWS_WITH(file.load(*other, other_adam), doctest::Contains("damaged"));
+  CHECK_THROWS_WITH(file.load(*other, other_adam, resumed, none), doctest::Contains("damaged"));
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);  // no temporary files stay
 }

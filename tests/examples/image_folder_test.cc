@@ -6,8 +6,6 @@
 
 #include <fstream>
 
-#include "examples/train/data/ordered_workers.h"
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -108,30 +106,6 @@ TEST_CASE("the fingerprint tells lists apart, and not places") {
   CHECK(of("1") == of("2"));
   CHECK(of("1") != of("3"));
   CHECK(of("1") != of("4"));
-}
-
-TEST_CASE("workers give results in order, throw where a result is taken, and forget what is dropped") {
-  for (const std::size_t threads : {0, 1, 3}) {
-    examples::OrderedWorkers<int> workers(threads);
-    for (int i = 0; i < 20; ++i) {
-      workers.order([i] {
-        if (i == 7) throw std::runtime_error("seven");
-        return i;
-      });
-    }
-    for (int i = 0; i < 10; ++i) {
-      if (i == 7) {
-        CHECK_THROWS_WITH(workers.take(), "seven");
-      } else {
-        CHECK(workers.take() == i);
-      }
-    }
-    CHECK(workers.ordered() == 10);
-    workers.drop();
-    workers.order([] { return 77; });
-    CHECK(workers.take() == 77);
-    CHECK(workers.ordered() == 0);
-  }
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ MASK = (1 << 64) - 1
 
 
 class Stream:
-    """SplitMix64, as examples/train/data/random.h has it."""
+    """SplitMix64, as examples/train/images/random.h has it."""
 
     def __init__(self, *purpose):
         self.state = 0

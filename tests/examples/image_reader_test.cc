@@ -12,9 +12,8 @@
 #include <fstream>
 #include <thread>
 
-#include "examples/train/images/decode.h"
-#include "examples/train/images/encode.h"
-#include "examples/train/images/resample_kernels.h"
+#include "examples/train/images/codecs.h"
+#include "examples/train/images/resample.h"
 
 namespace {
 

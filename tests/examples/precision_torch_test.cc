@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include "examples/train/models/models.h"
-#include "examples/train/trainer/precision.h"
 #include "examples/train/trainer/setup.h"
 
 namespace {

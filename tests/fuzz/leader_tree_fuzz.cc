@@ -40,7 +40,7 @@ struct Leader {
     actions.cut = [this](int) { return ++cuts_asked % 3 != 0; };  // sometimes there is no room
     actions.credit = [](int, int, std::uint64_t) {};
     actions.conflict = [](int, const std::string&, const std::vector<StuckRank>&) {};
-    actions.refuse = [](const UnitKey&, int) {};
+    actions.refuse = [](const UnitKey&, int, const std::string&) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
     actions.drop = [this](const UnitKey&) { return ++drops_asked % 3 != 0; };  // sometimes it is in use
@@ -65,6 +65,7 @@ void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& ke
   if (!random.one_in(4)) relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, agreement(random)});
   if (random.one_in(4)) relay.tell({LocalEvent::Kind::Left, {}, domain, nullptr, {}, random.one_in(2) ? Pledges{{key, 1}} : Pledges{}});
   if (random.one_in(4)) relay.tell({LocalEvent::Kind::Doubted, key});
+  if (random.one_in(4)) relay.blocked({domain, {{domain, {key}, {key}}}, {}});
   if (random.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
 }
 

@@ -74,6 +74,8 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
       {"STALL_CHECK_TIME_SECONDS", "5", "0", "seconds, 1 to", [](const Config& c) { return c.stall_check_time == 5s; }},
       {"STALL_CHECK_DISABLE", "true", "no", "one of 0, 1", [](const Config& c) { return c.stall_check_disable; }},
       {"STALL_SHUTDOWN_TIME_SECONDS", "6", "-6", "seconds, 0 to", [](const Config& c) { return c.stall_shutdown_time == 6s; }},
+      {"HOST_TIMEOUT_SECONDS", "7", "-1", "seconds, 0 to", [](const Config& c) { return c.host_timeout == 7s; }},
+      {"REPLICA_GUARD", "full", "on", "one of slice, full, off", [](const Config& c) { return c.replica_guard == ReplicaGuard::Full; }},
       {"LOG_LEVEL", "debug", "DEBUGGING", "one of trace", [](const Config& c) { return c.log_level == LogLevel::Debug; }},
       {"TIMELINE_MARK_CYCLES", "1", "y", "one of 0, 1", [](const Config& c) { return c.timeline_mark_cycles; }},
       {"TIMELINE_MAX_BYTES", "70000", "1", "bytes, 65536 to", [](const Config& c) { return c.timeline_max_bytes == 70000; }},
@@ -131,7 +133,8 @@ TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked
            [](Config& c) { c.disable_group_fusion = true; }, [](Config& c) { c.shared_memory = SharedMemory::Off; },
            [](Config& c) { c.process_sets = {{0}}; }, [](Config& c) { c.timeline = "t"; }, [](Config& c) { c.num_nccl_streams = 2; },
            [](Config& c) { c.elastic = true; }, [](Config& c) { c.gpu_backend = GpuBackend::Shared; },
-           [](Config& c) { c.hierarchical_allreduce = true; }, [](Config& c) { c.nccl_registration = NcclRegistration::Buffer; }}) {
+           [](Config& c) { c.hierarchical_allreduce = true; }, [](Config& c) { c.replica_guard = ReplicaGuard::Off; },
+           [](Config& c) { c.nccl_registration = NcclRegistration::Buffer; }}) {
     Config config;
     change(config);
     CHECK(shared_part(config) != usual);

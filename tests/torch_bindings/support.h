@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/error_of.h"
+
 namespace hvd::test {
 
 /// Small numbers, exact in every type; `variant` makes another tensor.
@@ -131,19 +133,6 @@ inline bool same_on_all_ranks(const at::Tensor& tensor) {
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-/// The text of the `Expected` that `call` throws; anything else fails the test.
-template <class Expected, class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("(another error) ") + error.what();
-  }
-  return "(no error)";
-}
 
 /// "ranks 0-2: <common>; rank 3: <last>", the grouping of a Mismatch in which the last rank differs.
 inline std::string grouping(const std::string& common, const std::string& last) {

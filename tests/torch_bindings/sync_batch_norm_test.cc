@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "examples/train/models/resnet.h"
+#include "examples/train/models/models.h"
 #include "tests/torch_bindings/support.h"
 
 namespace {

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "examples/train/models/script.h"
+#include "examples/train/models/models.h"
 #include "examples/train/trainer/setup.h"
 #include "tests/torch_bindings/support.h"
 

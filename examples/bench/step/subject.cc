@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "examples/train/models/bert.h"
-#include "examples/train/trainer/phase.h"
+#include "examples/train/trainer/profile.h"
 
 namespace step_bench {
 

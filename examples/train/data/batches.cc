@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <stdexcept>
-#include <string>
 
-#include "examples/train/data/image_folder.h"
-#include "examples/train/data/random.h"
+#include "examples/train/images/random.h"
 
 namespace examples {
 namespace {
@@ -40,15 +37,15 @@ void copy_plane(const std::uint8_t* from, float* to, int height, int width, cons
 }
 
 template <class Choose>
-Batch gather(const Dataset& data, const ImageSet& set, const Indices& indices, Choose choose) {
+Batch gather(const Dataset& data, const ImageSet& set, Indices indices, Choose choose) {
   const auto tables = normalised(data);
   const auto items = static_cast<std::int64_t>(indices.size());
   const auto channels = set.images.size(1), height = set.images.size(2), width = set.images.size(3), plane = height * width;
-  Batch batch{torch::empty({items, channels, height, width}, torch::kFloat32), torch::empty({items}, torch::kInt64), {}};
+  Batch batch{{torch::empty({items, channels, height, width}, torch::kFloat32), torch::empty({items}, torch::kInt64)}};
   const auto* images = set.images.data_ptr<std::uint8_t>();
   const auto* labels = set.labels.data_ptr<std::int64_t>();
-  auto* to = batch.images.data_ptr<float>();
-  auto* to_labels = batch.labels.data_ptr<std::int64_t>();
+  auto* to = batch.data.data_ptr<float>();
+  auto* to_labels = batch.target.data_ptr<std::int64_t>();
   for (const auto index : indices) {
     *to_labels++ = labels[index];
     const Augmentation how = choose(index);
@@ -60,47 +57,49 @@ Batch gather(const Dataset& data, const ImageSet& set, const Indices& indices, C
   return batch;
 }
 
-BatchPlan::Options fitted(BatchPlan::Options options) {
-  const std::size_t passes = options.shard.ranks * options.accumulate;
-  if (options.items < passes) {
-    throw std::invalid_argument(std::to_string(options.items) + " training images are too few for " + std::to_string(options.shard.ranks) +
-                                " ranks with --accumulate " + std::to_string(options.accumulate) +
-                                ": every rank needs at least one per backward pass; start fewer ranks or give more data");
+Batch room_for(const Dataset& data, std::size_t items) {
+  const auto shape = data.image_shape();
+  return {{torch::empty({static_cast<std::int64_t>(items), shape[0], shape[1], shape[2]}, torch::kFloat32),
+           torch::empty({static_cast<std::int64_t>(items)}, torch::kInt64)}};
+}
+
+/// Another image stands in for a bad one (images/reader.h), which the batch names.
+Batch read_training_batch(const Dataset& data, Indices indices, std::uint64_t seed, std::size_t epoch) {
+  Batch batch = room_for(data, indices.size());
+  auto* planes = batch.data.data_ptr<float>();
+  auto* labels = batch.target.data_ptr<std::int64_t>();
+  const auto numbers = batch.data.numel() / std::max<std::int64_t>(batch.data.size(0), 1);
+  for (const auto index : indices) {
+    *labels++ = read_training_image(*data.reader, *data.train.files, index, seed, epoch, planes, batch.bad);
+    planes += numbers;
   }
-  options.batch_size = std::min(options.batch_size, options.items / passes);
-  return options;
+  return batch;
+}
+
+/// Bad ones are left out and named.
+Batch read_validation_batch(const Dataset& data, Indices indices) {
+  Batch batch = room_for(data, indices.size());
+  auto* const planes = batch.data.data_ptr<float>();
+  auto* const labels = batch.target.data_ptr<std::int64_t>();
+  const auto numbers = batch.data.numel() / std::max<std::int64_t>(batch.data.size(0), 1);
+  std::int64_t good = 0;
+  for (const auto index : indices) {
+    if (!read_validation_image(*data.reader, *data.test.files, index, planes + good * numbers, batch.bad)) continue;
+    labels[good++] = data.test.files->label(index);
+  }
+  batch.data = batch.data.narrow(0, 0, good);
+  batch.target = batch.target.narrow(0, 0, good);
+  return batch;
 }
 
 }  // namespace
 
-BatchPlan::BatchPlan(Options options) : options_(fitted(options)), sampler_(options.items, /*num_replicas=*/1, /*rank=*/0) {}
-
-void BatchPlan::start_epoch(std::size_t epoch, std::size_t position) {
-  sampler_.set_epoch(Random{options_.seed, epoch}.next() >> 32);  // the sampler's generator takes 32 bits
-  sampler_.reset();
-  position_ = std::min(position, options_.items);
-  if (position_ > 0) sampler_.next(position_);
-}
-
-std::vector<Indices> BatchPlan::next() {
-  std::vector<Indices> batches;
-  if (over()) return batches;
-  const auto step = *sampler_.next(images_per_step());
-  position_ += step.size();
-  const auto size = static_cast<std::ptrdiff_t>(options_.batch_size), ranks = static_cast<std::ptrdiff_t>(options_.shard.ranks);
-  for (std::ptrdiff_t pass = 0; pass < static_cast<std::ptrdiff_t>(options_.accumulate); ++pass) {
-    const auto begin = step.begin() + (pass * ranks + static_cast<std::ptrdiff_t>(options_.shard.rank)) * size;
-    batches.emplace_back(begin, begin + size);
-  }
-  return batches;
-}
-
-Batch make_batch(const Dataset& data, const ImageSet& set, const Indices& indices) {
+Batch make_batch(const Dataset& data, const ImageSet& set, Indices indices) {
   if (set.files) return read_validation_batch(data, indices);
   return gather(data, set, indices, [](std::size_t) { return Augmentation{}; });
 }
 
-Batch make_training_batch(const Dataset& data, const Indices& indices, std::uint64_t seed, std::size_t epoch) {
+Batch make_training_batch(const Dataset& data, Indices indices, std::uint64_t seed, std::size_t epoch) {
   if (data.train.files) return read_training_batch(data, indices, seed, epoch);
   if (!data.augment) return make_batch(data, data.train, indices);
   return gather(data, data.train, indices, [&](std::size_t index) {

@@ -2,6 +2,7 @@
 /// An ImageFolder is the list of the images below a folder with a folder per class, as torchvision's ImageFolder makes it: classes are
 /// numbered in the order of their names, images are in the order of class, folder and name. Links are followed. Files and folders whose
 /// names begin with a dot are passed over, and files other than .jpg, .jpeg and .png (in any case). It owns the names, in one piece of
+
 /// memory, and no images. Making one throws FolderError that says what to do; afterwards it is constant, and any thread may read it.
 
 #include <cstdint>

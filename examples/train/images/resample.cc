@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "examples/train/images/resample_kernels.h"
+#include "examples/train/images/resample_impl.h"
 
 namespace examples {
 namespace {
@@ -21,6 +21,8 @@ void copy_planes(const std::uint8_t* pixels, std::size_t width, bool mirror, con
 }
 
 }  // namespace
+
+const ResampleKernels kBaselineResampleKernels = {across, down};
 
 const std::vector<const ResampleKernels*>& resample_kernels() {
   static const auto usable = [] {

@@ -4,6 +4,7 @@
 /// Pure functions; a Resampler keeps its buffers and is for one thread.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -51,5 +52,22 @@ class Resampler {
   Weights across_, down_;
   std::vector<std::uint8_t> narrowed_, row_;
 };
+
+/// The two inner loops, once per instruction set (resample_impl.h). Pixels have four bytes. Pure functions.
+struct ResampleKernels {
+  /// One row: `row` is the pixel at column `origin` of the image.
+  void (*across)(const std::uint8_t* row, int origin, const Weights& weights, std::uint8_t* out);
+  /// `bytes` bytes, a multiple of 4, each of the weighted sum of `count` rows that lie `stride` bytes apart.
+  void (*down)(const std::uint8_t* first_row, std::size_t stride, int count, const std::int32_t* weights, std::size_t bytes,
+               std::uint8_t* out);
+};
+
+extern const ResampleKernels kBaselineResampleKernels;
+#ifdef HVD_EXAMPLES_X86
+extern const ResampleKernels kAvx2ResampleKernels, kAvx512ResampleKernels;
+#endif
+
+/// Those that this machine can run, the best first.
+const std::vector<const ResampleKernels*>& resample_kernels();
 
 }  // namespace examples

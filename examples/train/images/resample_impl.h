@@ -1,10 +1,11 @@
 #pragma once
-/// This is the one text of the kernels in resample_kernels.h; the file that includes it is compiled for an instruction set and defines what
+/// This is the one text of the kernels in resample.h; the file that includes it is compiled for an instruction set and defines what
+
 /// is exported.
 
 #include <cstring>
 
-#include "examples/train/images/resample_kernels.h"
+#include "examples/train/images/resample.h"
 
 namespace examples {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 /// This is an encoder of the shape of BERT (Devlin, Chang, Lee, Toutanova: BERT: pre-training of deep bidirectional transformers, 2018)
 /// with its pooler and a classifier, for measuring training steps: it has the parameters of a real one, without dropout. It is not for the
+
 /// trainer, which reads images.
 
 #include <cstdint>

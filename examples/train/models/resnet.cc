@@ -1,4 +1,4 @@
-#include "examples/train/models/resnet.h"
+#include "examples/train/models/models.h"
 
 #include <array>
 

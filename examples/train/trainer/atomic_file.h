@@ -1,5 +1,6 @@
 #pragma once
 /// These functions replace a file so that a reader, or a crash at any moment, finds the old or the new one whole. They are for one process
+
 /// and one thread, and fail by throwing std::runtime_error that names the file and the reason.
 
 #include <filesystem>

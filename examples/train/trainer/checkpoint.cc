@@ -66,11 +66,15 @@ CheckpointFile::CheckpointFile(const std::string& folder, Identity identity, std
       identity_(std::move(identity)),
       class_names_(std::move(class_names)) {}
 
-void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
-                          const std::optional<hvd::GradScaler>& scaler, const hvd::ExponentialMovingAverage* average) const {
+void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const hvd::ElasticSampler& sampler,
+                          const Position& position, const std::optional<hvd::GradScaler>& scaler,
+                          const hvd::ExponentialMovingAverage* average) const {
   nlohmann::json identity = nlohmann::json::object();
+  std::ostringstream dealt;
+  torch::save(sampler, dealt);
   for (const auto& [name, value] : identity_) identity[name] = value;
-  hvd::Checkpoint::Extra extra{.strings = {{"identity", identity.dump()}, {"position", words_of(position)}}, .tensors = {}};
+  hvd::Checkpoint::Extra extra{.strings = {{"identity", identity.dump()}, {"position", words_of(position)}, {"sampler", dealt.str()}},
+                               .tensors = {}};
   if (scaler) extra.strings["scaler"] = words_of(scaler->state());
   if (!class_names_.empty()) {  // a name may be any bytes
     extra.strings["classes"] = nlohmann::json(class_names_).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -79,8 +83,9 @@ void CheckpointFile::save(const torch::nn::Module& model, torch::optim::Optimize
   file_.save(model, optimizer, position.step, extra);
 }
 
-Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler,
-                              std::optional<hvd::ExponentialMovingAverage>* average, double decay) const {
+Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, hvd::ElasticSampler& sampler,
+                              std::optional<hvd::GradScaler>& scaler, std::optional<hvd::ExponentialMovingAverage>* average,
+                              double decay) const {
   if (!file_.exists())
     throw std::runtime_error("there is no " + file_.path() + " to resume from; begin without --resume, or name the right folder");
   try {
@@ -93,7 +98,14 @@ Position CheckpointFile::load(torch::nn::Module& model, torch::optim::Optimizer&
       if (extra.tensors.contains("average")) load_bytes(**average, extra.tensors["average"]);
     }
     if (scaler && extra.strings.contains("scaler")) scaler->load_state(scaler_of(extra.strings["scaler"]));
-    return position_of(extra.strings["position"]);
+    const auto position = position_of(extra.strings["position"]);
+    if (!extra.strings.contains("sampler")) {
+      sampler.set_epoch(static_cast<std::size_t>(position.epoch));
+      return {.epoch = position.epoch, .step = position.step};
+    }
+    std::istringstream dealt(extra.strings["sampler"]);
+    torch::load(sampler, dealt);
+    return position;
   } catch (const hvd::CheckpointError& error) {
     throw std::runtime_error(std::string(error.what()) + "; remove it or name another folder");
   } catch (const nlohmann::json::exception& error) {

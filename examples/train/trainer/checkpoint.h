@@ -1,6 +1,7 @@
 #pragma once
 /// A checkpoint of the trainer is the state of a training run in a file, by the library's Checkpoint, which a run that it does not belong
 /// to refuses. Everything but the constructor is collective, and fails on all ranks alike by throwing std::runtime_error that names the
+
 /// file, what is wrong and what to do.
 
 #include <hvd/torch.h>
@@ -15,10 +16,10 @@
 
 namespace examples {
 
-/// How far training has come.
+/// How far training has come, besides what the sampler knows.
 struct Position {
   std::int64_t epoch = 0;   ///< epochs that are over
-  std::int64_t images = 0;  ///< of this epoch that were used, by all ranks together: where the sampler stands
+  std::int64_t images = 0;  ///< of this epoch that were used, by all ranks together
   std::int64_t step = 0;    ///< optimizer steps since the beginning
   /// Of each rank's share of the `images` of this epoch; on as many ranks each goes on with its own, so that sums come out the same.
   std::vector<double> loss_sums{};
@@ -37,18 +38,17 @@ class CheckpointFile {
                  std::vector<std::string> class_names = {});
 
   /// Replaces the file. `scaler`, `average`: where there is one, its state is saved and loaded too.
-  void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Position& position,
-            const std::optional<hvd::GradScaler>& scaler = std::nullopt, const hvd::ExponentialMovingAverage* average = nullptr) const;
+  void save(const torch::nn::Module& model, torch::optim::Optimizer& optimizer, const hvd::ElasticSampler& sampler,
+            const Position& position, const std::optional<hvd::GradScaler>& scaler = std::nullopt,
+            const hvd::ExponentialMovingAverage* average = nullptr) const;
 
   /// Overwrites the parameters and buffers of the model and the state of the optimizer; the optimizer's options (learning rate …) stay as
   /// they are. Nothing is changed when the identity differs.
-  /// An average that is to be loaded and that the checkpoint lacks begins with the parameters.
-  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, std::optional<hvd::GradScaler>& scaler,
-                std::optional<hvd::ExponentialMovingAverage>* average = nullptr, double decay = 0) const;
-  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer) const {
-    std::optional<hvd::GradScaler> none;
-    return load(model, optimizer, none);
-  }
+  /// An average that is to be loaded and that the checkpoint lacks begins with the parameters. Where it lacks a sampler, as one of an older
+  /// program, which dealt the images in another order, the epoch begins anew.
+  Position load(torch::nn::Module& model, torch::optim::Optimizer& optimizer, hvd::ElasticSampler& sampler,
+                std::optional<hvd::GradScaler>& scaler, std::optional<hvd::ExponentialMovingAverage>* average = nullptr,
+                double decay = 0) const;
 
  private:
   void check_identity(const std::string& stored) const;

@@ -34,6 +34,13 @@ void on_rank_zero(const std::function<void()>& work) {
 }
 
 std::string words_of(const std::exception& error) {
+  if (const auto* in_worker = dynamic_cast<const torch::data::WorkerException*>(&error)) {
+    try {
+      std::rethrow_exception(in_worker->original_exception);
+    } catch (const std::exception& original) {
+      return words_of(original);
+    }
+  }
   if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) return torch_error->what_without_backtrace();
   return error.what();
 }

@@ -1,5 +1,6 @@
 #pragma once
 /// What only some ranks do, or can fail at, all ranks learn of through these functions: no rank goes on alone into a collective that never
+
 /// comes. Collective: all ranks call them at the same place.
 
 #include <functional>
@@ -21,7 +22,7 @@ void fail_on_all(const std::function<void()>& work);
 /// The same as `together` with work for rank 0 alone.
 void on_rank_zero(const std::function<void()>& work);
 
-/// The text of an exception without LibTorch's stack of addresses.
+/// The text of an exception without LibTorch's stack of addresses; of one that a data loader's worker threw, what it was there.
 std::string words_of(const std::exception& error);
 
 }  // namespace examples

@@ -1,6 +1,7 @@
 #pragma once
 /// An EventFile is what TensorBoard reads: scalars over steps. It writes the wire format itself, which is small: records of TensorFlow
 /// (length, checksum, data, checksum), each an Event message of protocol buffers. For one process and one thread. What was added is in the
+
 /// file when flush() returns. Fails by throwing std::runtime_error that names the file. It needs no LibTorch.
 
 #include <cstdint>

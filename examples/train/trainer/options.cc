@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 
 #include "examples/train/data/dataset.h"
 #include "examples/train/models/models.h"
-#include "examples/train/trainer/schedule.h"
 
 namespace examples {
 namespace {
@@ -127,8 +127,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--dataset", options.dataset, "Images; synthetic ones need no files")->check(one_of(dataset_names()));
   app.add_option("--data", options.data, "Folder of the dataset's files");
   app.add_option("--workers", options.workers, "Threads per rank that make batches ahead; 0: none")->check(whole(0));
-  app.add_flag("--pin-memory,!--no-pin-memory", options.pin_memory,
-               "Batches for a GPU in page-locked memory, from which they are copied while the host goes on (default); nothing on the CPU");
+  app.add_flag(
+      "--pin-memory,!--no-pin-memory", options.pin_memory,
+      "Batches for a GPU are read ahead into page-locked memory and copied while the device computes (default); nothing on the CPU");
   app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
   app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")->check(whole(1));
   app.add_option("--optimizer", options.optimizer, "Optimizer")->check(one_of({"sgd", "adam", "adamw"}));
@@ -250,6 +251,20 @@ double default_rate(const Options& options) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> parse_steps(const std::string& text) {
+  std::vector<std::int64_t> steps;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    const bool digits = !word.empty() && word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos;
+    const std::int64_t step = digits ? std::stoll(word) : 0;
+    if (step <= (steps.empty() ? 0 : steps.back())) {
+      throw std::invalid_argument("'" + text + "' is no list of epochs that rise, such as 30,60,80");
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
 
 CommandLine parse_command_line(int argc, char** argv) {
   CommandLine line;

@@ -1,5 +1,6 @@
 #pragma once
 /// Options is the command line of the trainer as a value. It is read once, before the world starts, and knows nothing of ranks or tensors.
+
 /// Reading fails by throwing UsageError, whose text names the option, what was given and what is allowed.
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct Options {
   std::string bad_images = "refuse";  ///< folder: what to do with files that cannot be used
   std::int64_t classes = 0;           ///< scores of the network; 0: the dataset's classes
   std::int64_t workers = 1;           ///< threads of each rank that make batches ahead; 0: none
-  bool pin_memory = true;             ///< batches for a GPU are made in page-locked memory
+  bool pin_memory = true;             ///< batches for a GPU go through page-locked memory, ahead of time
   std::int64_t epochs = 3;
   std::int64_t batch_size = 32;  ///< images per rank and backward pass
   std::string optimizer = "sgd";
@@ -78,5 +79,8 @@ struct CommandLine {
   std::string help;
 };
 CommandLine parse_command_line(int argc, char** argv);
+
+/// Reads "30,60,80": whole numbers above 0 that rise. Throws std::invalid_argument with what is wrong.
+std::vector<std::int64_t> parse_steps(const std::string& text);
 
 }  // namespace examples

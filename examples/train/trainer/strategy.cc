@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "examples/train/trainer/phase.h"
+#include "examples/train/trainer/profile.h"
 
 namespace examples {
 namespace {
@@ -64,28 +64,27 @@ torch::Tensor Strategy::forward(const torch::Tensor& images) {
   return model_->forward(images);
 }
 
-torch::Tensor Strategy::backward(const std::vector<Batch>& micro_batches,
-                                 const std::function<void(const torch::Tensor&, const Batch&)>& on_loss) {
+torch::Tensor Strategy::backward(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss) {
   namespace functional = torch::nn::functional;
+  const auto data = batch.data.chunk(options_.accumulate), target = batch.target.chunk(options_.accumulate);
   torch::Tensor loss;
-  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
-    const Batch& batch = micro_batches[i];
+  for (std::size_t i = 0; i < data.size(); ++i) {
     std::optional<hvd::DistributedDataParallel<Classifier>::NoSync> alone;
-    if (data_parallel_ && i + 1 < micro_batches.size()) alone.emplace(data_parallel_->no_sync());
-    const auto images = batch.images.to(device_, /*non_blocking=*/true), labels = batch.labels.to(device_, /*non_blocking=*/true);
+    if (data_parallel_ && i + 1 < data.size()) alone.emplace(data_parallel_->no_sync());
+    const auto images = data[i].to(device_, /*non_blocking=*/true), labels = target[i].to(device_, /*non_blocking=*/true);
     {
       const Phase phase(Phase::kForward);
       const auto mixed = autocast();
       loss = functional::cross_entropy(precision_.output(forward(precision_.input(images))), labels,
                                        functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     }
-    const auto share = loss / static_cast<double>(micro_batches.size());
+    const auto share = loss / static_cast<double>(data.size());
     {
       const Phase phase(Phase::kBackward);
       (scaler_ ? scaler_->scale(share) : share).backward();
     }
     loss = loss.detach();
-    on_loss(loss, batch);
+    on_loss(loss);
   }
   return loss;
 }
@@ -102,14 +101,13 @@ void Strategy::clip() {
   }
 }
 
-torch::Tensor Strategy::step(const std::vector<Batch>& micro_batches,
-                             const std::function<void(const torch::Tensor&, const Batch&)>& on_loss, Spent& spent) {
+torch::Tensor Strategy::step(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss, Spent& spent) {
   const Phase step(Phase::kStep);
   torch::Tensor loss;
   {
     const Stopwatch watch(spent.compute);
     zero_grad();
-    loss = backward(micro_batches, on_loss);
+    loss = backward(batch, on_loss);
   }
   if (distributed_) {  // step() would begin with it
     const Stopwatch watch(spent.communication);

@@ -1,6 +1,7 @@
 #pragma once
 /// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and precision (--opt-level) behind one function,
 /// so that they can be compared. It is for one thread; hvd and ddp are collective. It refers to the model and the optimizer and owns what
+
 /// wraps them. It fails by throwing what the wrappers throw.
 
 #include <hvd/torch.h>
@@ -12,9 +13,9 @@
 
 #include "examples/train/data/batches.h"
 #include "examples/train/models/models.h"
+#include "examples/train/trainer/costs.h"
 #include "examples/train/trainer/options.h"
-#include "examples/train/trainer/precision.h"
-#include "examples/train/trainer/spent.h"
+#include "examples/train/trainer/setup.h"
 
 namespace examples {
 
@@ -23,11 +24,10 @@ class Strategy {
   /// Throws std::runtime_error where the strategy is one process and there are more.
   Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device);
 
-  /// One optimizer step on all micro-batches of this rank; the gradient is the mean of theirs. `on_loss` is given each one's mean loss,
-  /// detached, on the device. Returns the last one's. Adds to `spent`: with ddp, whose reductions end with backward, all of it as
-  /// computing.
-  torch::Tensor step(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor& loss, const Batch&)>& on_loss,
-                     Spent& spent);
+  /// One optimizer step on this rank's batch, in --accumulate parts of the same size, whose gradients' mean it is. `on_loss` is given each
+  /// part's mean loss, detached, on the device. Returns the last one's. Adds to `spent`: with ddp, whose reductions end with backward, all
+  /// of it as computing.
+  torch::Tensor step(const Batch& batch, const std::function<void(const torch::Tensor& loss)>& on_loss, Spent& spent);
 
   /// What steps, and what a checkpoint saves.
   torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : local(); }
@@ -43,7 +43,7 @@ class Strategy {
   torch::optim::Optimizer& local() { return masters_ ? *masters_ : optimizer_; }
   void zero_grad();
   torch::Tensor forward(const torch::Tensor& images);
-  torch::Tensor backward(const std::vector<Batch>& micro_batches, const std::function<void(const torch::Tensor&, const Batch&)>& on_loss);
+  torch::Tensor backward(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss);
   void clip();
 
   const Options options_;

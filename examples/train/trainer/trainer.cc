@@ -3,18 +3,33 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
-#include "examples/train/data/image_folder.h"
 #include "examples/train/trainer/atomic_file.h"
 #include "examples/train/trainer/collectively.h"
-#include "examples/train/trainer/device_memory.h"
-#include "examples/train/trainer/peak_memory.h"
-#include "examples/train/trainer/setup.h"
 
 namespace examples {
+
+hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, std::size_t batch_size, torch::Device device,
+                                    std::size_t workers, std::vector<BadImage>* bad, const Precision& precision) {
+  const torch::NoGradGuard no_grad;
+  const bool was_training = model.is_training();
+  model.eval();
+  hvd::EvaluationTally tally;
+  const hvd::ElasticSampler sampler(static_cast<std::size_t>(data.test.size()), /*shuffle=*/false, /*seed=*/0,
+                                    {.shares = hvd::Shares::Uneven});
+  const auto loader = torch::data::make_data_loader(TestImages(data), sampler, torch::data::DataLoaderOptions(batch_size).workers(workers));
+  for (const Batch& batch : *loader) {
+    if (bad != nullptr) bad->insert(bad->end(), batch.bad.begin(), batch.bad.end());
+    if (batch.target.size(0) == 0) continue;
+    tally.add(precision.output(model.forward(precision.input(batch.data.to(device)))), batch.target.to(device));
+  }
+  model.train(was_training);
+  return tally;
+}
+
 Trainer::Trainer(const Options& options)
     : options_(options),
-      shard_{static_cast<std::size_t>(hvd::rank()), static_cast<std::size_t>(hvd::size())},
       display_(hvd::rank()),
       profile_(options.profile, /*skip=*/2, options.profile_steps),
       bad_images_(hvd::rank(), /*names=*/options.bad_images == "skip") {
@@ -30,13 +45,13 @@ Trainer::Trainer(const Options& options)
     strategy_.emplace(options_, model_, *optimizer_, device_);
   });
   restore();
-  schedule_ = schedule_of(options_);
-  for (auto& group : strategy_->optimizer().param_groups()) rates_.push_back(group.options().get_lr());
+  schedule_ = make_schedule(options_, strategy_->optimizer(), steps_per_epoch());
+  for (auto done = position_.epoch * steps_per_epoch() + position_.images / images_per_step(); done > 0; --done) schedule_->step();
   learning_rate_ = options_.learning_rate;
   loss_sum_ = torch::zeros({}, torch::dtype(torch::kFloat64).device(device_));
-  if (position_.loss_sums.size() == shard_.ranks) {
-    loss_sum_.fill_(position_.loss_sums[shard_.rank]);
-  } else if (shard_.rank == 0) {
+  if (position_.loss_sums.size() == static_cast<std::size_t>(hvd::size())) {
+    loss_sum_.fill_(position_.loss_sums[static_cast<std::size_t>(hvd::rank())]);
+  } else if (hvd::rank() == 0) {
     loss_sum_.fill_(position_.loss_sum());
   }
   display_.line(describe(options_, data_, *model_, device_));
@@ -56,15 +71,15 @@ void Trainer::load_inputs() {
       throw DataError("--classes " + std::to_string(options_.classes) + " is less than the dataset's " + std::to_string(data_.classes));
     }
     if (options_.classes > 0) data_.classes = static_cast<int>(options_.classes);
-    loader_ = std::make_unique<BatchLoader>(
-        data_,
-        BatchPlan::Options{.items = static_cast<std::size_t>(data_.train.size()),
-                           .batch_size = static_cast<std::size_t>(options_.batch_size),
-                           .accumulate = static_cast<std::size_t>(options_.accumulate),
-                           .shard = shard_,
-                           .seed = options_.seed},
-        BatchLoader::Options{
-            .workers = static_cast<std::size_t>(options_.workers), .ahead = 2, .pinned = options_.pin_memory && device_.is_cuda()});
+    batch_size_ = batch_size_of(options_, data_.train.size(), hvd::size());
+    sampler_.emplace(static_cast<std::size_t>(data_.train.size()), /*shuffle=*/true, options_.seed,
+                     hvd::ElasticSamplerOptions{.shares = hvd::Shares::DropLast});
+    const auto workers = static_cast<std::size_t>(options_.workers);
+    loader_ = torch::data::make_data_loader(TrainingImages(data_, options_.seed, *sampler_), *sampler_,
+                                            torch::data::DataLoaderOptions(static_cast<std::size_t>(batch_size_ * options_.accumulate))
+                                                .workers(workers)
+                                                .max_jobs(workers == 0 ? 0 : 2 * workers + 1)  // two are ahead while one is awaited
+                                                .drop_last(true));                             // every step has as many images
     model_ = make_model(options_, data_, device_);
     optimizer_ = make_optimizer(options_, *model_);
   });
@@ -76,7 +91,7 @@ void Trainer::check_same_files() {
   const auto found = hvd::allgather_object(summary_of_files(data_));
   for (std::size_t rank = 1; rank < found.size(); ++rank) {
     if (found[rank] == found[0]) continue;
-    throw Refused(shard_.rank > 0 ? std::string()
+    throw Refused(hvd::rank() > 0 ? std::string()
                                   : "the ranks find other files in --data " + options_.data + ": rank 0 " + found[0] + "; rank " +
                                         std::to_string(rank) + " " + found[rank] + "; give every host the same files");
   }
@@ -91,7 +106,7 @@ void Trainer::restore() {
     if (options_.resume) {
       fail_on_all([&] {
         auto* const average = options_.ema > 0 ? &average_ : nullptr;
-        position_ = checkpoint_->load(*model_, strategy_->optimizer(), strategy_->scaler(), average, options_.ema);
+        position_ = checkpoint_->load(*model_, strategy_->optimizer(), *sampler_, strategy_->scaler(), average, options_.ema);
       });
     }
   }
@@ -120,23 +135,30 @@ bool Trainer::finished() const {
   return position_.epoch >= options_.epochs || (options_.max_steps > 0 && position_.step >= options_.max_steps);
 }
 
+bool Trainer::epoch_is_over() const { return data_.train.size() - static_cast<std::int64_t>(sampler_->processed()) < images_per_step(); }
+
 /// Up to the end of the epoch, or of training.
 void Trainer::train_epoch() {
   model_->train();
-  loader_->start_epoch(static_cast<std::size_t>(position_.epoch), static_cast<std::size_t>(position_.images));
   reset_peak_bytes();
   reset_device_peak(device_);
   start_clock();
-  while (!finished()) {
-    std::vector<Batch> micro_batches;
-    {
-      const Stopwatch watch(spent_.input);
-      micro_batches = loader_->next();
-    }
-    if (micro_batches.empty()) break;
+  if (epoch_is_over()) return;  // as the checkpoint had it
+  std::optional<hvd::PrefetchedLoader<decltype(loader_)::element_type>> prefetched;
+  if (options_.pin_memory && device_.is_cuda()) prefetched.emplace(hvd::prefetch_to_device(loader_, device_));
+  auto batches = prefetched ? prefetched->begin() : loader_->begin();
+  const auto end = loader_->end();
+  auto more = [&, begun = false]() mutable {
+    const Stopwatch watch(spent_.input);
+    if (std::exchange(begun, true)) ++batches;
+    return batches != end;
+  };
+  while (!finished() && more()) {
+    const Batch batch = std::move(*batches);
     profile_.before_step();
-    const auto loss = train_step(micro_batches);
-    position_.images = static_cast<std::int64_t>(loader_->position());
+    const auto loss = train_step(batch);
+    sampler_->record_batch(static_cast<std::size_t>(batch.target.size(0)));
+    position_.images += images_per_step();
     ++position_.step;
     if (position_.step == options_.untimed_steps) start_clock();
     show_progress(loss);
@@ -147,43 +169,29 @@ void Trainer::train_epoch() {
   }
 }
 
-/// The last micro-batch's loss.
-torch::Tensor Trainer::train_step(const std::vector<Batch>& micro_batches) {
-  std::vector<BadImage> bad;
-  for (const auto& batch : micro_batches) bad.insert(bad.end(), batch.bad.begin(), batch.bad.end());
-  bad_images_.add(bad);
+/// The loss of the batch's last part.
+torch::Tensor Trainer::train_step(const Batch& batch) {
+  bad_images_.add(batch.bad);
   bad_training_images_ += bad_images_.take_count();
-  set_learning_rate();
+  learning_rate_ = strategy_->optimizer().param_groups().front().options().get_lr();
   // The first rank with a bad image, if any: found out while the step is made, so that it costs no wait of its own.
   std::optional<hvd::Handle<torch::Tensor>> first;
   if (data_.reader && options_.bad_images == "refuse") {
-    const auto mine = torch::tensor(bad.empty() ? hvd::size() : hvd::rank(), torch::kInt64);
+    const auto mine = torch::tensor(batch.bad.empty() ? hvd::size() : hvd::rank(), torch::kInt64);
     first = hvd::allreduce_async(mine, {.name = "train.bad_images", .op = hvd::ReduceOp::Min});
   }
   const auto loss = strategy_->step(
-      micro_batches,
-      [this](const torch::Tensor& one, const Batch& batch) {
-        loss_sum_ += one.to(torch::kFloat64) * static_cast<double>(batch.labels.size(0));
-      },
-      spent_);
+      batch, [this](const torch::Tensor& one) { loss_sum_ += one.to(torch::kFloat64) * static_cast<double>(batch_size_); }, spent_);
+  schedule_->step();
   if (first) {
     const auto rank = first->wait().item<std::int64_t>();
-    if (rank < hvd::size()) throw Refused(rank == hvd::rank() ? refusal_of(bad) : std::string());
+    if (rank < hvd::size()) throw Refused(rank == hvd::rank() ? refusal_of(batch.bad) : std::string());
   }
   if (average_) {
     const Stopwatch watch(spent_.compute);
     average_->update();
   }
   return loss;
-}
-
-void Trainer::set_learning_rate() {
-  if (schedule_.kind == "none" && schedule_.warmup_epochs == 0) return;
-  const auto images = static_cast<double>(loader_->plan().steps_per_epoch() * loader_->plan().images_per_step());
-  const double factor = rate_factor(schedule_, static_cast<double>(position_.epoch) + static_cast<double>(position_.images) / images);
-  auto& groups = strategy_->optimizer().param_groups();
-  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates_[i] * factor);
-  learning_rate_ = options_.learning_rate * factor;
 }
 
 /// Of seconds and images per second.
@@ -193,14 +201,13 @@ void Trainer::start_clock() {
 }
 
 void Trainer::show_progress(const torch::Tensor& loss) {
-  const bool due = options_.print_frequency > 0 ? shard_.rank == 0 && position_.step % options_.print_frequency == 0 : display_.due();
+  const bool due = options_.print_frequency > 0 ? hvd::rank() == 0 && position_.step % options_.print_frequency == 0 : display_.due();
   if (!due) return;
-  const auto per_step = static_cast<std::int64_t>(loader_->plan().images_per_step());
   const double value = loss.item<double>();
   display_.show({.epoch = position_.epoch + 1,
                  .epochs = options_.epochs,
-                 .step = position_.images / per_step,
-                 .steps = static_cast<std::int64_t>(loader_->plan().steps_per_epoch()),
+                 .step = position_.images / images_per_step(),
+                 .steps = steps_per_epoch(),
                  .images_per_second = images_per_second()},
                 value);
   reporter_->add_loss(position_.step, value, learning_rate_);
@@ -223,10 +230,12 @@ void Trainer::close_epoch() {
                 .images_per_second = images_per_second(),
                 .world_size = hvd::size(),
                 .learning_rate = learning_rate_};
-  record.test = evaluate(/*keep_statistics=*/loader_->over());
+  const bool over = epoch_is_over();
+  record.test = evaluate(/*keep_statistics=*/over);
   gather_costs(record);
-  if (loader_->over()) {
+  if (over) {
     position_ = {.epoch = position_.epoch + 1, .step = position_.step};
+    sampler_->set_epoch(static_cast<std::size_t>(position_.epoch));
     loss_sum_.zero_();
   }
   report(record);
@@ -251,7 +260,7 @@ hvd::Evaluation Trainer::evaluate(bool keep_statistics) {
   if (average_) averaged.emplace(*average_);
   std::vector<BadImage> bad;
   const auto tally =
-      evaluate_share(*model_, data_, shard_, batch_size, device_, static_cast<std::size_t>(options_.workers), &bad, precision_of(options_));
+      evaluate_share(*model_, data_, batch_size, device_, static_cast<std::size_t>(options_.workers), &bad, precision_of(options_));
   if (data_.reader) {
     bad_images_.add(bad);
     bad_test_images_ += bad_images_.take_count();
@@ -323,7 +332,9 @@ void Trainer::gather_loss() {
 
 void Trainer::save_checkpoint() {
   const Stopwatch watch(spent_before_.checkpoints);
-  fail_on_all([&] { checkpoint_->save(*model_, strategy_->optimizer(), position_, strategy_->scaler(), average_ ? &*average_ : nullptr); });
+  fail_on_all([&] {
+    checkpoint_->save(*model_, strategy_->optimizer(), *sampler_, position_, strategy_->scaler(), average_ ? &*average_ : nullptr);
+  });
 }
 
 }  // namespace examples

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "tests/support/error_of.h"
 
 namespace hvd::test::decisions {
 namespace {
@@ -32,18 +33,6 @@ std::vector<std::int64_t> all_of(std::int64_t mine) {
   const auto gathered = allgather({&mine, DataType::Int64, {1}});
   const auto* const first = reinterpret_cast<const std::int64_t*>(gathered.data.data());
   return {first, first + size()};
-}
-
-template <class Expected, class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("(another error) ") + error.what();
-  }
-  return "(no error)";
 }
 
 TEST_CASE("any() is true on all ranks where one says so, and on none where none does") {

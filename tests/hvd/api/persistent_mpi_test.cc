@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/error_of.h"
+
 namespace hvd::test {
 namespace {
 
@@ -59,17 +61,6 @@ Ints summed(std::size_t count, int round) {
   return sums;
 }
 
-template <class Expected>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("(another error) ") + error.what();
-  }
-  return "(no error)";
-}
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("persistent: every operation and size, started again and again") {

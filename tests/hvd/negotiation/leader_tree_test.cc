@@ -63,7 +63,7 @@ struct Tree {
             leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
       actions.agree = [&leader](const UnitKey& about, const Agreement&) { leader.agreed.push_back(about.name); };
-      actions.refuse = [&leader](const UnitKey& about, int) { leader.refused.push_back(about.name); };
+      actions.refuse = [&leader](const UnitKey& about, int, const std::string&) { leader.refused.push_back(about.name); };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.cut = [&leader](int) { return leader.has_room; };
       actions.ranks_of = [this](int) { return &everyone; };
@@ -200,6 +200,32 @@ TEST_CASE("relay: a tensor that is refused between its decision and its cut is r
   CHECK(tree.leaders[0].left == std::vector<int>{kFirst, 3 * kRanksPerHost});
 }
 
+TEST_CASE("relay: ranks that wait for one another are found when their domains have said so, unless one waits no more") {
+  Tree tree;
+  const auto blocked = [&](int host, const std::string& name) {
+    const UnitKey waits{0, OpKind::Allreduce, name};
+    const int rank = host * kRanksPerHost;
+    auto& relay = *tree.leaders[static_cast<std::size_t>(host)].relay;
+    relay.tell({LocalEvent::Kind::Introduced, waits, rank, shaped(4), {}});
+    tree.settle();
+    relay.blocked({host, {{rank, {waits}, {waits}}}, {}});
+    tree.settle();
+  };
+  blocked(kHosts - 1, "q");
+  blocked(0, "q");  // the other ranks compute
+  tree.leaders[kHosts - 1].relay->blocked({kHosts - 1, {}, {}});
+  tree.settle();
+  blocked(0, "p");
+  for (const auto& leader : tree.leaders) CHECK(leader.refused.empty());
+  blocked(kHosts - 1, "q");
+  blocked(0, "p");
+  for (const auto& leader : tree.leaders) CHECK(leader.refused.empty());  // there may be more of them in a moment
+  blocked(0, "p");
+  for (const auto& leader : tree.leaders) CHECK(leader.refused == std::vector<std::string>{"p", "q"});
+  for (int i = 0; i < 2; ++i) blocked(0, "p");  // what was said before is out of date
+  for (const auto& leader : tree.leaders) CHECK(leader.refused.size() == 2);
+}
+
 TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
   for (int domains = 2; domains <= 9; ++domains) {
     CAPTURE(domains);
@@ -235,7 +261,7 @@ TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
       actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) { leader.conflicts.push_back(name); };
       actions.credit = [](int, int, std::uint64_t) {};
       actions.cut = [&leader](int) { return ++leader.cuts > 0; };
-      actions.refuse = [](const UnitKey&, int) {};
+      actions.refuse = [](const UnitKey&, int, const std::string&) {};
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [](const Status&) {};
       actions.drop = [](const UnitKey&) { return true; };

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "hvd/negotiation/board.h"
+#include "tests/support/error_of.h"
 #include "tests/support/shared_board.h"
 #include "tests/support/stderr_text.h"
 #include "tests/support/thread_world.h"
@@ -116,12 +117,7 @@ TEST_CASE("patience: who waits for the lock names the rank that the lock's owner
   while (!has_lock) std::this_thread::yield();
   Board board(shared.block(), 2);
   board.set_patience({{4, 7, 9}, {}, 1s});
-  std::string text;
-  try {
-    board.lock();
-  } catch (const StallTimeout& error) {
-    text = error.what();
-  }
+  const std::string text = error_of<StallTimeout>([&] { board.lock(); });
   CAPTURE(text);
   CHECK(text.starts_with("rank 7 has kept"));
 }

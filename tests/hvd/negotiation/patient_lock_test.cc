@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "hvd/negotiation/board.h"
+#include "tests/support/error_of.h"
 #include "tests/support/shared_board.h"
 #include "tests/support/thread_world.h"
 
@@ -40,12 +41,7 @@ TEST_CASE("board: a rank that is stopped with the lock is told of as a stall, an
   shared.kill(SIGSTOP);
   Board board(shared.block(), 0);
   board.set_patience({{4, 7, 9}, {}, 1s});
-  std::string text;
-  try {
-    board.lock();
-  } catch (const StallTimeout& error) {
-    text = error.what();
-  }
+  const std::string text = error_of<StallTimeout>([&] { board.lock(); });
   CAPTURE(text);
   CHECK(text.starts_with("rank 7 has kept the others of its host from going on for 1 s"));
   CHECK(board.failure().code() == Status::Code::StallTimeout);

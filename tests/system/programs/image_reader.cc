@@ -1,12 +1,14 @@
 // What the trainer's reader makes of a folder of images, for tests and measurements in Python:
 //   image_reader train|val FOLDER SIZE RESIZE SEED EPOCH SHRINK OUT      a line for each image (file, label, crop), the numbers in OUT
-//   image_reader speed FOLDER SIZE BATCH WORKERS SECONDS                  images per second of training batches, made by threads in order
+//   image_reader speed FOLDER SIZE BATCH WORKERS SECONDS                  images per second of training batches, made by threads
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
+#include <vector>
 
-#include "examples/train/data/ordered_workers.h"
 #include "examples/train/images/reader.h"
 
 namespace {
@@ -50,30 +52,32 @@ int measure(char** arguments) {
   const ImageReader reader({.size = number(arguments[3]), .resize = number(arguments[3])});
   const auto numbers = 3 * static_cast<std::size_t>(number(arguments[3])) * static_cast<std::size_t>(number(arguments[3]));
   const auto batch = static_cast<std::size_t>(number(arguments[4])), workers = static_cast<std::size_t>(number(arguments[5]));
-  OrderedWorkers<std::vector<float>> loader(workers);
-  std::size_t next = 0, read = 0;
-  const auto order = [&] {
-    loader.order([&, first = next] {
-      std::vector<float> planes(batch * numbers);
-      std::vector<BadImage> bad;
-      for (std::size_t i = 0; i < batch; ++i) {
-        read_training_image(reader, folder, (first + i) % folder.size(), 1, first / folder.size(), planes.data() + i * numbers, bad);
+  std::atomic<std::size_t> next = 0, read = 0;
+  std::atomic<bool> over = false;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < workers; ++i) {
+    threads.emplace_back([&] {
+      while (!over) {
+        const auto first = next.fetch_add(batch);
+        std::vector<float> planes(batch * numbers);
+        std::vector<BadImage> bad;
+        for (std::size_t image = 0; image < batch; ++image) {
+          read_training_image(reader, folder, (first + image) % folder.size(), 1, first / folder.size(), planes.data() + image * numbers,
+                              bad);
+        }
+        read += batch;
       }
-      return planes;
     });
-    next += batch;
-  };
-  for (std::size_t i = 0; i < 2 * workers; ++i) order();
-  for (std::size_t i = 0; i < workers; ++i, order()) loader.take();  // warm
-  const auto begin = std::chrono::steady_clock::now();
-  std::chrono::duration<double> spent{};
-  while (spent.count() < number(arguments[6])) {
-    loader.take();
-    read += batch;
-    order();
-    spent = std::chrono::steady_clock::now() - begin;
   }
-  std::printf("%.1f\n", static_cast<double>(read) / spent.count());
+  while (read < workers * batch) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // warm
+  const auto begin = std::chrono::steady_clock::now();
+  const std::size_t before = read;
+  std::this_thread::sleep_for(std::chrono::seconds(number(arguments[6])));
+  const std::size_t counted = read - before;
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+  over = true;
+  for (auto& thread : threads) thread.join();
+  std::printf("%.1f\n", static_cast<double>(counted) / spent.count());
   return 0;
 }
 

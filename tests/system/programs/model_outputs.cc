@@ -8,7 +8,6 @@
 #include <string>
 
 #include "examples/train/models/models.h"
-#include "examples/train/models/weights.h"
 
 namespace {
 

@@ -1,0 +1,73 @@
+#pragma once
+/// Programs whose ranks come to wait for one another, for ranks that are threads and ranks that are processes.
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/engine/engine.h"
+#include "tests/support/small_call.h"
+
+namespace hvd::test {
+
+/// The sum over the ranks of what they give.
+inline float sum_of(Engine& engine, const std::string& name, float value, int process_set = 0) {
+  std::vector<float> values{value};
+  Submission submission;
+  submission.name = name;
+  submission.op = ReduceOp::Sum;
+  submission.process_set = process_set;
+  submission.tensors.push_back({values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
+  if (!engine.try_fast_path(small_call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+  return values.front();
+}
+
+/// What the Mismatch says that the call ends with, within seconds.
+inline std::string mismatch_of(const std::function<void()>& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text;
+  try {
+    call();
+    text = "(no error)";
+  } catch (const Mismatch& error) {
+    text = error.what();
+  } catch (const std::exception& error) {
+    text = std::string("(another error) ") + error.what();
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+  return text;
+}
+
+/// Rank 0 catches an error of its own and leaves out the rest of a step; then all do as they did before.
+class LeftOut {
+ public:
+  explicit LeftOut(int size) : size_(static_cast<float>(size)) {}
+  void run(int rank, Engine& engine) const {
+    for (int step = 0; step < 3; ++step) {
+      CHECK(sum_of(engine, "gradients", 1) == size_);
+      CHECK(sum_of(engine, "loss", 2) == 2 * size_);
+    }
+    if (rank != 0) CHECK(says_who(mismatch_of([&] { sum_of(engine, "gradients", 1); })));
+    if (rank == 0) CHECK(says_who(mismatch_of([&] { sum_of(engine, "accuracy", 3); })));
+    for (int step = 0; step < 3; ++step) {
+      CHECK(sum_of(engine, "gradients", 1) == size_);
+      CHECK(sum_of(engine, "accuracy", 3) == 3 * size_);
+    }
+  }
+
+ private:
+  [[nodiscard]] bool says_who(const std::string& error) const {
+    const bool one = size_ == 2;
+    CAPTURE(error);
+    CHECK(error.find("can never end, as the ranks wait for one another") != std::string::npos);
+    CHECK(error.find("rank 0 waits for allreduce 'accuracy'; rank" + std::string(one ? " 1 waits" : "s 1")) != std::string::npos);
+    return error.find(std::string(one ? " waits" : " wait") + " for allreduce 'gradients'") != std::string::npos;
+  }
+  const float size_;
+};
+
+}  // namespace hvd::test

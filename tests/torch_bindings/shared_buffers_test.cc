@@ -1,0 +1,141 @@
+// Buffers of a DistributedDataParallel: by name, and large ones only where they have changed.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "tests/torch_bindings/norm_net.h"
+
+namespace shared_buffers {
+namespace {
+
+using namespace hvd::test;
+using namespace hvd::test::norm_net;
+using hvd::DistributedDataParallel;
+
+/// A model with a mask, tables and statistics of its own.
+struct WithBuffers : torch::nn::Module {
+  explicit WithBuffers(bool other_order = false, std::int64_t side = 512) {
+    layer = register_module("layer", Linear(6, 3));
+    to(kDouble);
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
+    const auto table = [&](const char* name, double value) { return register_buffer(name, torch::full({side, side}, value, kFloat)); };
+    if (other_order) {
+      sine = table("sine", 2);
+      cosine = table("cosine", 1);
+    } else {
+      cosine = table("cosine", 1);
+      sine = table("sine", 2);
+    }
+    seen = register_buffer("seen", torch::zeros({}, at::kLong));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    seen += 1;
+    return layer(x) * (cosine[0][0] / cosine[0][0]).to(kDouble);
+  }
+  Linear layer{nullptr};
+  at::Tensor cosine, sine, seen;
+};
+using OfBuffers = DistributedDataParallel<WithBuffers>;
+void pass(OfBuffers& ddp, int step) { loss(ddp, hvd::rank(), step).backward(); }
+double value(const at::Tensor& table, std::int64_t row = 0) { return table[row][0].item<double>(); }
+
+TEST_CASE("what happens if a model has large constant buffers: they stay where they are, and others travel as ever") {
+  const auto net = std::make_shared<WithBuffers>();
+  OfBuffers ddp(net);
+  const auto of_last = [&](at::Tensor& table) { return static_cast<float*>(table.mutable_data_ptr()); };
+  if (last() && hvd::size() > 1) {
+    of_last(net->cosine)[0] = 9;  // which no version counter sees: it shows whether the root's comes
+    net->seen.fill_(77);
+  }
+  for (int step = 0; step < 3; ++step) {
+    pass(ddp, step);
+    CHECK(net->seen.item<std::int64_t>() == step + 1);
+  }
+  CHECK(value(net->cosine) == (last() && hvd::size() > 1 ? 9 : 1));
+  of_last(net->cosine)[0] = 1;
+}
+
+TEST_CASE("what happens if a large buffer is changed: all get the first rank's, whoever changed it") {
+  const auto net = std::make_shared<WithBuffers>();
+  OfBuffers ddp(net);
+  pass(ddp, 0);
+  net->cosine.mul_(hvd::rank() + 3);  // on all ranks
+  pass(ddp, 1);
+  CHECK(value(net->cosine) == 3);
+  if (hvd::rank() == 0) net->sine.fill_(5);
+  pass(ddp, 2);
+  CHECK(value(net->sine) == 5);
+  if (last()) net->sine[1].fill_(8);  // on the last rank alone, whose change is not the first one's
+  pass(ddp, 3);
+  CHECK(value(net->sine, 1) == (hvd::size() == 1 ? 8 : 5));
+  net->cosine.set_data(torch::full({512, 512}, hvd::rank() + 20.0, kFloat));  // other memory
+  pass(ddp, 4);
+  CHECK(value(net->cosine) == 20);
+  net->cosine.set_data(net->cosine.t());
+  net->cosine[1].fill_(hvd::rank() + 2);
+  pass(ddp, 5);
+  CHECK(value(net->cosine, 1) == 2);
+  CHECK(is_same_on_all_ranks(*net));
+  ddp.to(kFloat);
+  ddp.to(kDouble);
+  pass(ddp, 6);
+  CHECK(net->cosine[3][3].item<double>() == 20);
+  CHECK(is_same_on_all_ranks(*net));
+}
+
+TEST_CASE("what happens if ranks register buffers in another order: each goes to the one of its name") {
+  const bool other = last() && hvd::size() > 1;
+  for (const std::int64_t side : {3, 512}) {  // such as always travel, and such as do not
+    const auto net = std::make_shared<WithBuffers>(other, side);
+    OfBuffers ddp(net);
+    for (int step = 0; step < 2; ++step) {
+      net->cosine.fill_(10 + step);
+      net->sine.fill_(20 + step);
+      pass(ddp, step);
+      CHECK(value(net->cosine) == 10 + step);
+      CHECK(value(net->sine) == 20 + step);
+    }
+    ddp.eval();
+    CHECK(value(net->cosine) == 11);
+  }
+}
+
+TEST_CASE("what happens if one rank has a buffer more, or one of another name or shape: a Mismatch on all that names it") {
+  if (hvd::size() == 1) return;
+  const auto net = std::make_shared<WithBuffers>(false, 3);
+  OfBuffers ddp(net);
+  pass(ddp, 0);
+  net->register_buffer(last() ? "phase" : "delay", torch::zeros({3}, kDouble));
+  const std::string text = error_of<hvd::Mismatch>([&] { pass(ddp, 1); });
+  CAPTURE(text);
+  CHECK(contains(text, "'phase'"));
+  CHECK(contains(text, "'delay'"));
+  net->register_buffer(last() ? "delay" : "phase", torch::zeros({3}, kDouble));
+  pass(ddp, 2);
+  CHECK(is_same_on_all_ranks(*net));
+  if (last()) net->cosine.set_data(torch::zeros({9}, kFloat));
+  const std::string shape = error_of<hvd::Mismatch>([&] { pass(ddp, 3); });
+  CAPTURE(shape);
+  CHECK(contains(shape, "'cosine' is float32 [9]"));
+  net->cosine.set_data(torch::zeros({9}, kFloat));
+}
+
+TEST_CASE("what happens to large buffers with uneven batches: ranks that still train share what has changed") {
+  const auto net = std::make_shared<WithBuffers>();
+  OfBuffers ddp(net);
+  {
+    auto guard = ddp.join();
+    for (int step = 0; step < 2 + hvd::rank(); ++step) {
+      net->sine.fill_(10 * step + hvd::rank());
+      const at::Tensor output = ddp.forward(input(hvd::rank(), step));
+      // The first rank that still trains: they end in the order of their numbers.
+      CHECK(value(net->sine) == 10 * step + std::max(0, step - 1));
+      torch::mse_loss(output, target(hvd::rank(), step)).backward();
+    }
+  }
+  CHECK(is_same_on_all_ranks(*net));
+}
+
+}  // namespace
+}  // namespace shared_buffers
