@@ -1,6 +1,7 @@
 #include "torch_bindings/operation.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <c10/util/accumulate.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -30,11 +31,12 @@ std::string title(std::string_view what, const std::string& name, const Tensors&
   return text;
 }
 
-std::string gradient_name(const std::string& name, const Tensors& gradients) {
+std::string gradient_name(const std::string& name, const Tensors& gradients, bool rows_differ) {
   if (!name.empty() && !is_unnamed(name)) return name + ".gradient";
   std::int64_t elements = 0;
-  for (const auto& gradient : gradients) elements += gradient.numel();
-  return library_name(formatted("gradients of {} elements", elements));
+  for (const auto& gradient : gradients)
+    elements += rows_differ && gradient.dim() > 0 ? c10::multiply_integers(gradient.sizes().slice(1)) : gradient.numel();
+  return library_name(formatted("gradients of {} elements{}", elements, rows_differ ? " a row" : ""));
 }
 
 void check_group(const Tensors& tensors, std::string_view what, const std::string& name, Form form) {

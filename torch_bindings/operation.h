@@ -41,8 +41,8 @@ struct Operation {
 /// "allreduce 'loss'", and of a group of several also which of them.
 std::string title(std::string_view what, const std::string& name, const std::vector<at::Tensor>& group, std::size_t index);
 /// Returns the name under which gradients of the operation of this name travel: one of the library's own if that has none of the user's, as
-/// backward may run in a thread of autograd's.
-std::string gradient_name(const std::string& name, const std::vector<at::Tensor>& gradients);
+/// backward may run in a thread of autograd's. `rows_differ`: between the ranks.
+std::string gradient_name(const std::string& name, const std::vector<at::Tensor>& gradients, bool rows_differ = false);
 /// Throws InvalidArgument for what no collective can take.
 void check_group(const std::vector<at::Tensor>& tensors, std::string_view what, const std::string& name, Form form);
 /// Returns the tensor's values as they are read: contiguous, neither lazily conjugated nor negated. The tensor itself where it is so

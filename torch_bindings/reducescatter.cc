@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 detail::GradientRule scatter_rule(const ReducescatterOptions& options) {
   return [options](const Tensors& gradients) {
-    const std::string name = detail::gradient_name(options.name, gradients);
+    const std::string name = detail::gradient_name(options.name, gradients, /*rows_differ=*/true);
     const double ranks = options.op == ReduceOp::Sum ? options.process_set.size() : 1;
     Tensors whole = grouped_allgather(gradients, {.name = name, .process_set = options.process_set});
     for (auto& gradient : whole) gradient.mul_(ranks * options.prescale_factor * options.postscale_factor);

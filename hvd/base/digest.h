@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "hvd/base/visible.h"
+
 namespace hvd {
 
 /// Returns the digest of `bytes` bytes; `before` is that of what precedes them, so that digests can be chained.
-std::uint64_t digest_of_memory(const void* memory, std::size_t bytes, std::uint64_t before = 0);
+HVD_BETWEEN_LIBRARIES std::uint64_t digest_of_memory(const void* memory, std::size_t bytes, std::uint64_t before = 0);
 inline std::uint64_t digest_of(std::string_view text, std::uint64_t before = 0) {
   return digest_of_memory(text.data(), text.size(), before);
 }
