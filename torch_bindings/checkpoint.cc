@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
 #include "hvd/negotiation/signature.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/checkpoint_parts.h"
@@ -18,6 +19,7 @@
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/optimizer_state.h"
+#include "torch_bindings/replica_guard.h"
 #include "torch_bindings/shared_parameters.h"
 #include "torch_bindings/wrappers.h"
 
@@ -128,6 +130,84 @@ std::string written(OutputArchive& archive, const torch::nn::Module& module, std
   return out.str();
 }
 
+/// Throws Mismatch on all ranks unless all have the same parameters.
+void check_replicas(const std::string& path, const torch::nn::Module& module, const ProcessSet& set) {
+  if (engine()->config().replica_guard == ReplicaGuard::Off) return;
+  ReplicaComparer::Named named;
+  for (const auto& item : module.named_parameters())
+    if (item.value().defined()) named.emplace_back(item.key(), item.value());
+  ReplicaComparer comparer(formatted("checkpoint {}", path), set);
+  comparer.watch(named);
+  comparer.check();
+}
+
+void write_parts(OutputArchive& archive, std::span<const CheckpointPart> parts) {
+  if (parts.empty()) return;
+  OutputArchive all(archive.compilation_unit());
+  all.write("size", c10::IValue(static_cast<std::int64_t>(parts.size())));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    all.write(formatted("type.{}", i), c10::IValue(parts[i].type()));
+    OutputArchive one(archive.compilation_unit());
+    if (!parts[i].generator().defined()) parts[i].save(one);
+    all.write(formatted("state.{}", i), one);
+  }
+  archive.write("parts", all);
+}
+
+/// Returns the state of each part; throws where the file has other ones.
+std::vector<InputArchive> find_parts(InputArchive& archive, std::span<const CheckpointPart> parts) {
+  std::vector<InputArchive> found(parts.size());
+  if (parts.empty()) return found;
+  InputArchive all;
+  if (!archive.try_read("parts", all)) throw CheckpointError(formatted("it was saved without parts, and the program has {}", parts.size()));
+  c10::IValue value;
+  all.read("size", value);
+  if (value.toInt() != static_cast<std::int64_t>(parts.size()))
+    throw CheckpointError(formatted("it has {} parts, and the program {}", value.toInt(), parts.size()));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    all.read(formatted("type.{}", i), value);
+    if (value.toStringRef() != parts[i].type())
+      throw CheckpointError(formatted("its part {} is a {}, that of the program a {}", i, value.toStringRef(), parts[i].type()));
+    all.read(formatted("state.{}", i), found[i]);
+  }
+  return found;
+}
+
+/// Fills parts, and gives them back what they had.
+class PartsLoad {
+ public:
+  explicit PartsLoad(std::span<const CheckpointPart> parts) : parts_(parts) {}
+  /// Returns why it cannot; empty if it could.
+  std::string load(std::vector<InputArchive>& states) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].generator().defined()) continue;
+      try {
+        OutputArchive before;
+        parts_[i].save(before);
+        std::ostringstream out;
+        before.save_to(out);
+        before_.emplace_back(i, out.str());
+        parts_[i].load(states[i]);
+      } catch (...) {
+        return formatted("its part {}, a {}, does not fit the one here: {}", i, parts_[i].type(), detail::words_of_current_exception());
+      }
+    }
+    return "";
+  }
+  void undo() {
+    for (const auto& [i, text] : std::exchange(before_, {})) {
+      InputArchive archive;
+      std::istringstream in(text);
+      archive.load_from(in, at::Device(at::kCPU));
+      parts_[i].load(archive);
+    }
+  }
+
+ private:
+  std::span<const CheckpointPart> parts_;
+  std::vector<std::pair<std::size_t, std::string>> before_;
+};
+
 /// What the file has for this rank, and where it goes.
 struct Contents {
   InputArchive archive;
@@ -180,8 +260,12 @@ void Checkpoint::tell(const std::vector<std::string>& failures) const {
 
 /// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the same buffers, shard alike and want
 /// the same done: what follows exchanges these.
-void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, const std::string& failure) const {
-  std::vector<std::string> mine{options_.average_buffers ? "average_buffers" : "no average_buffers",
+void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Parts parts,
+                             const std::string& failure) const {
+  std::vector<std::string> types;
+  for (const auto& part : parts) types.push_back(part.type());
+  std::vector<std::string> mine{types.empty() ? "no parts" : formatted("parts {}", joined(types, ", ")),
+                                options_.average_buffers ? "average_buffers" : "no average_buffers",
                                 detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
   for (const auto& buffer : module.named_buffers()) {
     const at::Tensor& tensor = buffer.value();
@@ -207,16 +291,25 @@ void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim
 }
 
 /// As it is, to be saved or filled.
-std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer) const {
+std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer, Parts parts) const {
   std::vector<at::Tensor> memory;
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) memory = distributed->compression_memory();
-  if (!options_.of_rank) return memory;
-  const auto more = options_.of_rank();
-  memory.insert(memory.end(), more.begin(), more.end());
+  const auto add = [&memory](const std::vector<at::Tensor>& more) { memory.insert(memory.end(), more.begin(), more.end()); };
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
+    add(distributed->compression_memory());
+    add(distributed->state_of_rank());
+  }
+  if (options_.of_rank) add(options_.of_rank());
+  for (const auto& part : parts)
+    if (part.generator().defined()) memory.push_back(part.generator().get_state());
   return memory;
 }
 
 void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra) const {
+  write(module, given, step, extra, {});
+}
+
+void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra,
+                       Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::save()");
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
@@ -225,11 +318,12 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   try {
     if (options_.random_state)
       for (const auto& generator : generators(device_of(module))) mine.random.push_back(generator.get_state());
-    mine.memory = memory_of_rank(optimizer);
+    mine.memory = memory_of_rank(optimizer, parts);
   } catch (...) {
     failure = detail::words_of_current_exception();
   }
-  check_alike(module, optimizer, failure);
+  check_alike(module, optimizer, parts, failure);
+  check_replicas(path_, module, set);
   std::optional<AveragedBuffers> means;
   note_own_buffers(module, set, mine, [&] {
     if (options_.average_buffers) means.emplace(module, set);
@@ -239,14 +333,15 @@ void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& 
   std::string file;
   try {
     OutputArchive archive;
-    OutputArchive of_optimizer(archive.compilation_unit()), parts(archive.compilation_unit());
-    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, parts);  // of a sharded one: collective
+    OutputArchive of_optimizer(archive.compilation_unit()), pieces(archive.compilation_unit());
+    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, pieces);  // of a sharded one: collective
     if (!unsaved.own && !unsaved.states.empty())
       throw CheckpointError(
           formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(unsaved.states, ", ")));
     if (set.rank() == 0) {
       archive.write("optimizer", of_optimizer);
-      archive.write("optimizer_parts", parts);
+      archive.write("optimizer_parts", pieces);
+      write_parts(archive, parts);
       archive.write("ranks", c10::IValue(of_ranks));
       file = written(archive, module, step, extra);
     }
@@ -285,31 +380,39 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
 }
 
 std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra) const {
+  return read(module, given, extra, {});
+}
+
+std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::load()");
   const at::NoGradGuard no_gradient;
   const std::string file = read_file();
   std::string failure;
   Contents contents;
-  std::vector<at::Tensor> memory;
+  std::vector<InputArchive> of_parts;
   try {  // what can fail on one rank alone comes before anything changes
     read_contents(file, module, options_.process_set, contents);
-    memory = memory_of_rank(optimizer);
+    of_parts = find_parts(contents.archive, parts);
+    static_cast<void>(memory_of_rank(optimizer, parts));
   } catch (...) {
     failure = failure_of_current_exception();
   }
   agree(failure);
   detail::OptimizerLoad of_optimizer(optimizer);
+  PartsLoad load_of_parts(parts);
   try {
-    InputArchive own, parts;
+    InputArchive own, pieces;
     contents.archive.read("optimizer", own);
-    const bool in_parts = contents.archive.try_read("optimizer_parts", parts) && !parts.keys().empty();
-    of_optimizer.load(own, in_parts ? &parts : nullptr, options_.load_options);
+    const bool in_pieces = contents.archive.try_read("optimizer_parts", pieces) && !pieces.keys().empty();
+    of_optimizer.load(own, in_pieces ? &pieces : nullptr, options_.load_options);
   } catch (...) {
     failure = formatted("the state of its optimizer does not fit the one here: {}", detail::words_of_current_exception());
   }
+  if (failure.empty()) failure = load_of_parts.load(of_parts);
   try {
     agree(failure);
   } catch (...) {
+    load_of_parts.undo();
     of_optimizer.undo();
     throw;
   }
@@ -319,8 +422,13 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
     SharedParameters::written_alike();
     auto all = generators(device_of(module));
     for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
-    if (fits(memory, mine.memory))
+    const auto memory = memory_of_rank(optimizer, parts);  // with the state that the optimizer has now
+    if (fits(memory, mine.memory)) {
       for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
+      auto generator = memory.end();
+      for (auto part = parts.rbegin(); part != parts.rend(); ++part)
+        if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
+    }
     for (std::size_t i = 0; i < mine.names.size(); ++i) contents.buffers.at(mine.names[i]).copy_(mine.buffers[i]);
   } catch (...) {
     failure = failure_of_current_exception();

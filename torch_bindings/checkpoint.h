@@ -4,10 +4,10 @@
 /// them.
 ///
 /// Beside what the user gives it holds the state of every rank's random numbers (LibTorch's default generators), what lossy compression
-/// remembers, and the buffers of ranks that differ from the first one's (batch norm's running statistics). It does not hold gradients, nor
-/// what LibTorch does not serialise: learning-rate schedulers, GradScaler, other generators, the sampler and its epoch. The program sets
-/// these from the step, or keeps them in Extra. If it does, a run that was saved between two steps, and goes on with as many ranks, goes
-/// on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and what belongs
+/// remembers, and the buffers of ranks that differ from the first one's (batch norm's running statistics). It does not hold gradients. What
+/// else trains is given to `save` and `load` as parts: schedules, GradScaler, ExponentialMovingAverage, ElasticSampler, other generators;
+/// LibTorch's own schedulers have no state that could be saved. With these a run that was saved between two steps, and goes on with as many
+/// ranks, goes on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and what belongs
 /// to single ranks begins anew. The rank that writes needs memory for what belongs to single ranks.
 ///
 /// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
@@ -24,12 +24,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint_error.h"
+#include "torch_bindings/checkpoint_part.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -68,18 +71,60 @@ class Checkpoint {
   /// or keep_last < 1.
   explicit Checkpoint(std::string path, CheckpointOptions options = {});
 
-  /// Writes parameters and buffers of the module, state and options of the optimizer. All ranks should have the same ones; the first rank's
-  /// are written. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if
+  /// Writes parameters and buffers of the module, state and options of the optimizer. The first rank's are written. All ranks must have
+  /// the same parameters: Mismatch on all if they differ, as DistributedOptimizer::check_replicas() throws it, unless HVD_REPLICA_GUARD is
+  /// off. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if
   /// only some ranks shard the optimizer. An optimizer of the user's own is saved by its `save`, and by the `serialize` of its options and
   /// states, its learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
+  /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule, scaler})`. Throws Mismatch, on all ranks, if
+  /// they give other ones.
+  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            std::initializer_list<CheckpointPart> parts) const {
+    write(module, optimizer, step, {}, {parts.begin(), parts.size()});
+  }
+  /// Writes both.
+  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra,
+            std::initializer_list<CheckpointPart> parts) const {
+    write(module, optimizer, step, extra, {parts.begin(), parts.size()});
+  }
   /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so that those of the others, on disks of
   /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all. The state of an optimizer
   /// that overrides neither `save` nor `load` can be read only where it has a state already, of which LibTorch can make copies.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
+  /// Fills the parts too: those that `save` was given, of the same types and in the same order; CheckpointError on all ranks for others.
+  /// A file that has parts can be loaded without any. If one cannot be filled, none is changed, nor anything else.
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::initializer_list<CheckpointPart> parts) const {
+    Extra extra;
+    return read(module, optimizer, extra, {parts.begin(), parts.size()});
+  }
   /// @{
   /// Do the same, with what else belongs to the run, and for holders of modules.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const;
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra,
+                    std::initializer_list<CheckpointPart> parts) const {
+    return read(module, optimizer, extra, {parts.begin(), parts.size()});
+  }
+  template <class Module>
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            std::initializer_list<CheckpointPart> parts) const {
+    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, parts);
+  }
+  template <class Module>
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra,
+            std::initializer_list<CheckpointPart> parts) const {
+    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra, parts);
+  }
+  template <class Module>
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+                    std::initializer_list<CheckpointPart> parts) const {
+    return load(static_cast<torch::nn::Module&>(*module), optimizer, parts);
+  }
+  template <class Module>
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, Extra& extra,
+                    std::initializer_list<CheckpointPart> parts) const {
+    return load(static_cast<torch::nn::Module&>(*module), optimizer, extra, parts);
+  }
   template <class Module>
   void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             const Extra& extra = {}) const {
@@ -103,11 +148,15 @@ class Checkpoint {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
+  using Parts = std::span<const CheckpointPart>;
+  void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra, Parts parts) const;
+  std::int64_t read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const;
   [[nodiscard]] std::string read_file() const;
   void agree(const std::string& failure) const;
   void tell(const std::vector<std::string>& failures) const;
-  void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, const std::string& failure) const;
-  [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer) const;
+  void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Parts parts,
+                   const std::string& failure) const;
+  [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer, Parts parts) const;
 
   std::string path_;
   CheckpointOptions options_;

@@ -71,6 +71,10 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
     if (!archive.try_read(child.key(), below)) throw CheckpointError(formatted("it has no module '{}{}'", prefix, child.key()));
     match(*child.value(), below, prefix + child.key() + ".", found);
   }
+  for (const auto& key : archive.keys())
+    if (!module.named_parameters(false).contains(key) && !module.named_buffers(false).contains(key) &&
+        !module.named_children().contains(key))
+      throw CheckpointError(formatted("it has '{}{}', which the model has not", prefix, key));
 }
 
 void check_tied(const std::vector<Found>& found) {

@@ -192,8 +192,10 @@ void GradScaler::unscale_(Optimizer& given) {
     throw InvalidArgument(
         "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set GradScalerOptions::agree");
   GradientCompressor::follow_scale(parameters, scale_);
-  const ProcessSet set = sets.empty() ? options_.process_set : sets.front();
-  const bool takes_part = sets.empty() || set.included();
+  // Adasum reduces no gradients: who steps together is who must agree.
+  const bool own_set = sets.empty() && distributed != nullptr;
+  const ProcessSet set = own_set ? distributed->process_set() : sets.empty() ? options_.process_set : sets.front();
+  const bool takes_part = (sets.empty() && !own_set) || set.included();
   if (distributed != nullptr) {
     try {
       distributed->synchronize_once();
