@@ -19,6 +19,7 @@
 #include "torch_bindings/reducer.h"
 #include "torch_bindings/repeated_parameters.h"
 #include "torch_bindings/shared_groups.h"
+#include "torch_bindings/state_parts.h"
 #include "torch_bindings/step_watch.h"
 #include "torch_bindings/wrappers.h"
 
@@ -111,7 +112,7 @@ struct MovedOptions : torch::optim::OptimizerCloneableOptions<MovedOptions> {
 };
 
 /// Returns what `optimizer` points to.
-torch::optim::Optimizer& checked(const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
+torch::optim::Optimizer& checked_wrapped(const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
   if (!optimizer) throw InvalidArgument("DistributedOptimizer: the std::unique_ptr to the optimizer is null");
   return *optimizer;
 }
@@ -171,7 +172,7 @@ void DistributedOptimizer::begin() {
 DistributedOptimizer::DistributedOptimizer(std::unique_ptr<torch::optim::Optimizer> wrapped,
                                            std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                                            DistributedOptimizerOptions options)
-    : DistributedOptimizer(checked(wrapped), std::move(named_parameters), std::move(options)) {
+    : DistributedOptimizer(checked_wrapped(wrapped), std::move(named_parameters), std::move(options)) {
   owned_ = std::move(wrapped);
 }
 
@@ -317,6 +318,18 @@ void DistributedOptimizer::take_up(std::size_t reducer) {
   agreed_ = reducer + 1;
 }
 
+/// What there is to say of it here: where parameters differ as the optimizer was stepped by itself, that it was.
+std::exception_ptr DistributedOptimizer::cause_of(const Mismatch& error) {
+  const std::string text = error.what();
+  if (watch_ && text.find(detail::kParametersDiffer) != std::string::npos) {
+    const std::string name = watch_->stepped(groups_->parameters());
+    watch_->attend();
+    if (!name.empty()) return std::make_exception_ptr(InvalidArgument(detail::StepWatch::words_of(name)));
+  }
+  const std::string hint = changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
+  return std::make_exception_ptr(Mismatch(text + hint));
+}
+
 /// All reducers, also after one that has failed, but for those that other ranks may not have. An InvalidArgument is this rank's alone:
 /// the others go on to them.
 void DistributedOptimizer::reduce(bool also_synchronized) {
@@ -330,9 +343,7 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
       reducers_[i]->synchronize();
     } catch (const Mismatch& error) {
       on_all_ranks = true;
-      const std::string hint =
-          changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
-      if (!failure) failure = std::make_exception_ptr(Mismatch(error.what() + hint));
+      if (!failure) failure = cause_of(error);
     } catch (const InvalidArgument&) {
       if (!failure) failure = std::current_exception();
     } catch (...) {
@@ -346,6 +357,7 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     std::rethrow_exception(failure);
   }
   changed_ = compares_next;
+  if (!changed_) groups_->note_agreed();
   refuse_own_step();
 }
 
@@ -469,7 +481,13 @@ at::Tensor DistributedOptimizer::step_by_deltas(const LossClosure& closure) {
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   reconcile();
-  for (const auto& reducer : reducers_) reducer->settle();
+  for (const auto& reducer : reducers_) {
+    try {
+      reducer->settle();
+    } catch (const Mismatch& error) {
+      std::rethrow_exception(cause_of(error));
+    }
+  }
   announce_changes();
   if (deltas_) deltas_->begin_step();
   if (masters_ != nullptr) masters_->leave_out_step();
@@ -582,6 +600,18 @@ std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
     memory.insert(memory.end(), more.begin(), more.end());
   }
   return memory;
+}
+
+std::vector<at::Tensor> DistributedOptimizer::state_of_rank() const {
+  std::vector<at::Tensor> tensors;
+  if (options_.op != ReduceOp::Adasum || is_local()) return tensors;
+  for (const auto& [name, parameter] : groups_->parameters()) {
+    const auto found = wrapped_->state().find(parameter.unsafeGetTensorImpl());
+    if (found == wrapped_->state().end() || !found->second) continue;
+    for (const at::Tensor* const tensor : detail::parts_of(*found->second).tensors)
+      if (tensor->defined()) tensors.push_back(*tensor);
+  }
+  return tensors;
 }
 
 std::uint64_t DistributedOptimizer::bytes_sent() const {

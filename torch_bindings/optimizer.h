@@ -177,6 +177,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   torch::optim::Optimizer& wrapped();
   /// Returns what this rank remembers with the compressions that need it, in a fixed order: a checkpoint saves it, and fills it in place.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
+  /// Returns the tensors of the wrapped optimizer's state that are this rank's alone, which those of ReduceOp::Adasum are, as each rank
+  /// steps by its own gradients; of the other kinds none. In a fixed order: a checkpoint saves them, and fills them in place.
+  [[nodiscard]] std::vector<at::Tensor> state_of_rank() const;
   /// Returns the bytes of gradients that this rank has sent so far to other ranks, if each collective sends as few as it can: a measure
   /// that does not depend on where the ranks are. Sparse gradients are not counted.
   [[nodiscard]] std::uint64_t bytes_sent() const;
@@ -232,6 +235,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   const DistributedOptimizer& here() const;
   void refuse_own_step();
   void reconcile();
+  std::exception_ptr cause_of(const Mismatch& error);
   void take_over_changes(std::size_t known);
   void take_in(std::size_t first);
   bool announce_changes();

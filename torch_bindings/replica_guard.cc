@@ -231,7 +231,7 @@ void ReplicaComparer::tell(const std::vector<Said>& all, std::int64_t Said::*wha
     advice = "give all ranks the same: what one rank has measured is no reason to change them before the ranks have agreed on it";
     words = terms_.words();
   } else {
-    subject = kind_ + "s are not equal";
+    subject = kind_ + std::string(detail::kAreNotEqual);
     advice =
         "call broadcast_parameters() once they are made or loaded, and change them by the wrapper's step(), or on all ranks alike; a "
         "closure "
@@ -256,6 +256,7 @@ void ReplicaComparer::tell(const std::vector<Said>& all, std::int64_t Said::*wha
       const auto found = text.find(kBefore);
       details = found == std::string::npos ? text : text.substr(found + kBefore.size());
     }
+    if (details.empty()) details = "they have been changed since";
   }
   throw Mismatch(formatted("{}: {}: {}. {} ({})", name, subject, describe_groups(groups), details, advice));
 }

@@ -22,6 +22,14 @@
 
 namespace hvd {
 
+namespace detail {
+
+/// In what a ReplicaComparer says of tensors whose values differ, and of parameters.
+inline constexpr const char* kAreNotEqual = "s are not equal";
+inline constexpr const char* kParametersDiffer = "parameters are not equal";
+
+}  // namespace detail
+
 class ReplicaComparer {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

@@ -42,6 +42,7 @@ SharedGroups::SharedGroups(std::vector<OptimizerParamGroup>& mine, Optimizer& wr
     groups_.push_back((*mine_)[g].params());
     options_.emplace_back((*mine_)[g], wrapped_.param_groups()[g]);
   }
+  note_agreed();
 }
 
 std::vector<std::int64_t> SharedGroups::layout() const {
@@ -51,14 +52,15 @@ std::vector<std::int64_t> SharedGroups::layout() const {
 }
 
 std::uint64_t SharedGroups::digest_of_options() const {
-  std::uint64_t digest = digest_of(options_.size(), 0);
-  for (const auto& options : options_) digest = digest_of(options.digest(), digest);
+  const std::size_t groups = std::min(agreed_, options_.size());
+  std::uint64_t digest = digest_of(groups, 0);
+  for (std::size_t g = 0; g < groups; ++g) digest = digest_of(options_[g].digest(), digest);
   return digest;
 }
 
 SharedGroups::Words SharedGroups::words_of_options() const {
   Words all;
-  for (std::size_t g = 0; g < options_.size(); ++g)
+  for (std::size_t g = 0; g < std::min(agreed_, options_.size()); ++g)
     for (const auto& [name, value] : options_[g].words()) all.emplace_back(formatted("option {} of group {}", name, g), value);
   return all;
 }

@@ -28,7 +28,9 @@ class SharedGroups {
   /// Returns how many tensors each group has.
   [[nodiscard]] std::vector<std::int64_t> layout() const;
 
-  /// Returns a digest of the options of all groups, as they were at the last `reconcile()`.
+  /// The ranks have compared their groups: all have as many.
+  void note_agreed() { agreed_ = options_.size(); }
+  /// Returns a digest of the options, as they were at the last `reconcile()`, of the groups that all ranks have.
   [[nodiscard]] std::uint64_t digest_of_options() const;
   /// Returns them in words: {"lr of group 0", "0.1"}.
   [[nodiscard]] Words words_of_options() const;
@@ -55,6 +57,7 @@ class SharedGroups {
   std::unordered_map<const void*, std::pair<std::string, at::Tensor>> names_;  ///< by TensorImpl
   std::vector<std::vector<at::Tensor>> groups_;                                ///< as both had them last
   std::vector<SharedOptions> options_;
+  std::size_t agreed_ = 0;  ///< so many groups all ranks have
   Named parameters_;
   bool forgotten_ = false;  ///< there may be parameters in the groups that are not among `parameters_`
 };
