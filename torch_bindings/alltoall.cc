@@ -37,7 +37,8 @@ detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Ten
                                    const std::shared_ptr<Operation::Rows>& rows) {
   const std::int64_t unsent = input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
   return [options, unsent, rows](const Tensors& gradients) {
-    AlltoallOptions back{.name = detail::gradient_name(options.name, gradients, /*rows_differ=*/true), .splits = {}, .process_set = options.process_set};
+    AlltoallOptions back{
+        .name = detail::gradient_name(options.name, gradients, /*rows_differ=*/true), .splits = {}, .process_set = options.process_set};
     back.splits = torch::tensor(rows->at(0));
     at::Tensor gradient = alltoall(gradients.front(), back).output;
     if (unsent > 0) {

@@ -14,6 +14,7 @@
 #include "hvd/negotiation/signature.h"
 #include "torch_bindings/agreement.h"
 #include "torch_bindings/checkpoint_parts.h"
+#include "torch_bindings/checkpoint_reader.h"
 #include "torch_bindings/file.h"
 #include "torch_bindings/metrics.h"
 #include "torch_bindings/objects.h"
@@ -24,6 +25,19 @@
 #include "torch_bindings/wrappers.h"
 
 namespace hvd {
+
+/// What the file has for this rank, and where it goes.
+struct Checkpoint::Contents {
+  std::unique_ptr<detail::CheckpointReader> reader;
+  torch::serialize::InputArchive optimizer;
+  std::vector<torch::serialize::InputArchive> parts;
+  std::vector<detail::Found> found;
+  at::Tensor text_of_rank;  ///< undefined where other ranks have written the file
+  detail::OfRank mine;
+  std::map<std::string, at::Tensor> buffers;  ///< the module's
+  Checkpoint::Extra extra;
+  std::int64_t step = 0;
+};
 
 namespace {
 
@@ -85,6 +99,17 @@ std::string failure_of_current_exception() {
   }
 }
 
+/// What has kept `call` from being done; empty if nothing has.
+template <class Call>
+std::string failure_of(const Call& call) {
+  try {
+    call();
+    return {};
+  } catch (...) {
+    return failure_of_current_exception();
+  }
+}
+
 Checkpoint::Extra extra_of(InputArchive& archive) {
   Checkpoint::Extra extra;
   c10::IValue values;
@@ -113,8 +138,9 @@ void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, Of
   }
 }
 
-/// The file: `archive`, in which the optimizer is already, with the rest.
-std::string written(OutputArchive& archive, const torch::nn::Module& module, std::int64_t step, const Checkpoint::Extra& extra) {
+/// Writes `archive`, in which the optimizer is already, with the rest, beside the file that there is.
+std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::string& path, const torch::nn::Module& module,
+                                           std::int64_t step, const Checkpoint::Extra& extra) {
   OutputArchive of_model(archive.compilation_unit());
   module.save(of_model);
   c10::Dict<std::string, at::Tensor> strings, tensors;
@@ -125,9 +151,19 @@ std::string written(OutputArchive& archive, const torch::nn::Module& module, std
   archive.write("model", of_model);
   archive.write("extra_strings", c10::IValue(strings));
   archive.write("extra_tensors", c10::IValue(tensors));
-  std::ostringstream out;
-  archive.save_to(out);
-  return out.str();
+  // LibTorch's writer is not told of a failure: its destructor would write on, and throw.
+  auto fresh = std::make_unique<detail::FreshFile>(path);
+  std::exception_ptr failure;
+  archive.save_to([&](const void* data, std::size_t bytes) {
+    try {
+      if (!failure) fresh->write(data, bytes);
+    } catch (const CheckpointError&) {
+      failure = std::current_exception();
+    }
+    return bytes;
+  });
+  if (failure) std::rethrow_exception(failure);
+  return fresh;
 }
 
 /// Throws Mismatch on all ranks unless all have the same parameters.
@@ -136,9 +172,14 @@ void check_replicas(const std::string& path, const torch::nn::Module& module, co
   ReplicaComparer::Named named;
   for (const auto& item : module.named_parameters())
     if (item.value().defined()) named.emplace_back(item.key(), item.value());
-  ReplicaComparer comparer(formatted("checkpoint {}", path), set);
+  ReplicaComparer comparer("checkpoint", set);
   comparer.watch(named);
-  comparer.check();
+  try {
+    comparer.check();
+  } catch (const Mismatch& error) {  // it counts steps, and these are not the user's
+    const std::string text = error.what();
+    throw Mismatch(formatted("checkpoint {}: {}", path, text.substr(text.find(": ") + 2)));
+  }
 }
 
 void write_parts(OutputArchive& archive, std::span<const CheckpointPart> parts) {
@@ -208,38 +249,11 @@ class PartsLoad {
   std::vector<std::pair<std::size_t, std::string>> before_;
 };
 
-/// What the file has for this rank, and where it goes.
-struct Contents {
-  InputArchive archive;
-  std::vector<Found> found;
-  OfRank mine;
-  std::map<std::string, at::Tensor> buffers;  ///< the module's
-  Checkpoint::Extra extra;
-  std::int64_t step = 0;
-};
-
-/// Throws for what does not fit, before anything changes.
-void read_contents(const std::string& file, torch::nn::Module& module, const ProcessSet& set, Contents& contents) {
-  std::istringstream in(file);
-  contents.archive.load_from(in, device_of(module));
-  check_format(contents.archive);
-  InputArchive of_model;
-  contents.archive.read("model", of_model);
-  detail::match(module, of_model, "", contents.found);
-  detail::check_tied(contents.found);
+/// The texts of all ranks, each a tensor.
+std::vector<at::Tensor> texts_of_ranks(InputArchive& archive) {
   c10::IValue value;
-  contents.archive.read("step", value);
-  contents.step = value.toInt();
-  contents.extra = extra_of(contents.archive);
-  const auto named = named_buffers(module);
-  contents.buffers.insert(named.begin(), named.end());
-  contents.archive.read("ranks", value);
-  const auto states = value.toTensorVector();
-  if (states.size() == static_cast<std::size_t>(set.size()))
-    contents.mine = detail::unpack(detail::text_of(states[static_cast<std::size_t>(set.rank())]), named);
-  for (const auto& name : contents.mine.names)
-    if (!contents.buffers.contains(name))
-      throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
+  archive.read("ranks", value);
+  return value.toTensorVector();
 }
 
 }  // namespace
@@ -330,11 +344,11 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   });
   const auto of_ranks = detail::gather_text(detail::pack(mine), set);  // to the one that writes: all have as much as the model
 
-  std::string file;
+  std::unique_ptr<detail::FreshFile> file;
   try {
     OutputArchive archive;
     OutputArchive of_optimizer(archive.compilation_unit()), pieces(archive.compilation_unit());
-    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, pieces);  // of a sharded one: collective
+    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, pieces, set.ranks().front());
     if (!unsaved.own && !unsaved.states.empty())
       throw CheckpointError(
           formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(unsaved.states, ", ")));
@@ -343,7 +357,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
       archive.write("optimizer_parts", pieces);
       write_parts(archive, parts);
       archive.write("ranks", c10::IValue(of_ranks));
-      file = written(archive, module, step, extra);
+      file = written(archive, path_, module, step, extra);
     }
   } catch (const c10::Error& error) {
     failure = formatted("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
@@ -352,26 +366,11 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   }
   agree(failure);  // before the old file goes
   try {
-    if (set.rank() == 0) detail::replace_file(path_, file, options_.keep_last);
+    if (file) file->replace(options_.keep_last);
   } catch (...) {
     failure = failure_of_current_exception();
   }
   agree(failure);
-}
-
-/// On all ranks, what the first one reads.
-std::string Checkpoint::read_file() const {
-  std::pair<std::string, std::string> found;  // the file, or why not
-  if (options_.process_set.rank() == 0) {
-    try {
-      found.first = detail::read_whole_file(path_);
-      if (found.first.empty()) found.second = "it is empty";
-    } catch (const CheckpointError& error) {
-      found.second = error.what();
-    }
-  }
-  agree(found.second);
-  return detail::broadcast_text(std::move(found.first), options_.process_set.ranks().front(), options_.process_set);
 }
 
 std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const {
@@ -383,76 +382,134 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
   return read(module, given, extra, {});
 }
 
+/// Finds what there is, and wants all that has to be looked at. Throws for what does not fit, before anything changes.
+void Checkpoint::find_contents(const std::string& outline, torch::nn::Module& module, const detail::OptimizerLoad& load,
+                               Contents& contents) const {
+  contents.reader = std::make_unique<detail::CheckpointReader>(outline, device_of(module));
+  InputArchive& archive = contents.reader->archive();
+  check_format(archive);
+  InputArchive of_model;
+  archive.read("model", of_model);
+  archive.read("optimizer", contents.optimizer);
+  detail::match(module, of_model, "", contents.found);
+  std::vector<at::Tensor> later = texts_of_ranks(archive);
+  if (later.size() == static_cast<std::size_t>(options_.process_set.size())) {
+    const at::Tensor& mine = later[static_cast<std::size_t>(options_.process_set.rank())];
+    contents.text_of_rank = torch::empty_like(mine);
+    contents.reader->want(contents.text_of_rank, mine);
+  }
+  for (const auto& item : contents.found) later.push_back(item.stored);
+  if (load.takes_unread())
+    for (auto& tensor : detail::tensors_of(contents.optimizer)) later.push_back(std::move(tensor));
+  contents.reader->want_all_but(later);
+  for (const auto& tensor : detail::to_be_equal(contents.found)) contents.reader->want(tensor);
+}
+
+/// Looks at what is there now. Throws for what does not fit, before anything changes.
+void Checkpoint::read_contents(torch::nn::Module& module, Parts parts, Contents& contents) {
+  InputArchive& archive = contents.reader->archive();
+  detail::check_tied(contents.found);
+  c10::IValue value;
+  archive.read("step", value);
+  contents.step = value.toInt();
+  contents.extra = extra_of(archive);
+  const auto named = named_buffers(module);
+  contents.buffers.insert(named.begin(), named.end());
+  if (contents.text_of_rank.defined()) contents.mine = detail::unpack(detail::text_of(contents.text_of_rank), named);
+  for (const auto& name : contents.mine.names)
+    if (!contents.buffers.contains(name))
+      throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
+  contents.parts = find_parts(archive, parts);
+}
+
+/// Returns on all ranks what CheckpointReader takes, of the file that the first one opens.
+std::string Checkpoint::open(std::unique_ptr<detail::CheckpointFile>& file, bool all_at_once) const {
+  std::string outline;
+  agree(failure_of([&] {
+    if (options_.process_set.rank() != 0) return;
+    file = std::make_unique<detail::CheckpointFile>(path_, all_at_once);
+    outline = file->outline();
+  }));
+  return detail::broadcast_text(std::move(outline), options_.process_set.ranks().front(), options_.process_set);
+}
+
 std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::load()");
   const at::NoGradGuard no_gradient;
-  const std::string file = read_file();
-  std::string failure;
+  const ProcessSet& set = options_.process_set;
+  std::unique_ptr<detail::CheckpointFile> file;
+  const std::string outline = open(file, !device_of(module).is_cpu());
+  std::optional<detail::OptimizerLoad> of_optimizer;
+  PartsLoad of_parts(parts);
   Contents contents;
-  std::vector<InputArchive> of_parts;
-  try {  // what can fail on one rank alone comes before anything changes
-    read_contents(file, module, options_.process_set, contents);
-    of_parts = find_parts(contents.archive, parts);
+  agree(failure_of([&] {
+    of_optimizer.emplace(optimizer);
+    find_contents(outline, module, *of_optimizer, contents);
+  }));
+  const auto read_values = [&] {  // why it cannot be read all ranks know alike
+    const std::string failure = contents.reader->read(file.get(), &set);
+    agree(set.rank() == 0 ? failure : "");
+  };
+  read_values();
+  agree(failure_of([&] {  // what can fail on one rank alone comes before anything changes
+    read_contents(module, parts, contents);
     static_cast<void>(memory_of_rank(optimizer, parts));
-  } catch (...) {
-    failure = failure_of_current_exception();
-  }
-  agree(failure);
-  detail::OptimizerLoad of_optimizer(optimizer);
-  PartsLoad load_of_parts(parts);
+  }));
+  std::string failure;
   try {
-    InputArchive own, pieces;
-    contents.archive.read("optimizer", own);
-    const bool in_pieces = contents.archive.try_read("optimizer_parts", pieces) && !pieces.keys().empty();
-    of_optimizer.load(own, in_pieces ? &pieces : nullptr, options_.load_options);
+    InputArchive pieces;
+    const bool in_pieces = contents.reader->archive().try_read("optimizer_parts", pieces) && !pieces.keys().empty();
+    of_optimizer->load(contents.optimizer, in_pieces ? &pieces : nullptr, options_.load_options, {}, contents.reader.get());
   } catch (...) {
     failure = formatted("the state of its optimizer does not fit the one here: {}", detail::words_of_current_exception());
   }
-  if (failure.empty()) failure = load_of_parts.load(of_parts);
+  if (failure.empty()) failure = of_parts.load(contents.parts);
   try {
     agree(failure);
+    for (auto& item : contents.found) contents.reader->want(item.tensor, item.stored);
+    read_values();
   } catch (...) {
-    load_of_parts.undo();
-    of_optimizer.undo();
+    of_parts.undo();
+    of_optimizer->undo();
     throw;
   }
-  const OfRank& mine = contents.mine;
-  try {
-    for (auto& item : contents.found) item.tensor.copy_(item.stored);
-    SharedParameters::written_alike();
-    auto all = generators(device_of(module));
-    for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
-    const auto memory = memory_of_rank(optimizer, parts);  // with the state that the optimizer has now
-    if (fits(memory, mine.memory)) {
-      for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
-      auto generator = memory.end();
-      for (auto part = parts.rbegin(); part != parts.rend(); ++part)
-        if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
-    }
-    for (std::size_t i = 0; i < mine.names.size(); ++i) contents.buffers.at(mine.names[i]).copy_(mine.buffers[i]);
-  } catch (...) {
-    failure = failure_of_current_exception();
-  }
-  agree(failure);
+  agree(failure_of([&] { fill_own(module, optimizer, parts, contents); }));
   extra = std::move(contents.extra);
   return contents.step;
 }
 
-Checkpoint::Extra Checkpoint::read_extra() const {
-  std::string failure;
-  Extra extra;
-  try {
-    if (options_.process_set.rank() == 0) {
-      InputArchive archive;
-      std::istringstream in(detail::read_whole_file(path_));
-      archive.load_from(in, at::Device(at::kCPU));
-      check_format(archive);
-      extra = extra_of(archive);
-    }
-  } catch (...) {
-    failure = failure_of_current_exception();
+/// What belongs to this rank alone.
+void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts,
+                          const Contents& contents) const {
+  const OfRank& mine = contents.mine;
+  SharedParameters::written_alike();
+  auto all = generators(device_of(module));
+  for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
+  const auto memory = memory_of_rank(optimizer, parts);  // with the state that the optimizer has now
+  if (fits(memory, mine.memory)) {
+    for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
+    auto generator = memory.end();
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part)
+      if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
   }
-  agree(failure);
+  for (std::size_t i = 0; i < mine.names.size(); ++i) at::Tensor(contents.buffers.at(mine.names[i])).copy_(mine.buffers[i]);
+}
+
+Checkpoint::Extra Checkpoint::read_extra() const {
+  Extra extra;
+  agree(failure_of([&] {
+    if (options_.process_set.rank() != 0) return;
+    const detail::CheckpointFile file(path_, false);
+    detail::CheckpointReader reader(file.outline(), at::Device(at::kCPU));
+    check_format(reader.archive());
+    c10::IValue values;
+    for (const char* const key : {"extra_strings", "extra_tensors"}) {
+      reader.archive().read(key, values);
+      for (const auto& item : values.toGenericDict()) reader.want(item.value().toTensor());
+    }
+    if (const std::string failure = reader.read(&file, nullptr); !failure.empty()) throw CheckpointError(failure);
+    extra = extra_of(reader.archive());
+  }));
   const int root = options_.process_set.ranks().front();
   return {broadcast_object(extra.strings, root, options_.process_set), broadcast_object(extra.tensors, root, options_.process_set)};
 }

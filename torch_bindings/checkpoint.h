@@ -7,8 +7,13 @@
 /// remembers, and the buffers of ranks that differ from the first one's (batch norm's running statistics). It does not hold gradients. What
 /// else trains is given to `save` and `load` as parts: schedules, GradScaler, ExponentialMovingAverage, ElasticSampler, other generators;
 /// LibTorch's own schedulers have no state that could be saved. With these a run that was saved between two steps, and goes on with as many
-/// ranks, goes on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and what belongs
-/// to single ranks begins anew. The rank that writes needs memory for what belongs to single ranks.
+/// ranks, goes on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and
+/// what belongs to single ranks begins anew.
+///
+/// Memory on the host: the rank that writes needs as much as the file for a sharded optimizer, whose state it gathers in portions, and for
+/// what belongs to single ranks; the others need a few MiB. `load` needs on each rank what that rank keeps: parameters are filled where
+/// they are, and the state comes as its share. Parts, an optimizer of the user's own, LBFGS, MasterWeights, and models on a GPU need the
+/// file's size once more while they are read.
 ///
 /// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
 /// has as many parameters, and a file of an untied model into a tied one if the values are equal.
@@ -26,6 +31,7 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +39,11 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint_error.h"
 #include "torch_bindings/checkpoint_part.h"
+
+namespace hvd::detail {
+class CheckpointFile;
+class OptimizerLoad;
+}  // namespace hvd::detail
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -151,7 +162,11 @@ class Checkpoint {
   using Parts = std::span<const CheckpointPart>;
   void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra, Parts parts) const;
   std::int64_t read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const;
-  [[nodiscard]] std::string read_file() const;
+  struct Contents;
+  void find_contents(const std::string& outline, torch::nn::Module& module, const detail::OptimizerLoad& load, Contents& contents) const;
+  static void read_contents(torch::nn::Module& module, Parts parts, Contents& contents);
+  [[nodiscard]] std::string open(std::unique_ptr<detail::CheckpointFile>& file, bool all_at_once) const;
+  void fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts, const Contents& contents) const;
   void agree(const std::string& failure) const;
   void tell(const std::vector<std::string>& failures) const;
   void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Parts parts,

@@ -22,10 +22,10 @@ class GradScaler;
 /// What can be a part as it is. No module and no optimizer: those belong to a Checkpoint of their own, which knows of shards and ranks.
 template <class T>
 concept CheckpointState = !std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
-                          requires(T& part, torch::serialize::OutputArchive& to, torch::serialize::InputArchive& from) {
-                            part.save(to);
-                            part.load(from);
-                          };
+                          requires(T & part, torch::serialize::OutputArchive& to, torch::serialize::InputArchive& from) {
+  part.save(to);
+  part.load(from);
+};
 
 /// A CheckpointPart is written where one is wanted: `checkpoint.save(net, optimizer, step, {schedule, scaler, average})`.
 class CheckpointPart {

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <sstream>
 #include <unordered_map>
 
@@ -77,16 +78,33 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
       throw CheckpointError(formatted("it has '{}{}', which the model has not", prefix, key));
 }
 
-void check_tied(const std::vector<Found>& found) {
+namespace {
+
+/// Calls `both` for each two that are one tensor in the model, and two in the file.
+void for_each_tied(const std::vector<Found>& found, const std::function<void(const Found&, const Found&)>& both) {
   std::unordered_map<const void*, const Found*> known;
   for (const auto& item : found) {
     const auto [first, is_new] = known.emplace(item.tensor.unsafeGetTensorImpl(), &item);
-    if (is_new || item.stored.is_same(first->second->stored) || torch::equal(item.stored, first->second->stored)) continue;
+    if (!is_new && !item.stored.is_same(first->second->stored)) both(*first->second, item);
+  }
+}
+
+}  // namespace
+
+void check_tied(const std::vector<Found>& found) {
+  for_each_tied(found, [](const Found& first, const Found& second) {
+    if (torch::equal(first.stored, second.stored)) return;
     throw CheckpointError(
         formatted("'{}' and '{}' are one tensor in the model and two that differ in the file; load it into a model in "
                   "which they are not tied",
-                  first->second->name, item.name));
-  }
+                  first.name, second.name));
+  });
+}
+
+std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found) {
+  std::vector<at::Tensor> all;
+  for_each_tied(found, [&all](const Found& first, const Found& second) { all.insert(all.end(), {first.stored, second.stored}); });
+  return all;
 }
 
 }  // namespace hvd::detail

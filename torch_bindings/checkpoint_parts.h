@@ -39,5 +39,7 @@ struct Found {
 void match(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix, std::vector<Found>& found);
 /// Throws if tensors that are one here (tied weights) are several in the file, with other values.
 void check_tied(const std::vector<Found>& found);
+/// Returns the tensors in the file whose values that looks at.
+std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
 
 }  // namespace hvd::detail

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/types.h"
 #include "torch_bindings/replica_gradients.h"
 #include "torch_bindings/replica_threads.h"
 

@@ -16,49 +16,11 @@ namespace hvd::detail {
 
 namespace {
 
+constexpr std::size_t kAtOnce = std::size_t{1} << 30;  // of bytes, as the kernel takes no more than 2 GiB
+
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   throw CheckpointError(formatted("{} {}: {}", what, path, std::strerror(errno)));
 }
-
-class File {
- public:
-  File(std::string path, int flags) : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
-    if (descriptor_ < 0) fail("cannot open", path_);
-  }
-  ~File() { ::close(descriptor_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  void write(const std::string& text) const {
-    for (std::size_t done = 0; done < text.size();) {
-      const auto wrote = ::write(descriptor_, text.data() + done, std::min<std::size_t>(text.size() - done, std::size_t{1} << 30));
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) fail("cannot write", path_);
-      done += static_cast<std::size_t>(wrote);
-    }
-  }
-  /// Survives a crash of the machine.
-  void make_durable() const {
-    if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("cannot write", path_);  // EINVAL: a file system that has no use for it
-  }
-  [[nodiscard]] std::string read() const {
-    struct stat about {};
-    if (::fstat(descriptor_, &about) != 0) fail("cannot read", path_);
-    std::string text(static_cast<std::size_t>(about.st_size), '\0');
-    for (std::size_t done = 0; done < text.size();) {
-      const auto got = ::read(descriptor_, text.data() + done, std::min<std::size_t>(text.size() - done, std::size_t{1} << 30));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail("cannot read", path_);
-      if (got == 0) text.resize(done);
-      done += static_cast<std::size_t>(got);
-    }
-    return text;
-  }
-
- private:
-  std::string path_;
-  int descriptor_;
-};
 
 std::string folder_of(const std::string& path) {
   const auto parent = std::filesystem::path(path).parent_path();
@@ -66,6 +28,14 @@ std::string folder_of(const std::string& path) {
 }
 
 std::string number(const std::string& path, int n) { return n == 0 ? path : formatted("{}.{}", path, n); }
+
+/// Where a new file is written; its folder exists then.
+std::string name_beside(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(folder_of(path), error);
+  if (error) throw CheckpointError(formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
+  return formatted("{}.new.{}", path, ::getpid());
+}
 
 /// The newest stays where it is and gets a second name, until the new one takes the first.
 void move_back(const std::string& path, int keep) {
@@ -81,24 +51,53 @@ void move_back(const std::string& path, int keep) {
 
 }  // namespace
 
-void replace_file(const std::string& path, const std::string& text, int keep) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_of(path), error);
-  if (error) throw CheckpointError(formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
-  const std::string fresh = formatted("{}.new.{}", path, ::getpid());
-  try {
-    const File file(fresh, O_WRONLY | O_CREAT | O_TRUNC);
-    file.write(text);
-    file.make_durable();
-    if (keep > 1) move_back(path, keep);
-    if (::rename(fresh.c_str(), path.c_str()) != 0) fail("cannot write", path);
-    File(folder_of(path), O_RDONLY | O_DIRECTORY).make_durable();
-  } catch (...) {
-    ::unlink(fresh.c_str());
-    throw;
+File::File(std::string path, int flags) : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
+  if (descriptor_ < 0) fail("cannot open", path_);
+}
+
+File::~File() { ::close(descriptor_); }
+
+void File::write(const void* data, std::size_t bytes) const {
+  for (std::size_t done = 0; done < bytes;) {
+    const auto wrote = ::write(descriptor_, static_cast<const char*>(data) + done, std::min(bytes - done, kAtOnce));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) fail("cannot write", path_);
+    done += static_cast<std::size_t>(wrote);
   }
 }
 
-std::string read_whole_file(const std::string& path) { return File(path, O_RDONLY).read(); }
+void File::make_durable() const {
+  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("cannot write", path_);  // EINVAL: a file system that has no use for it
+}
+
+std::uint64_t File::size() const {
+  struct stat about {};
+  if (::fstat(descriptor_, &about) != 0) fail("cannot read", path_);
+  return static_cast<std::uint64_t>(about.st_size);
+}
+
+void File::read(std::uint64_t from, void* to, std::size_t bytes) const {
+  for (std::size_t done = 0; done < bytes;) {
+    const auto got = ::pread(descriptor_, static_cast<char*>(to) + done, std::min(bytes - done, kAtOnce), static_cast<off_t>(from + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail("cannot read", path_);
+    if (got == 0) throw CheckpointError(formatted("{} ends after {} bytes", path_, from + done));
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+FreshFile::FreshFile(std::string path) : path_(std::move(path)), fresh_(name_beside(path_)), file_(fresh_, O_WRONLY | O_CREAT | O_TRUNC) {}
+
+FreshFile::~FreshFile() {
+  if (!replaced_) ::unlink(fresh_.c_str());
+}
+
+void FreshFile::replace(int keep) {
+  file_.make_durable();
+  if (keep > 1) move_back(path_, keep);
+  if (::rename(fresh_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
+  replaced_ = true;
+  File(folder_of(path_), O_RDONLY | O_DIRECTORY).make_durable();
+}
 
 }  // namespace hvd::detail

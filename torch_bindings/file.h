@@ -1,16 +1,52 @@
 #pragma once
-/// Replacing a file so that a reader, or a crash at any moment, finds the old or the new one whole. One process, any thread.
-/// Fails by throwing CheckpointError that names the file and the system's reason.
+/// Files of checkpoints: one that is replaced so that a reader, or a crash at any moment, finds the old or the new one whole, and one that
+/// is read at any place. One process, one thread at a time. Fail by throwing CheckpointError that names the file and the system's reason.
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace hvd::detail {
 
-/// Writes `text` into a new file beside `path`, makes it durable and puts it in the place of `path`. With `keep` > 1 the old one becomes
-/// `path`.1, that one `path`.2, up to keep - 1; there is a file `path` at every moment. The folder is made if it is missing.
-void replace_file(const std::string& path, const std::string& text, int keep);
+/// An open file, which is closed at the end.
+class File {
+ public:
+  /// `flags`: as open() takes them.
+  File(std::string path, int flags);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
 
-/// The whole file.
-std::string read_whole_file(const std::string& path);
+  void write(const void* data, std::size_t bytes) const;
+  /// Survives a crash of the machine.
+  void make_durable() const;
+  [[nodiscard]] std::uint64_t size() const;
+  /// Reads that many bytes from a place on; throws if the file ends before.
+  void read(std::uint64_t from, void* to, std::size_t bytes) const;
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
+/// A new file beside `path` that takes its place when it is complete, and is removed if it does not.
+class FreshFile {
+ public:
+  /// Makes the file, and its folder if that is missing.
+  explicit FreshFile(std::string path);
+  ~FreshFile();
+  FreshFile(const FreshFile&) = delete;
+  FreshFile& operator=(const FreshFile&) = delete;
+
+  void write(const void* data, std::size_t bytes) const { file_.write(data, bytes); }
+  /// Makes it durable and puts it in the place of `path`. With `keep` > 1 the old one becomes `path`.1, that one `path`.2, up to keep - 1;
+  /// there is a file `path` at every moment.
+  void replace(int keep);
+
+ private:
+  const std::string path_, fresh_;
+  const File file_;
+  bool replaced_ = false;
+};
 
 }  // namespace hvd::detail

@@ -40,7 +40,8 @@ class Schedule : public torch::optim::LRScheduler {
   [[nodiscard]] virtual double rate(double target, unsigned step) const = 0;
   /// Returns how often step() was called, in this run and those that it goes on from.
   [[nodiscard]] unsigned steps() const { return step_count_; }
-  /// Writes targets and number of steps; the rest of the arguments the program gives again. `checkpoint.save(net, optimizer, n, {schedule})`.
+  /// Writes targets and number of steps; the rest of the arguments the program gives again. `checkpoint.save(net, optimizer, n,
+  /// {schedule})`.
   void save(torch::serialize::OutputArchive& archive) const;
   /// Reads what save() wrote and sets the optimizer's rates. Throws InvalidArgument for another number of groups, with nothing changed.
   void load(torch::serialize::InputArchive& archive);

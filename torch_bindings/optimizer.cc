@@ -627,7 +627,14 @@ void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const 
   masters_ != nullptr ? masters_->save(archive) : wrapped_->save(archive);
 }
 
-void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
+void DistributedOptimizer::save_on(int rank, torch::serialize::OutputArchive& archive) {
+  reconcile();
+  shards_->save(archive, rank);
+}
+
+void DistributedOptimizer::load(torch::serialize::InputArchive& archive) { load_unread(archive, nullptr); }
+
+void DistributedOptimizer::load_unread(torch::serialize::InputArchive& archive, detail::CheckpointReader* reader) {
   reconcile();
   const auto load_wrapped = [&] {
     if (masters_ != nullptr) {
@@ -637,7 +644,7 @@ void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
     detail::load_state(*wrapped_, archive);
   };
   if (shards_) {
-    shards_->load(load_wrapped, archive);
+    shards_->load(load_wrapped, archive, reader);
   } else {
     masters_ != nullptr ? masters_->load(archive) : load_wrapped();
   }

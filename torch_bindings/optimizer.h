@@ -49,6 +49,7 @@ class GradientReducer;
 class OptimizerShards;
 }  // namespace hvd
 namespace hvd::detail {
+class CheckpointReader;
 class MasterCopies;
 class MasterOptimizer;
 class SharedGroups;
@@ -211,6 +212,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   [[nodiscard]] std::vector<std::vector<std::string>> names_by_group();
   /// @private For hvd: the fp32 masters of the parameters; null without MasterWeights.
   [[nodiscard]] detail::MasterCopies* master_copies() const;
+  /// @private For hvd, sharded: writes what save() writes on that rank alone, the only one that needs memory for it. Collective.
+  void save_on(int rank, torch::serialize::OutputArchive& archive);
+  /// @private For hvd: does what load() does with tensors that `reader` has not read yet.
+  void load_unread(torch::serialize::InputArchive& archive, detail::CheckpointReader* reader);
   /// @private For hvd, sharded: returns what brings this rank's masters back to what they are now.
   [[nodiscard]] std::function<void()> remember_masters();
   /// Returns whether the state is shared out.

@@ -28,6 +28,9 @@
 #include "torch_bindings/master_copies.h"
 #include "torch_bindings/shared_parameters.h"
 
+namespace hvd::detail {
+class CheckpointReader;
+}  // namespace hvd::detail
 namespace hvd {
 
 class OptimizerShards : public GradientKeeper {
@@ -87,10 +90,12 @@ class OptimizerShards : public GradientKeeper {
   /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
   /// LibTorch does not know the optimizer and it has a state.
   void give_back();
-  /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time.
-  void save(torch::serialize::OutputArchive& archive);
+  /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time; with
+  /// `only`, a rank, that one alone, and the others write nothing.
+  void save(torch::serialize::OutputArchive& archive, std::optional<int> only = {});
   /// Local: keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. The old state stays if that throws.
-  void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive);
+  /// `reader`: of tensors whose values are in a file still; then the share has them when it has read. Null: there are none.
+  void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive, detail::CheckpointReader* reader = nullptr);
   /// Returns what brings the masters of this rank's share back to what they are now.
   [[nodiscard]] std::function<void()> remember_masters();
 
@@ -122,9 +127,13 @@ class OptimizerShards : public GradientKeeper {
   [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
   void share_pieces(const std::string& refusal);
   void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  [[nodiscard]] States gather_state();
-  [[nodiscard]] States gather_parts(const at::Tensor& known);
-  void keep_share(States whole);
+  [[nodiscard]] States gather_state(std::optional<int> only = {});
+  [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only);
+  void gather_pieces(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own, const std::vector<std::int64_t>& bytes,
+                     const std::string& what, std::optional<int> only) const;
+  [[nodiscard]] bool gets_whole(std::optional<int> only) const;
+  void keep_share(States whole, detail::CheckpointReader* reader = nullptr);
+  [[nodiscard]] at::Tensor part_of(const at::Tensor& whole, const Piece& piece, detail::CheckpointReader* reader) const;
   [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
   void lend_gradient(Piece& piece) const;
   void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters);
@@ -132,7 +141,10 @@ class OptimizerShards : public GradientKeeper {
   [[nodiscard]] at::ScalarType state_type(const Piece& piece) const {
     return has_master(piece) ? at::kFloat : piece.parameter.scalar_type();
   }
-  [[nodiscard]] detail::MasterCopies::Masters gather_masters() const;
+  [[nodiscard]] std::int64_t bytes_of_state(const Piece& piece) const {
+    return (piece.end - piece.begin) * static_cast<std::int64_t>(c10::elementSize(state_type(piece)));
+  }
+  [[nodiscard]] detail::MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
 
   detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   torch::optim::Optimizer& wrapped_;

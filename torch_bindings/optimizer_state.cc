@@ -12,11 +12,13 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/archives.h"
+#include "torch_bindings/checkpoint_reader.h"
 #include "torch_bindings/master_copies.h"
 #include "torch_bindings/master_optimizer.h"
 #include "torch_bindings/objects.h"
 #include "torch_bindings/optimizer.h"
 #include "torch_bindings/repeated_parameters.h"
+#include "torch_bindings/state_parts.h"
 
 namespace hvd::detail {
 
@@ -216,10 +218,11 @@ NamesByGroup names_of(Optimizer& optimizer) {
   return distributed != nullptr && !distributed->is_sharded() ? distributed->names_by_group() : NamesByGroup{};
 }
 
-UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts) {
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->param_groups();  // shares changed options
+UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts, std::optional<int> only) {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  if (distributed != nullptr) distributed->param_groups();  // shares changed options
   if (is_sharded(optimizer)) {
-    optimizer.save(own);
+    only ? distributed->save_on(*only, own) : optimizer.save(own);
     return {};
   }
   Optimizer& holder = holder_of(optimizer);
@@ -240,7 +243,13 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer) : optimizer_(optimizer), hold
   for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
 }
 
-void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options, const NamesByGroup& names) {
+bool OptimizerLoad::takes_unread() const {
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
+  const Optimizer& optimizer = distributed != nullptr ? distributed->wrapped() : optimizer_;
+  return is_of_libtorch(optimizer) && typeid(optimizer) != typeid(torch::optim::LBFGS);
+}
+
+void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options, const NamesByGroup& names, CheckpointReader* reader) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   const bool sharded = is_sharded(optimizer_);
   begun_ = true;
@@ -251,11 +260,14 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   if (!by_itself && (parts == nullptr || sharded))
     throw InvalidArgument(formatted("there is nothing of the optimizer in it; {} has to override save and load", type_of(holder_)));
   if (sharded) {
-    optimizer_.load(own);
+    distributed->load_unread(own, reader);
   } else {
     const OrderedByName ordered(holder_, names.empty() ? names : names_of(optimizer_), names);
     const RepeatedParameters each_once(holder_, Places::LeftOut);
     if (by_itself) holder_.load(own);
+    for (const auto& [key, state] : holder_.state())
+      for (const at::Tensor* const tensor : reader != nullptr ? detail::parts_of(*state).tensors : std::vector<at::Tensor*>{})
+        reader->want(*tensor);
     if (parts != nullptr) load_parts(*parts, with_options, by_itself);
   }
   if (!with_options) restore_options();

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,12 @@ NamesByGroup names_of(torch::optim::Optimizer& optimizer);
 /// What must be the same on all ranks for a state to go from one to another: groups, parameters, whether it is shared out.
 Statements outline_of(torch::optim::Optimizer& optimizer);
 
-/// Writes what `save` writes into `own`, and the parts into `parts` unless the optimizer is LibTorch's. Collective if it is shared out.
+/// Writes what `save` writes into `own`, and the parts into `parts` unless the optimizer is LibTorch's. Collective if it is shared out;
+/// then with `only`, a rank, that one alone gets something.
 UnsavedParts save_optimizer(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& own,
-                            torch::serialize::OutputArchive& parts);
+                            torch::serialize::OutputArchive& parts, std::optional<int> only = {});
+
+class CheckpointReader;
 
 class OptimizerLoad {
  public:
@@ -49,7 +53,11 @@ class OptimizerLoad {
   /// Makes state and options those in the archives; throws if it cannot. `parts` may be null. The optimizer's options stay unless
   /// `with_options`. Options change in place, as users hold references to them, but for types that cannot be serialized. `names`: of the
   /// optimizer that has written them, in its order; states then go by name, and not by place. Empty: by place.
-  void load(torch::serialize::InputArchive& own, torch::serialize::InputArchive* parts, bool with_options, const NamesByGroup& names = {});
+  /// `reader`: of tensors in `own` whose values are in a file still, if takes_unread(); its next read() brings them.
+  void load(torch::serialize::InputArchive& own, torch::serialize::InputArchive* parts, bool with_options, const NamesByGroup& names = {},
+            CheckpointReader* reader = nullptr);
+  /// Returns whether load() looks at no tensor's values: LibTorch's own optimizers keep the tensors as they are.
+  [[nodiscard]] bool takes_unread() const;
   /// Gives the optimizer back what it had.
   void undo();
 

@@ -50,12 +50,16 @@ const std::vector<KindOfSchedule>& schedules() {
   using torch::optim::Optimizer;
   static const std::vector<KindOfSchedule> all{
       {"step", [](Optimizer& o) { return std::make_unique<hvd::StepSchedule>(o, 2, 0.3); }},
-      {"multi-step", [](Optimizer& o) { return std::make_unique<hvd::MultiStepSchedule>(o, std::vector<unsigned>{1, 4, 4}, 0.7); }},
+      {"multi-step",
+       [](Optimizer& o) {
+         return std::make_unique<hvd::MultiStepSchedule>(o, std::vector<unsigned>{1, 4, 4}, 0.7);
+       }},
       {"cosine", [](Optimizer& o) { return std::make_unique<hvd::CosineSchedule>(o, 7, 0.001); }},
       {"linear", [](Optimizer& o) { return std::make_unique<hvd::LinearSchedule>(o, 0.25, 2, 5); }},
       {"warm-up",
        [](Optimizer& o) {
-         return std::make_unique<hvd::WarmupScheduler>(o, hvd::WarmupOptions{.steps = 3, .then = [](unsigned n) { return std::pow(0.9, n); }});
+         return std::make_unique<hvd::WarmupScheduler>(o,
+                                                       hvd::WarmupOptions{.steps = 3, .then = [](unsigned n) { return std::pow(0.9, n); }});
        }},
   };
   return all;
@@ -90,15 +94,16 @@ struct Run {
       sampler.record_batch(items.size());
     }
   }
-  void save(const std::string& file, int step) { Checkpoint(file).save(net, optimizer, step, {*schedule, scaler, average, sampler, noise}); }
+  void save(const std::string& file, int step) {
+    Checkpoint(file).save(net, optimizer, step, {*schedule, scaler, average, sampler, noise});
+  }
   int load(const std::string& file) {
     return static_cast<int>(Checkpoint(file).load(net, optimizer, {*schedule, scaler, average, sampler, noise}));
   }
   [[nodiscard]] at::Tensor all() const {
     return torch::cat({flat(net), torch::cat({average.averages()[0].flatten(), average.averages()[3].flatten()}),
-                       torch::tensor({adam.param_groups()[0].options().get_lr(), scaler.get_scale(),
-                                      static_cast<double>(schedule->steps()), static_cast<double>(sampler.processed()),
-                                      static_cast<double>(average.updates())},
+                       torch::tensor({adam.param_groups()[0].options().get_lr(), scaler.get_scale(), static_cast<double>(schedule->steps()),
+                                      static_cast<double>(sampler.processed()), static_cast<double>(average.updates())},
                                      kDouble)});
   }
 
@@ -182,17 +187,22 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
   };
   hvd::GradScaler scaler;
   refused(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }), "it has 2 parts, and the program 1");
-  refused(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule, scaler}); }),
+  refused(error_of<CheckpointError>([&] {
+            checkpoint.load(net, sgd, {schedule, scaler});
+          }),
           "its part 1 is a hvd::ExponentialMovingAverage, that of the program a hvd::GradScaler");
   // On the last rank alone; the schedule, which fits, is as it was.
   Sequential wider = small_model(kDouble, last() ? 9 : 8);
   hvd::ExponentialMovingAverage of_another(*wider);
-  refused(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule, of_another}); }),
+  refused(error_of<CheckpointError>([&] {
+            checkpoint.load(net, sgd, {schedule, of_another});
+          }),
           last_rank() + ": its part 1, a hvd::ExponentialMovingAverage, does not fit");
   hvd::CosineSchedule other(sgd, 4);
   if (hvd::size() > 1) {
-    const std::string text = error_of<hvd::Mismatch>(
-        [&] { last() ? checkpoint.save(net, sgd, 2, {other, average}) : checkpoint.save(net, sgd, 2, {schedule, average}); });
+    const std::string text = error_of<hvd::Mismatch>([&] {
+      last() ? checkpoint.save(net, sgd, 2, {other, average}) : checkpoint.save(net, sgd, 2, {schedule, average});
+    });
     CHECK_MESSAGE(contains(text, "what the ranks save differs"), text);
     CHECK_MESSAGE(contains(text, "hvd::CosineSchedule"), text);
   }
@@ -226,7 +236,11 @@ TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {
   };
   using torch::optim::Optimizer;
   alike(rates([](Optimizer& o) { return std::make_unique<hvd::StepSchedule>(o, 2); }, 4), {.8, .4, .8, .4, .08, .04, .08, .04, .008, .004});
-  alike(rates([](Optimizer& o) { return std::make_unique<hvd::MultiStepSchedule>(o, std::vector<unsigned>{1, 3}, 0.5); }, 3),
+  alike(rates(
+            [](Optimizer& o) {
+              return std::make_unique<hvd::MultiStepSchedule>(o, std::vector<unsigned>{1, 3}, 0.5);
+            },
+            3),
         {.8, .4, .4, .2, .4, .2, .2, .1});
   const double third = (1 + std::cos(std::numbers::pi / 3)) / 2;
   alike(rates([](Optimizer& o) { return std::make_unique<hvd::CosineSchedule>(o, 3, 0.1); }, 4),
@@ -247,10 +261,13 @@ TEST_CASE("what happens if I load a file with more than the model has: refused b
   Checkpoint(folder.file()).save(more, of_more, 1);
   Sequential fewer(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
   torch::optim::SGD of_fewer(fewer->parameters(), 0.1);
-  CHECK(contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(fewer, of_fewer); }), "it has '2', which the model has not"));
-  Sequential plain(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)), torch::nn::Linear(3, 2));
+  CHECK(
+      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(fewer, of_fewer); }), "it has '2', which the model has not"));
+  Sequential plain(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)),
+                   torch::nn::Linear(3, 2));
   torch::optim::SGD of_plain(plain->parameters(), 0.1);
-  CHECK(contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(plain, of_plain); }), "'1.weight', which the model has not"));
+  CHECK(
+      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(plain, of_plain); }), "'1.weight', which the model has not"));
 }
 
 TEST_CASE("what happens if replicas differ when I save: told on all ranks, by parameter, and no file is written") {

@@ -276,6 +276,7 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
   const CheckpointFolder folder;
   const Checkpoint checkpoint(folder.file("deep/er/run.pt"));
   torch::nn::Linear layer(3, 2);
+  hvd::broadcast_parameters(layer, 0);
   torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
   layer->forward(torch::ones({1, 3})).sum().backward();
   sgd.step();
@@ -307,6 +308,7 @@ TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, 
   const CheckpointFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear layer(3, 2);
+  hvd::broadcast_parameters(layer, 0);
   torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
   const at::Tensor before = layer->weight.detach().clone();
   const auto refused = [&] { return error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, sgd); }); };

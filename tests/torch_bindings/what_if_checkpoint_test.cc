@@ -161,6 +161,7 @@ TEST_CASE("what happens if only some ranks shard their optimizer: Mismatch on al
   const Folder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
+  hvd::broadcast_parameters(net, 0);
   torch::optim::Adam adam(net->parameters());
   checkpoint.save(net, adam, 1);
   if (hvd::size() == 1) return;
@@ -232,6 +233,7 @@ TEST_CASE("what happens if one rank's model or optimizer does not fit the file: 
   const Folder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
+  hvd::broadcast_parameters(net, 0);
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
   steps_of(net, adam, 2);
   checkpoint.save(net, adam, 2);
@@ -286,6 +288,7 @@ TEST_CASE("what happens if compression's memory is large: it goes to the rank th
   std::vector<at::Tensor> memory{data({1000 + 100 * hvd::rank()}, kFloat, hvd::rank()), data({3}, kDouble, hvd::rank())};
   const Checkpoint checkpoint(folder.file(), {.of_rank = [&] { return memory; }});
   torch::nn::Linear net(3, 2);
+  hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
   checkpoint.save(net, sgd, 1);
   for (auto& tensor : memory) tensor.fill_(-1);
@@ -298,6 +301,7 @@ TEST_CASE("what happens if a process set saves by itself: its first rank writes,
   const Folder folder;
   const auto set = hvd::add_process_set(hvd::size() > 1 ? std::vector<int>{hvd::size() - 1} : std::vector<int>{0});
   torch::nn::Linear net(3, 2);
+  hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const Checkpoint checkpoint(folder.file(), {.process_set = set});
   if (set.included()) {
@@ -314,6 +318,7 @@ TEST_CASE("what happens if two checkpoints share a folder, and steps go backward
   const Folder folder;
   const Checkpoint best(folder.file("best.pt"), {.keep_last = 2}), run(folder.file(), {.keep_last = 3});
   torch::nn::Linear net(3, 2);
+  hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const auto found = [&](const std::string& name) { return Checkpoint(folder.file(name)).load(net, sgd); };
   for (const int step : {1, 2, 7, 3}) {

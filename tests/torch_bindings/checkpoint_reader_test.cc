@@ -1,0 +1,182 @@
+// Checkpoints of large models: what they cost in memory, and tensors that stay in the file until they are wanted.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "tests/torch_bindings/support.h"
+
+namespace checkpoint_reader {
+namespace {
+
+using namespace hvd::test;
+using hvd::Checkpoint, hvd::CheckpointError, hvd::DistributedOptimizer;
+using torch::nn::Sequential;
+
+/// A folder of the first rank, whose name all know.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_reader_XXXXXX").string();
+    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
+    name_ = hvd::broadcast_object(name, 0);
+  }
+  ~Folder() {
+    hvd::barrier();
+    std::error_code ignored;
+    if (hvd::rank() == 0) std::filesystem::remove_all(name_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] std::string file() const { return name_ + "/run.pt"; }
+
+ private:
+  std::string name_;
+};
+
+constexpr double kMiB = 1 << 20;
+
+double status_in_mib(const std::string& field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string word; in >> word;)
+    if (word == field + ":") {
+      double kib = 0;
+      in >> kib;
+      return kib / 1024;
+    }
+  FAIL("the kernel does not tell ", field);
+  return 0;
+}
+
+/// How much more memory this process had while `call` ran than before, at most, in MiB; shared memory that it touched counts.
+template <class Call>
+double peak_of(const Call& call) {
+  hvd::barrier();
+  ::malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak is what is there now
+  const double before = status_in_mib("VmRSS");
+  call();
+  const double peak = status_in_mib("VmHWM") - before;
+  hvd::barrier();
+  return peak;
+}
+
+/// Every rank has the same one: 96 MiB of parameters, so that Adam's state is 192 MiB.
+Sequential large_model() {
+  Sequential net;
+  for (int i = 0; i < 6; ++i) net->push_back(torch::nn::Linear(2048, 2048));
+  const torch::NoGradGuard no_gradient;
+  int variant = 0;
+  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), at::kFloat, 0, variant++) * 0.01);
+  return net;
+}
+
+void train(Sequential& net, DistributedOptimizer& optimizer, int begin, int end) {
+  for (int step = begin; step < end; ++step) {
+    optimizer.zero_grad();
+    net->forward(data({2, 2048}, at::kFloat, hvd::rank(), step)).square().mean().backward();
+    optimizer.step();
+  }
+  optimizer.zero_grad();
+}
+
+TEST_CASE("checkpoints of a sharded optimizer: who writes needs memory for the file, who reads for its share, and no rank for more") {
+  const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = true};
+  const Folder folder;
+  Sequential net = large_model();
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
+  train(net, optimizer, 0, 2);
+  const double saving = peak_of([&] { Checkpoint(folder.file()).save(net, optimizer, 2); });
+  const double file = static_cast<double>(std::filesystem::file_size(folder.file())) / kMiB;
+  CHECK(file > 288);
+  CHECK(saving < (hvd::rank() == 0 ? 1.3 : 0.1) * file);
+  Sequential other = large_model();
+  DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01), other->named_parameters(), options);
+  const double loading = peak_of([&] { CHECK(Checkpoint(folder.file()).load(other, resumed) == 2); });
+  const double share = 192.0 / hvd::size();
+  CHECK(loading < 1.3 * share);
+  MESSAGE("rank ", hvd::rank(), " of ", hvd::size(), ": file ", file, " MiB, save took ", saving, ", load ", loading,
+          ", share of the state ", share);
+  train(net, optimizer, 2, 3);
+  train(other, resumed, 2, 3);
+  CHECK(same(flat(other), flat(net)));
+}
+
+TEST_CASE("checkpoints: a state comes into parameters of another memory order, sharded or not") {
+  const auto convolutions = [](at::MemoryFormat format) {
+    torch::nn::Sequential net(torch::nn::Conv2d(torch::nn::Conv2dOptions(5, 7, 3)), torch::nn::Conv2d(torch::nn::Conv2dOptions(7, 4, 3)));
+    const torch::NoGradGuard no_gradient;
+    int variant = 0;
+    for (auto& parameter : net->parameters()) {
+      parameter.set_data(data(parameter.sizes(), at::kFloat, 0, variant++) * 0.1);
+      if (parameter.dim() == 4) parameter.set_data(parameter.detach().contiguous(format));
+    }
+    return net;
+  };
+  const auto step = [](torch::nn::Sequential& net, DistributedOptimizer& optimizer, int number) {
+    optimizer.zero_grad();
+    net->forward(data({2, 5, 8, 8}, at::kFloat, hvd::rank(), number)).square().mean().backward();
+    optimizer.step();
+  };
+  for (const bool sharded : {false, true}) {
+    CAPTURE(sharded);
+    const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = sharded};
+    const Folder folder;
+    auto net = convolutions(at::MemoryFormat::ChannelsLast);
+    DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
+    step(net, optimizer, 0);
+    Checkpoint(folder.file()).save(net, optimizer, 1);
+    auto other = convolutions(at::MemoryFormat::Contiguous);
+    DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01), other->named_parameters(), options);
+    CHECK(Checkpoint(folder.file()).load(other, resumed) == 1);
+    CHECK(same(flat(other), flat(net)));
+    for (int number = 1; number < 3; ++number) {
+      step(net, optimizer, number);
+      step(other, resumed, number);
+    }
+    CHECK(torch::allclose(flat(other), flat(net), 1e-5, 1e-6));  // convolutions add up in an order of their own in each format
+    CHECK_FALSE(torch::allclose(flat(other), flat(convolutions(at::MemoryFormat::Contiguous)), 1e-5, 1e-3));
+  }
+}
+
+TEST_CASE("checkpoints: what is left of a file that was cut short, at any place, is refused on all ranks and changes nothing") {
+  const Folder folder;
+  Sequential net = small_model();
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters());
+  small_loss(net, hvd::rank(), 0).backward();
+  optimizer.step();
+  const Checkpoint checkpoint(folder.file());
+  checkpoint.save(net, optimizer, 1);
+  small_loss(net, hvd::rank(), 1).backward();
+  optimizer.step();
+  const at::Tensor before = flat(net);
+  const auto whole = std::filesystem::file_size(folder.file());
+  for (int part = 0; part < 8; ++part) {
+    hvd::barrier();
+    if (hvd::rank() == 0) std::filesystem::resize_file(folder.file(), whole * (7 - static_cast<unsigned>(part)) / 8);
+    hvd::barrier();
+    const std::string text = error_of<CheckpointError>([&] { checkpoint.load(net, optimizer); });
+    CHECK_MESSAGE(contains(text, "rank 0: "), text);
+    CHECK(same(flat(net), before));
+  }
+}
+
+TEST_CASE("checkpoints: a disk that is full is told on all ranks, and the old file stays") {
+  if (::access("/dev/full", W_OK) != 0) return;
+  const Folder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const Checkpoint checkpoint(folder.file());
+  checkpoint.save(net, sgd, 1);
+  if (hvd::rank() == 0) std::filesystem::create_symlink("/dev/full", folder.file() + ".new." + std::to_string(::getpid()));
+  hvd::barrier();
+  const std::string text = error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); });
+  CHECK_MESSAGE(contains(text, "rank 0: cannot write"), text);
+  CHECK(checkpoint.load(net, sgd) == 1);
+}
+
+}  // namespace
+}  // namespace checkpoint_reader
