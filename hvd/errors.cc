@@ -20,12 +20,16 @@ void Status::raise() const {
       throw BackendError(text_);
     case Code::InvalidArgument:
       throw InvalidArgument(text_);
+    case Code::Deadlock:
+      throw Deadlock(text_);
   }
 }
 
 Status status_of_current_exception() {
   try {
     throw;
+  } catch (const Deadlock& error) {
+    return {Status::Code::Deadlock, error.what()};
   } catch (const Mismatch& error) {
     return {Status::Code::Mismatch, error.what()};
   } catch (const Joined& error) {

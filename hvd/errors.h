@@ -25,6 +25,11 @@ struct InvalidArgument : Error {
 struct Mismatch : Error {
   using Error::Error;
 };
+/// Deadlock: the ranks wait for one another, each for what the others do not submit. It is raised on every rank that waits; what they have
+/// submitted besides and the others have not ends likewise. The library stays usable.
+struct Deadlock : Mismatch {
+  using Mismatch::Mismatch;
+};
 /// DuplicateName: the name is already in flight on this rank for the same operation and process set.
 struct DuplicateName : InvalidArgument {
   using InvalidArgument::InvalidArgument;
@@ -54,7 +59,7 @@ struct BackendError : Error {
 class Status {
  public:
   /// Code has a value for each kind of Error that may travel.
-  enum class Code : unsigned char { Ok, Mismatch, Joined, RankFailed, StallTimeout, Shutdown, BackendError, InvalidArgument };
+  enum class Code : unsigned char { Ok, Mismatch, Joined, RankFailed, StallTimeout, Shutdown, BackendError, InvalidArgument, Deadlock };
 
   /// Makes a Status that is ok.
   Status() = default;

@@ -143,6 +143,8 @@ std::string refused_name(const std::string& name) {
 at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal) {
   try {
     return allreduce(refusal.empty() ? tensor : tensor.unsqueeze(0), options);  // another shape, which is a Mismatch
+  } catch (const Deadlock&) {                                                   // the others are somewhere else
+    throw;
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {}: {}", rank(), refusal);
     throw Mismatch(error.what() + said_by_all(mine, refused_name(options.name), options.process_set));

@@ -329,9 +329,11 @@ void ModuleReducer::end_backward() {
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
   attempt([&] { reduce_unfrozen(); });
   for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
+  const bool is_step = !first;
   if (sharing) attempt([&] { buffers_.finish(*sharing); });
   if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
   if (shares && !first) attempt([&] { compare_kept_buffers(); });
+  if (is_step) kept_->note_step();
   if (first) std::rethrow_exception(first);
   const std::lock_guard lock(mutex_);
   local_.reset();
@@ -341,7 +343,6 @@ void ModuleReducer::end_backward() {
 void ModuleReducer::compare_kept_buffers() {
   kept_->watch(buffers_.kept());
   kept_->begin_round();
-  kept_->note_step();
   kept_->end_round();
 }
 

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <mutex>
 #include <set>
 
 #include "hvd/base/text.h"
@@ -34,6 +35,16 @@ void for_each_sixteen_bit(const Optimizer& optimizer, const Visit& visit) {
   }
 }
 
+/// All that there are, so that a parameter's master is found without its optimizer.
+struct Living {
+  std::mutex mutex;
+  std::vector<MasterCopies*> all;
+};
+Living& living() {
+  static auto* const made = new Living;
+  return *made;
+}
+
 }  // namespace
 
 MasterCopy::MasterCopy(at::Tensor parameter, const at::Tensor& whole, std::int64_t begin, std::int64_t end)
@@ -59,11 +70,31 @@ void MasterCopy::write() { weights().copy_(master_); }
 
 void MasterCopy::load(const at::Tensor& whole) { master_.copy_(part_of(whole)); }
 
-MasterCopies::MasterCopies(Optimizer& optimizer) : optimizer_(optimizer) { adopt({}); }
+MasterCopies::MasterCopies(Optimizer& optimizer) : optimizer_(optimizer) {
+  adopt({});
+  const std::lock_guard lock(living().mutex);
+  living().all.push_back(this);
+}
 
 MasterCopies::~MasterCopies() {
+  {
+    const std::lock_guard lock(living().mutex);
+    std::erase(living().all, this);
+  }
   take_back();
   for (const auto& [key, copy] : copies_) rekey(copy.second.tensor().unsafeGetTensorImpl(), key, copy.first.scalar_type());
+}
+
+at::Tensor MasterCopies::master_of(const at::Tensor& parameter) {
+  const at::NoGradGuard no_gradient;
+  const std::lock_guard lock(living().mutex);
+  for (auto* const copies : living().all) {
+    const auto found = copies->copies_.find(parameter.unsafeGetTensorImpl());
+    if (found == copies->copies_.end()) continue;
+    found->second.second.follow();
+    return found->second.second.tensor();
+  }
+  return {};
 }
 
 MasterCopy& MasterCopies::copy_of(const at::Tensor& parameter, const at::Tensor& whole) {

@@ -91,6 +91,8 @@ class MasterCopies {
   /// Returns what brings masters and states back to what they are now, and leaves none.
   [[nodiscard]] std::function<void()> set_aside();
   [[nodiscard]] Masters masters() const;
+  /// Returns the master that any MasterCopies has of this parameter, which has taken over what was written to it; undefined if none has.
+  [[nodiscard]] static at::Tensor master_of(const at::Tensor& parameter);
 
   /// Writes the masters, each under its place in the groups.
   static void write(torch::serialize::OutputArchive& archive, const torch::optim::Optimizer& optimizer, const Masters& masters);

@@ -341,6 +341,10 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     try {
       if (i >= agreed_) take_up(i);
       reducers_[i]->synchronize();
+    } catch (const Deadlock&) {  // the others are somewhere else
+      on_all_ranks = true;
+      failure = std::current_exception();
+      break;
     } catch (const Mismatch& error) {
       on_all_ranks = true;
       if (!failure) failure = cause_of(error);
@@ -352,12 +356,14 @@ void DistributedOptimizer::reduce(bool also_synchronized) {
     }
   }
   const bool compares_next = announce_changes();
+  if (!on_all_ranks) {  // of an error that is this rank's alone the others have not heard: they have compared their groups
+    changed_ = compares_next;
+    if (!changed_) groups_->note_agreed();
+  }
   if (failure) {
     note_state();  // what follows is no step of these gradients
     std::rethrow_exception(failure);
   }
-  changed_ = compares_next;
-  if (!changed_) groups_->note_agreed();
   refuse_own_step();
 }
 

@@ -168,7 +168,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void unshard();
 
   /// Returns the wrapped optimizer's groups. Groups, parameters and options of all types that are
-  /// changed through either optimizer hold for both from the next call of this on; if an option of both has changed, the wrapper's.
+  /// changed through either optimizer hold for both from the next call of this on. Both
+  /// changed in different ways (a scheduler on each) are an InvalidArgument that names the option, from that call.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();

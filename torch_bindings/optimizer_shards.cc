@@ -225,6 +225,8 @@ void OptimizerShards::share_pieces(const std::string& refusal) {
   for (auto& piece : pieces_) tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));  // which is a Mismatch
   try {
     broadcast_pieces(tensors, "parameters");
+  } catch (const Deadlock&) {  // the others are somewhere else
+    throw;
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
     const std::string all = detail::said_by_all(mine, name_ + "/refused", process_set_);

@@ -266,7 +266,13 @@ void GradientReducer::reduce(Round round) {
   };
   // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
   if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
-  attempt([this] { replicas_.end_round(); });  // after what says why replicas differ, if ranks are not in the same kind of round
+  try {
+    replicas_.end_round();
+  } catch (const detail::OtherTensors&) {  // says why gradients do not fit, and which is whose
+    first = std::current_exception();
+  } catch (...) {  // ranks that are not in the same kind of round have said above why replicas differ
+    if (!first) first = std::current_exception();
+  }
   if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
   for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
   if (!first) attempt([&] { reduce_sparse(round); });

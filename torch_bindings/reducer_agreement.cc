@@ -27,6 +27,9 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
     try {
       running->wait(*bucket.pending);
       break;
+    } catch (const Deadlock&) {  // the others are somewhere else, and answer no question
+      put_given_back(bucket);
+      throw;
     } catch (const Mismatch& error) {
       put_given_back(bucket);
       // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.

@@ -11,6 +11,7 @@
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/agreement.h"
+#include "torch_bindings/shared_parameters.h"
 #include "torch_bindings/tensors.h"
 
 namespace hvd {
@@ -20,7 +21,11 @@ namespace {
 /// Of the values, in each round: 50 us, and a model of 100 MB in 400 rounds.
 constexpr std::size_t kSliceBytes = std::size_t{256} << 10;
 
-bool is_compared(const at::Tensor& tensor) { return tensor.defined() && tensor.layout() == at::kStrided && tensor.nbytes() > 0; }
+/// Of what the ranks of the only host have one copy of there is nothing to compare it with: SharedParameters looks after it.
+bool is_compared(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.nbytes() > 0 &&
+         !(hvd::local_size() == hvd::size() && SharedParameters::contains(tensor));
+}
 
 /// The values in the order of memory where they are dense.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -258,7 +263,9 @@ void ReplicaComparer::tell(const std::vector<Said>& all, std::int64_t Said::*wha
     }
     if (details.empty()) details = "they have been changed since";
   }
-  throw Mismatch(formatted("{}: {}: {}. {} ({})", name, subject, describe_groups(groups), details, advice));
+  const std::string text = formatted("{}: {}: {}. {} ({})", name, subject, describe_groups(groups), details, advice);
+  if (what == &Said::layout) throw detail::OtherTensors(text);
+  throw Mismatch(text);
 }
 
 }  // namespace hvd

@@ -28,6 +28,12 @@ namespace detail {
 inline constexpr const char* kAreNotEqual = "s are not equal";
 inline constexpr const char* kParametersDiffer = "parameters are not equal";
 
+/// Ranks have other tensors, or in another order: nothing else that they compare fits then, gradients included.
+class OtherTensors : public Mismatch {
+ public:
+  using Mismatch::Mismatch;
+};
+
 }  // namespace detail
 
 class ReplicaComparer {
@@ -53,7 +59,7 @@ class ReplicaComparer {
   /// gradients go by name, and that is all.
   void begin_round();
   /// Ends the round that was begun, if one was. Throws Mismatch, on all ranks, where they differ: it names what differs, the step and the
-  /// ranks.
+  /// ranks. It is an OtherTensors where names, shapes or order differ.
   void end_round();
   /// Compares all, now, whatever Config::replica_guard says. Collective; throws as end_round() does.
   void check();

@@ -171,6 +171,8 @@ void SharedBuffers::finish(Sharing& sharing) {
   const bool is_root = process_set_.rank() == 0;
   try {
     static_cast<void>(sharing.handle->wait());
+  } catch (const Deadlock&) {  // the others are somewhere else
+    throw;
   } catch (const Mismatch&) {
     tell_differences(sharing);
     throw;

@@ -137,7 +137,7 @@ bool SharedGroups::reconcile() {
       options_.emplace_back((*mine_)[g], theirs[g]);
     }
   }
-  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile((*mine_)[g], theirs[g]);
+  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile((*mine_)[g], theirs[g], g);
   return changed;
 }
 

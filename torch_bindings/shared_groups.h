@@ -35,8 +35,8 @@ class SharedGroups {
   /// Returns them in words: {"lr of group 0", "0.1"}.
   [[nodiscard]] Words words_of_options() const;
 
-  /// Makes groups and options of both alike again; where both have changed, the wrapper's options hold. Returns whether there are other
-  /// parameters in the groups than before; new ones are then at the end of `parameters()`.
+  /// Makes groups and options of both alike again. Returns whether there are other parameters in the groups than before; new ones are then
+  /// at the end of `parameters()`. Throws InvalidArgument where both have been changed, in different ways.
   bool reconcile();
   /// Forgets the parameters from place `first` on, which could not be used: the next `reconcile()` finds those of them anew that are in
   /// the groups then.

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +14,7 @@
 
 #include "hvd/base/digest.h"
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 
 namespace hvd::detail {
 
@@ -219,10 +221,25 @@ void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from, Opt
   to.set_options(source.clone());
 }
 
-void SharedOptions::reconcile(OptimizerParamGroup& mine, OptimizerParamGroup& theirs) {
+/// Both have been changed.
+void SharedOptions::refuse_difference(const OptimizerOptions& mine, const OptimizerOptions& theirs, std::size_t group) {
+  const Words ours = words_of(mine), others = words_of(theirs);
+  std::string said;
+  for (std::size_t i = 0; i < std::min(ours.size(), others.size()); ++i)
+    if (ours[i] != others[i])
+      said += formatted("{}option {} of group {} is {} in the optimizer and {} in the one that is around it", said.empty() ? "" : ", ",
+                        others[i].first, group, others[i].second, ours[i].second);
+  if (!said.empty())
+    throw InvalidArgument(
+        formatted("{}: both have been changed since the last step; make all changes, and all schedulers, on one of the two", said));
+}
+
+void SharedOptions::reconcile(OptimizerParamGroup& mine, OptimizerParamGroup& theirs, std::size_t group) {
+  const bool is_theirs_changed = has_changed(theirs_, theirs.options());
   if (has_changed(mine_, mine.options())) {
+    if (is_theirs_changed) refuse_difference(mine.options(), theirs.options(), group);
     hand_over(mine_, mine, theirs);
-  } else if (has_changed(theirs_, theirs.options())) {
+  } else if (is_theirs_changed) {
     hand_over(theirs_, theirs, mine);
   } else {
     return;

@@ -21,9 +21,10 @@ class SharedOptions {
   /// Requires that both groups have the same options now.
   SharedOptions(const torch::optim::OptimizerParamGroup& mine, const torch::optim::OptimizerParamGroup& theirs);
 
-  /// Gives both groups what one of them has been given since the last call; if both have, what `mine` has. In place, since users hold
-  /// references to options, but for a user's type without `serialize()` in which more than the learning rate has changed: that is cloned.
-  void reconcile(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs);
+  /// Gives both groups what one of them has been given since the last call. In place, since users hold references to options, but for a
+  /// user's type without `serialize()` in which more than the learning rate has changed: that is cloned. Throws InvalidArgument, naming the
+  /// options, where both have been given something, and not the same: one of two schedulers would be in vain. `group`: which group it is.
+  void reconcile(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs, std::size_t group);
   /// Gives `mine` what `theirs` has, whatever it has been given itself.
   void take(torch::optim::OptimizerParamGroup& mine, torch::optim::OptimizerParamGroup& theirs);
 
@@ -42,6 +43,8 @@ class SharedOptions {
     std::uint64_t digest = 0;
   };
   static Seen look(const torch::optim::OptimizerOptions& options);
+  static void refuse_difference(const torch::optim::OptimizerOptions& mine, const torch::optim::OptimizerOptions& theirs,
+                                std::size_t group);
   static bool has_changed(const Seen& before, const torch::optim::OptimizerOptions& now);
   void hand_over(const Seen& before, torch::optim::OptimizerParamGroup& from, torch::optim::OptimizerParamGroup& to);
 

@@ -24,6 +24,15 @@ namespace {
 
 std::atomic<std::uint64_t> times_written_alike{0};
 
+struct Listeners {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const std::function<void()>>> all;
+};
+Listeners& listeners() {
+  static auto* const made = new Listeners;
+  return *made;
+}
+
 /// The parameters that lie in shared memory at present, and how many optimizers say so.
 struct Residents {
   std::mutex mutex;
@@ -117,7 +126,22 @@ bool SharedParameters::contains(const at::Tensor& parameter) {
   return all.counts.contains(parameter.unsafeGetTensorImpl());
 }
 
-void SharedParameters::written_alike() { ++times_written_alike; }
+void SharedParameters::written_alike() {
+  ++times_written_alike;
+  std::vector<std::shared_ptr<const std::function<void()>>> called;
+  {
+    const std::lock_guard lock(listeners().mutex);
+    std::erase_if(listeners().all, [](const auto& listener) { return listener.expired(); });
+    for (const auto& listener : listeners().all) called.push_back(listener.lock());
+  }
+  for (const auto& listener : called)
+    if (listener) (*listener)();
+}
+
+void SharedParameters::on_written_alike(std::weak_ptr<const std::function<void()>> listener) {
+  const std::lock_guard lock(listeners().mutex);
+  listeners().all.push_back(std::move(listener));
+}
 
 std::uint64_t SharedParameters::writes_alike() { return times_written_alike.load(); }
 

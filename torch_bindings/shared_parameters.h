@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,6 +53,8 @@ class SharedParameters {
   static void written_alike();
   /// Returns how often that was said.
   [[nodiscard]] static std::uint64_t writes_alike();
+  /// Calls `listener` each time that is said, as long as somebody holds it.
+  static void on_written_alike(std::weak_ptr<const std::function<void()>> listener);
 
  private:
   struct Slot {

@@ -96,7 +96,7 @@ void Deadlocks::end_here() {
     if (table().scope_of(key.process_set) == Scope::World) continue;  // the root's to end
     const Unit* const unit = table().find(key);
     // Who has not read the last cut still needs the slots' words: at the next search.
-    if (unit == nullptr || unit->queued || unit->cut_at > board_.slowest_reader()) continue;
+    if (unit == nullptr || unit->queued || unit->cut_at > board_.slowest_reader() || board_.is_promised(unit->id)) continue;
     const Bytes record = Negotiator::refusal(unit->id, missing, text);
     if (!log.fits(record.size())) return;
     board_.void_slot(unit->id, unit->slots);

@@ -1,6 +1,7 @@
 #include "hvd/negotiation/deadlock.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -67,15 +68,21 @@ std::vector<Deadlocked> find_deadlock(std::vector<BlockedRank> blocked, const Ra
     blocked.erase(released);
   }
   std::sort(blocked.begin(), blocked.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  std::set<UnitKey> keys;
-  for (const auto& rank : blocked) keys.insert(rank.waits.begin(), rank.waits.end());
+  std::set<UnitKey> waited, left;
+  for (const auto& rank : blocked) {
+    waited.insert(rank.waits.begin(), rank.waits.end());
+    std::copy_if(rank.submitted.begin(), rank.submitted.end(), std::inserter(left, left.end()),
+                 [&](const UnitKey& key) { return missing_in(key) >= 0; });
+  }
   std::vector<Deadlocked> found;
   const std::string text = formatted(
       "it can never end, as the ranks wait for one another: {}. All ranks must submit the same: has one of them left out a batch "
       "after an error (hvd::any() lets all ranks agree on that), or made one wrapper more?",
       text_of(blocked));
-  for (const auto& key : keys)
-    if (key.kind != OpKind::Join) found.push_back({key, missing_in(key), text});  // who has joined waits for what the others then do
+  for (const auto* const keys : {&waited, &left})  // there may not be room for all at once
+    for (const auto& key : *keys)
+      if (key.kind != OpKind::Join && (keys == &waited || !waited.contains(key)))  // who has joined waits for what the others then do
+        found.push_back({key, missing_in(key), text});
   return found;
 }
 
@@ -136,7 +143,16 @@ std::vector<Deadlocked> BlockedDomains::find(const RanksOf& ranks_of,
       };
       if (std::all_of(rank.waits.begin(), rank.waits.end(), holds)) blocked.push_back(rank);
     }
-  return blocked.size() < 2 ? std::vector<Deadlocked>() : find_deadlock(std::move(blocked), ranks_of);
+  if (blocked.size() < 2) return {};
+  auto found = find_deadlock(std::move(blocked), ranks_of);
+  // Of what nobody waits for, a domain may have said what has been decided since.
+  std::erase_if(found, [&](const Deadlocked& operation) {
+    return std::any_of(reports_.begin(), reports_.end(), [&](const auto& of_domain) {
+      const auto known = of_domain.second.last_decisions.find(operation.key);
+      return known != of_domain.second.last_decisions.end() && known->second != last_decision(operation.key);
+    });
+  });
+  return found;
 }
 
 }  // namespace hvd

@@ -33,14 +33,15 @@ struct Deadlocked {
   int missing = -1;  ///< a rank that would have to submit it, and waits for another one of these
   std::string text;  ///< which ranks wait for what, the same for all
 };
-/// Returns the operations that deadlocked ranks wait for, but for joins, which may still end when those have; none where no ranks are.
+/// Returns the operations that deadlocked ranks wait for, and those that they have submitted besides and another one of them has not: these
+/// would wait for a step that is over. But no joins, which may still end when those have; none where no ranks are.
 std::vector<Deadlocked> find_deadlock(std::vector<BlockedRank> blocked, const RanksOf& ranks_of);
 
 /// What a domain says of its ranks that are blocked in operations of several domains.
 struct BlockedReport {
   int domain = 0;
   std::vector<BlockedRank> ranks;
-  std::map<UnitKey, std::uint64_t> last_decisions;  ///< of what they wait for: the last under the name that the domain knew
+  std::map<UnitKey, std::uint64_t> last_decisions;  ///< of what they have submitted: the last under the name that the domain knew
   bool operator==(const BlockedReport&) const = default;
 };
 void encode(Writer& writer, const BlockedReport& report);

@@ -140,7 +140,7 @@ Pledges decode_pledges(Reader& reader) {
 
 Status decode_failure(Reader& reader) {
   // A code that this leader does not know is a failure all the same.
-  const auto code = std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::InvalidArgument));
+  const auto code = std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::Deadlock));
   return {static_cast<Status::Code>(code), reader.get_string()};
 }
 

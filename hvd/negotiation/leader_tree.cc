@@ -109,7 +109,7 @@ void LeaderTree::blocked(BlockedReport report) {
   // What this domain has still to say of before must not be passed: the same is said again once it is said.
   if (!unsaid_.is_empty() || inbox_.is_waiting()) report.ranks.clear();
   for (const auto& rank : report.ranks)
-    for (const auto& key : rank.waits) report.last_decisions[key] = last_decision(key.process_set, key.name);
+    for (const auto& key : rank.submitted) report.last_decisions[key] = last_decision(key.process_set, key.name);
   const bool is_new = blocked_.note_said(report);
   if (!is_root() && is_new) links_.send_up(LeaderItems::blocked(report));
   if (!is_root()) return;

@@ -294,7 +294,7 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   place_in(process_set(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
   if (!text.empty()) {
-    const Status deadlock(Status::Code::Mismatch, formatted("{} '{}': {}", name_of(unit.key.kind), display_name(unit.key.name), text));
+    const Status deadlock(Status::Code::Deadlock, formatted("{} '{}': {}", name_of(unit.key.kind), display_name(unit.key.name), text));
     outcomes.voided.push_back({{unit.ref()}, deadlock});
     pledged_.consume(unit.key);
     return forget(id);

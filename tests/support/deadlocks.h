@@ -51,11 +51,19 @@ class LeftOut {
       CHECK(sum_of(engine, "gradients", 1) == size_);
       CHECK(sum_of(engine, "loss", 2) == 2 * size_);
     }
+    std::vector<float> loss{2};
+    Submission besides;
+    besides.name = "loss";
+    besides.op = ReduceOp::Sum;
+    besides.tensors.push_back({loss.data(), loss.data(), DataType::Float32, {1}, nullptr, true});
+    const auto pending = rank == 0 ? nullptr : engine.submit(std::move(besides), After::Return);
     if (rank != 0) CHECK(says_who(mismatch_of([&] { sum_of(engine, "gradients", 1); })));
+    if (rank != 0) CHECK_THROWS_AS(engine.wait(*pending), Deadlock);
     if (rank == 0) CHECK(says_who(mismatch_of([&] { sum_of(engine, "accuracy", 3); })));
     for (int step = 0; step < 3; ++step) {
       CHECK(sum_of(engine, "gradients", 1) == size_);
       CHECK(sum_of(engine, "accuracy", 3) == 3 * size_);
+      CHECK(sum_of(engine, "loss", 2) == 2 * size_);
     }
   }
 

@@ -163,7 +163,7 @@ TEST_CASE("models that differ between ranks: Mismatch on all of them") {
     net->forward(torch::ones({2, 4})).sum().backward();
     const std::string text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
     INFO(text);
-    CHECK(contains(text, "tensor '20.bias' is "));
+    CHECK(contains(text, "parameter '20.bias' is "));
     CHECK(contains(text, "[5]"));
     CHECK(contains(text, "[6]"));
   }

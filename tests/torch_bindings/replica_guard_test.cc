@@ -374,7 +374,8 @@ int many_steps() {
   return said == nullptr ? 60 : std::atoi(said);
 }
 
-TEST_CASE("replicas: no kind of training gives a false alarm, with all values compared in each round") {
+TEST_CASE("replicas: no kind of training gives a false alarm, with all values compared in each round" *
+          doctest::timeout(many_steps() > 1000 ? 3600 : 120)) {
   Config config = Config::from_environment();
   config.replica_guard = ReplicaGuard::Full;
   const Restarted restarted(config);

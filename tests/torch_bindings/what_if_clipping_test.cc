@@ -133,6 +133,7 @@ TEST_CASE("what happens if I call hvd::clip_grad_value_ before step(): each elem
 TEST_CASE(
     "what happens if hvd::clip_grad_value_ meets sparse gradients, masters and wrong bounds: values, fp32 gradients, InvalidArgument") {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 2).sparse(true));
+  hvd::broadcast_parameters(*table, 0);
   SGD plain(table->parameters(), SGDOptions(0.1));
   DistributedOptimizer optimizer(plain, table->named_parameters());
   hvd::clip_grad_value_(optimizer, 1);  // no gradient anywhere

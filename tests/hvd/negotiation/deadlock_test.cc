@@ -54,6 +54,15 @@ TEST_CASE("deadlock: not where a rank computes, is ready for what another waits 
   CHECK(ended({blocked(1, {key_of("x", 7)}), blocked(2, {key_of("y", 1)})}).empty());  // set 7 was removed
 }
 
+TEST_CASE("deadlock: what ranks have submitted besides ends with it where another one of them has not, and only there") {
+  CHECK(ended({blocked(0, {key_of("b")}), blocked(1, {key_of("a")}, {key_of("a2")}),
+               blocked(2, {key_of("a")}, {key_of("a1"), key_of("a2")})}) == Names{"a 0", "b 1", "a1 0", "a2 0"});
+  // All of them have, or those that lack it compute.
+  CHECK(ended({blocked(0, {key_of("b")}, {key_of("c")}), blocked(1, {key_of("a")}, {key_of("c")}),
+               blocked(2, {key_of("a")}, {key_of("c")})}) == Names{"a 0", "b 1"});
+  CHECK(ended({blocked(1, {key_of("x", 1)}, {key_of("c")}), blocked(2, {key_of("y", 1)}, {key_of("c")})}) == Names{"x 2", "y 1"});
+}
+
 TEST_CASE("deadlock: who has joined is waited for no more, but for the join") {
   const UnitKey join = key_of(std::string(kJoin), 0, OpKind::Join);
   CHECK(ended({blocked(0, {join}), blocked(1, {key_of("a")}), blocked(2, {key_of("a")})}).empty());
@@ -81,6 +90,10 @@ TEST_CASE("deadlock: what a domain has said holds until something is decided und
   domains.add({1, {blocked(2, {key_of("b")})}, {{key_of("b"), 6}}});
   std::uint64_t last_of_b = 6;
   const auto last = [&](const UnitKey& key) { return key.name == "a" ? 5 : last_of_b; };
+  CHECK(domains.find(kRanksOf, last).size() == 2);
+  domains.add({1, {blocked(2, {key_of("b")}, {key_of("c")})}, {{key_of("b"), 6}, {key_of("c"), 6}}});
+  CHECK(domains.find(kRanksOf, last).size() == 3);
+  domains.add({1, {blocked(2, {key_of("b")}, {key_of("c")})}, {{key_of("b"), 6}, {key_of("c"), 5}}});  // decided since
   CHECK(domains.find(kRanksOf, last).size() == 2);
   last_of_b = 7;
   CHECK(domains.find(kRanksOf, last).empty());
