@@ -125,11 +125,19 @@ class Engine : private EngineEvents {
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
+  [[nodiscard]] bool is_gathering() const override { return fast_path_.is_gathering(); }
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   void hand_over(bool small_work);
-  void drive_direct(const PersistentOp& op);
+  void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
+  void drive_direct(const PersistentOp::Awaited& round, const HandleState& pending);
+  std::shared_ptr<HandleState> start_small(const Submission& submission);
+  enum class Work : std::uint8_t { None, Small, Large };
+  bool may_start() HVD_REQUIRES(engine_mutex);
+  Work work_left(bool in_burst) HVD_REQUIRES(engine_mutex);
+  std::optional<PersistentOp::Awaited> find_round(const HandleState& pending);
+  void wait_longer(HandleState& pending);
   bool leave();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
