@@ -201,13 +201,18 @@ std::shared_ptr<HandleState> Engine::start_small(const Submission& submission) {
     });
     call.group = std::span(group).first(tensors.size());
   }
+  return start_unowned(call, submission.keep_alive);
+}
+
+std::shared_ptr<HandleState> Engine::start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner) {
+  const LibraryCall inside;
   std::shared_ptr<HandleState> pending;
   Work work = Work::None;
   {
     const EngineLock lock(mutex_);
     if (!may_start()) return nullptr;
     const bool in_burst = fast_path_.is_in_burst();
-    pending = fast_path_.start_unowned(call, submission.keep_alive);
+    pending = fast_path_.start_unowned(call, owner);
     if (pending) work = work_left(in_burst);
   }
   if (work != Work::None) hand_over(work == Work::Small);

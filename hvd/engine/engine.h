@@ -73,6 +73,9 @@ class Engine : private EngineEvents {
   void finish_fast_path(PersistentOp& op, const SmallCall& call);
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
   void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
+  /// Starts what its caller waits for by the state that is returned, if there is a persistent operation for it: as `submit` does, without
+  /// a submission. `owner` owns its memory. Null, and nothing has happened, if there is none. Throws as `submit` does. Any thread.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner);
   /// The calling thread has called `init()`, as it has on all ranks: its operations without names are told from those of other threads.
   void enter_init_thread();
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.

@@ -179,7 +179,8 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
-    if ((known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
+    const bool is_too_large = gathers && op->is_direct && op->input_bytes > kDirectBurstBytes;
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);
     }
@@ -308,20 +309,22 @@ void FastPath::end_complete() {
   if (arrived_.empty()) return;
   log_.read();
   complete_.clear();
+  negotiated_.clear();
   bool is_leaders = false;
   for (PersistentOp* op : arrived_) {
     if (!board_.is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
-    if (op->is_direct) {
-      is_leaders = true;
-    } else {
+    if (!op->is_direct) {
       complete_.push_back(op);
+    } else if (can_run_for_all(*op)) {
+      is_leaders = is_leaders || !board_.is_promised(op->unit.id);
+    } else {
+      negotiated_.push_back(op->unit);  // the leader may have come by the long way, and not know of it
     }
   }
   if (is_leaders && parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();
   // Where several ranks do this at a time, each begins elsewhere.
   const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) / static_cast<std::size_t>(board_.ranks());
   std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own), complete_.end());
-  negotiated_.clear();
   for (std::size_t next = 0; next < complete_.size();) next = end_batch(next);
   if (!complete_.empty()) mutex_.wake_watchers();
   take_results();

@@ -54,7 +54,12 @@ struct Part {
     for (std::size_t i = 0; i < count; ++i) floats[i] = value(rank, round, i);
     return allreduce_of(floats, name, dtype, op);
   }
-  void submit(Engine& engine, int rank, int round) { pending = engine.submit(fill(rank, round)); }
+  /// `negotiated`: by the long way, whatever the other ranks do.
+  void submit(Engine& engine, int rank, int round, bool negotiated = false) {
+    Submission submission = fill(rank, round);
+    submission.internal = negotiated;
+    pending = engine.submit(std::move(submission));
+  }
 
   template <class T, class Value>
   [[nodiscard]] bool are_right(const std::vector<T>& got, int size, int round, Value value_of) const {
@@ -111,7 +116,7 @@ TEST_CASE("a burst: whatever the order on each rank and the manner of waiting, e
       std::size_t wrong = 0;
       for (int round = 0; round < 60; ++round) {
         for (const auto i : shuffled(parts.size(), random)) {
-          parts[i].submit(engine, rank, round);
+          parts[i].submit(engine, rank, round, random() % 30 == 0);
           if (random() % 40 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
         }
         const auto manner = static_cast<Manner>((rank + round) % 4);
