@@ -35,7 +35,7 @@ struct StatsCounters {
   struct FastPathCounters {
     /// @{
     /// Counts what the field of Stats has that is called so.
-    std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, bytes_reduced{0}, negotiation_rounds{0};
+    std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0}, bytes_reduced{0}, negotiation_rounds{0};
 
     /// @}
 
@@ -51,7 +51,7 @@ struct StatsCounters {
     constexpr auto relaxed = std::memory_order_relaxed;
     return {tensors_submitted.load(relaxed) + fast_path.tensors_submitted.load(relaxed),
             batches_run.load(relaxed) + fast_path.batches_run.load(relaxed),
-            tensors_fused.load(relaxed),
+            tensors_fused.load(relaxed) + fast_path.tensors_fused.load(relaxed),
             bytes_reduced.load(relaxed) + fast_path.bytes_reduced.load(relaxed),
             negotiation_rounds.load(relaxed) + fast_path.negotiation_rounds.load(relaxed),
             bytes_to_other_hosts.load(relaxed),

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "examples/bench/burst.h"
 #include "examples/bench/idle.h"
 #include "examples/bench/line.h"
 #include "examples/bench/models.h"
@@ -129,6 +130,7 @@ int run(const Options& options) {
   require_backend(options);
   require_wires(options);
   if (options.sweep) return run_sweep(options) == 0 ? 0 : 1;
+  if (options.burst > 0) return run_burst(options) == 0 ? 0 : 1;
   std::unique_ptr<Report> report;
   std::string mistake;
   try {

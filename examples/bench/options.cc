@@ -163,6 +163,10 @@ void add_options(CLI::App& app, Options& options, Words& words) {
   app.add_flag("--persistent", options.persistent, "Beside each row one that starts persistent operations (place: again)");
   app.add_flag("--sweep", options.sweep,
                "All collectives from --min-bytes to --max-bytes by --factor (16) against MPI: a table of ratios, and how many are won");
+  app.add_option("--burst", options.burst,
+                 "So many allreduces of --min-bytes (200) and --max-bytes (16K) at once and then waited for, in one order and in another "
+                 "on each rank, beside a group, one after the other, and with --versus mpi MPI_Iallreduce of each and MPI_Waitall")
+      ->check(CLI::Range(1, 10'000));
   app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");
   app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")->check(CLI::Range(1, 1'000'000));
   app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")->check(CLI::Range(0, 1'000'000));
@@ -235,6 +239,14 @@ CommandLine parse_command_line(int argc, char** argv) {
     if (app.count("--collective") + app.count("--model") + app.count("--device") + app.count("--versus") > 0)
       throw WrongOptions(
           "--sweep measures all collectives of host tensors against MPI; it goes without --collective, --model, --device and --versus");
+  }
+  if (options.burst > 0) {
+    if (app.count("--min-bytes") == 0) options.min_bytes = 200;
+    if (app.count("--max-bytes") == 0) options.max_bytes = std::max<std::uint64_t>(options.min_bytes, 16 << 10);
+    if (app.count("--factor") == 0) options.factor = std::max<std::uint64_t>(2, options.max_bytes / options.min_bytes + 1);
+    if (options.on_gpu || options.sweep || app.count("--collective") + app.count("--model") > 0)
+      throw WrongOptions("--burst measures allreduces of host tensors; it goes without --collective, --model, --device and --sweep");
+    if (options.versus_packed || options.versus_memcpy || options.versus_line) throw WrongOptions("--burst goes with --versus mpi only");
   }
   // What these have no choice in.
   if (options.collective == Collective::Broadcast) options.in_place = {true};

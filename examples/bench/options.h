@@ -49,6 +49,7 @@ struct Options {
   bool versus_packed = false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
   bool versus_memcpy = false;
   bool versus_line = false;  ///< plain messages between hosts; see line.h
+  int burst = 0;             ///< above 0: so many allreduces at once; see burst.h
   double idle_seconds = 0;   ///< above 0: nothing but that
 };
 

@@ -104,4 +104,15 @@ void run_raw_in_place(void* data, std::size_t count, hvd::DataType dtype, hvd::R
   }
 }
 
+void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs, hvd::ReduceOp op) {
+  std::vector<MPI_Request> requests(inputs.size(), MPI_REQUEST_NULL);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const hvd::Buffer& input = inputs[i];
+    const MPI_Datatype type = mpi_type(input.dtype).value();
+    MPI_Iallreduce(input.data, outputs[i].data, static_cast<int>(input.shape.front()), type, mpi_op(input.dtype, op), MPI_COMM_WORLD,
+                   &requests[i]);
+  }
+  MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+}
+
 }  // namespace bench

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <optional>
+#include <vector>
 
 #include "examples/bench/options.h"
 
@@ -30,5 +31,7 @@ class RawMpi {
 void run_raw(Collective collective, const void* input, void* output, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op);
 /// An allreduce of `count` elements where they are.
 void run_raw_in_place(void* data, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op);
+/// MPI_Iallreduce of each, then MPI_Waitall.
+void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs, hvd::ReduceOp op);
 
 }  // namespace bench

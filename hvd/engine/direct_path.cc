@@ -30,7 +30,11 @@ std::optional<Message> DirectLane::take(std::deque<Message>& messages) {
 bool DirectLane::look() {
   auto message = wire_.receive();
   if (!message) return false;
-  (DirectRounds::is_direct(*message) ? direct_ : others_).push_back(std::move(*message));
+  if (DirectRounds::is_direct(*message)) {
+    DirectRounds::split(std::move(*message), [this](Message one) { direct_.push_back(std::move(one)); });
+  } else {
+    others_.push_back(std::move(*message));
+  }
   return true;
 }
 
@@ -85,13 +89,13 @@ PersistentOp* DirectPath::find(const UnitKey& key) const {
 
 bool DirectPath::act_on_messages(LeaderTree& tree) {
   bool any = false;
-  while (const auto message = lane_.take_direct()) {
+  while (auto message = lane_.take_direct()) {
     any = true;
     const UnitKey* const key = tree.key_of(DirectRounds::number_of(*message));
     const bool cannot_come =
         key != nullptr && table().has_process_set(key->process_set) && (!table().joined(key->process_set).empty() || table().any_left());
     std::uint32_t fallen_back = 0;
-    if (rounds_.receive(*message, key != nullptr, cannot_come, fallen_back)) fall_back(UnitKey(*key));
+    if (rounds_.receive(std::move(*message), key != nullptr, cannot_come, fallen_back)) fall_back(UnitKey(*key));
   }
   return any;
 }
@@ -159,11 +163,12 @@ DirectPath::Promise DirectPath::try_to_promise(PersistentOp& op, LeaderTree& tre
 bool DirectPath::end_rounds(LeaderTree& tree) {
   if (!rounds_.has_promised()) return false;
   const auto complete = rounds_.complete();
-  for (const auto number : complete) {
-    PersistentOp* const op = find(UnitKey(*tree.key_of(number)));
+  for (std::size_t i = 0; i < complete.size(); ++i) {
+    const auto number = complete[i];
+    PersistentOp* const op = find(*tree.key_of(number));
     if (op != nullptr && fast_path_.find_blocks(*op)) {
       if (op->memory != nullptr) op->memory->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
-      fast_path_.give_results(*op);
+      fast_path_.give_results(*op, company_of(i, complete.size()));
     }
     rounds_.end(number);
     tree.note_use(number);

@@ -80,6 +80,8 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
+  if (after == After::Return && is_small_unowned(submission))
+    if (auto pending = start_small(submission)) return pending;
   if (after != After::Wait) return submit_anew(std::move(submission), after);
   // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to the coordination thread after all.
   struct Ending {
@@ -96,7 +98,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
 
 std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After after) {
   auto fresh = factory_.make(std::move(submission));
-  fresh->repeats = after != After::Return;
+  fresh->repeats = after != After::Return || is_small_unowned(fresh->submission);
   const std::shared_ptr<HandleState> pending = fresh->pending;
   const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
   Entry* entry = nullptr;
@@ -104,7 +106,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
-    fast_path_.take_results();
+    fast_path_.end_complete();
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
@@ -157,44 +159,94 @@ bool Engine::try_fast_path(const SmallCall& call) {
 std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, After after) {
   const LibraryCall inside;
   std::shared_ptr<PersistentOp> op;
-  bool small_work = false;
+  Work work = Work::None;
   {
     const EngineLock lock(mutex_);
-    // What cannot be done so, submit() knows what to say of.
-    if (submitter_.is_stopping() || board_.failed() || timeline().on()) return nullptr;
-    op = fast_path_.start(call);
-    if (after == After::Wait || !op) return op;
-    if (!runner_.has_queued() && !(leader_ && op->is_direct)) return op;
-    small_work = !runner_.has_queued() || runner_.has_only_small_ones();
+    if (!may_start()) return nullptr;
+    const bool in_burst = fast_path_.is_in_burst();
+    op = fast_path_.start(call, after == After::Wait);
+    if (op && after != After::Wait) work = work_left(in_burst);
   }
-  hand_over(small_work);
+  if (work != Work::None) hand_over(work == Work::Small);
   return op;
+}
+
+/// What cannot be done so, submit() knows what to say of.
+bool Engine::may_start() { return !submitter_.is_stopping() && !board_.failed() && !timeline().on(); }
+
+/// What there is to drive after an operation has been started whose caller does not wait. Of a burst's the first alone travels at once.
+Engine::Work Engine::work_left(bool in_burst) {
+  if (runner_.has_queued()) return runner_.has_only_small_ones() ? Work::Small : Work::Large;
+  return leader_ && !in_burst ? Work::Small : Work::None;
+}
+
+/// Starts what nobody comes back for but by its state, if there is a persistent operation. Null, and nothing has happened, if not.
+std::shared_ptr<HandleState> Engine::start_small(const Submission& submission) {
+  std::array<SmallTensor, kSmallGroupTensors> group;
+  const auto& tensors = submission.tensors;
+  SmallCall call;
+  call.kind = submission.kind;
+  call.process_set = submission.process_set;
+  call.name = submission.name;
+  call.dtype = tensors.front().dtype;
+  call.op = submission.op;
+  call.prescale_factor = submission.prescale_factor;
+  call.postscale_factor = submission.postscale_factor;
+  call.input = tensors.front().input;
+  call.output = tensors.front().output;
+  call.shape = tensors.front().shape;
+  if (tensors.size() > 1) {
+    std::ranges::transform(tensors, group.begin(), [](const auto& tensor) {
+      return SmallTensor{tensor.input, tensor.output, tensor.shape};
+    });
+    call.group = std::span(group).first(tensors.size());
+  }
+  return start_unowned(call, submission.keep_alive);
+}
+
+std::shared_ptr<HandleState> Engine::start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner) {
+  const LibraryCall inside;
+  std::shared_ptr<HandleState> pending;
+  Work work = Work::None;
+  {
+    const EngineLock lock(mutex_);
+    if (!may_start()) return nullptr;
+    const bool in_burst = fast_path_.is_in_burst();
+    pending = fast_path_.start_unowned(call, owner);
+    if (pending) work = work_left(in_burst);
+  }
+  if (work != Work::None) hand_over(work == Work::Small);
+  return pending;
 }
 
 void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
   const LibraryCall inside;
   if (!op.pending->done.load(std::memory_order_relaxed)) {
-    if (op.is_direct) {
-      drive_direct(op);
-    } else {
-      fast_path_.await(op);
-    }
-    if (board_.has_result(op.unit.id)) {
+    if (fast_path_.is_gathering()) {
       const EngineLock lock(mutex_);
-      fast_path_.take_results();
+      fast_path_.end_complete();
     }
+    await_round(op.awaited(), *op.pending);
   }
   struct Leaving {
     PersistentOp& op;
     ~Leaving() { op.in_use.store(false, std::memory_order_release); }
   } const leaving{op};
-  wait(*op.pending);
+  wait_longer(*op.pending);
   FastPath::fetch(op, call);
 }
 
+/// Gives the others a moment, and ends what can be ended.
+void Engine::await_round(const PersistentOp::Awaited& round, const HandleState& pending) {
+  if (round.is_direct) drive_direct(round, pending);
+  if (round.is_direct ? !board_.has_result(round.slot) : !fast_path_.await(round, pending)) return;
+  const EngineLock lock(mutex_);
+  fast_path_.end_complete();
+}
+
 /// Gives the other domains a moment, without the rest of what driving costs.
-void Engine::drive_direct(const PersistentOp& op) {
-  const auto is_over = [&] { return op.pending->done.load(std::memory_order_acquire) || board_.has_result(op.unit.id); };
+void Engine::drive_direct(const PersistentOp::Awaited& round, const HandleState& pending) {
+  const auto is_over = [&] { return pending.done.load(std::memory_order_acquire) || board_.has_result(round.slot); };
   const bool has_core = static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores;
   const int looks = has_core ? kDirectLooks : kDirectLooksSharing;
   const auto give_way = [&](int i) { (has_core && i % kLooksForOffer != 0) ? cpu_relax() : std::this_thread::yield(); };
@@ -266,7 +318,7 @@ bool Engine::progress(const Turn& turn) noexcept {
     {
       const EngineLock lock(mutex_);
       log_.read();
-      fast_path_.take_results();
+      fast_path_.end_complete();
       fast_path_.adopt_all();
       if (!queue_.empty()) progressed = submitter_.announce_waiting();
       if (std::exchange(somebody_left_, false)) leavers_.doubt_all();
@@ -308,7 +360,7 @@ bool Engine::polls(const Turn& turn) const {
 
 bool Engine::has_results(const Turn& /*turn*/) {
   const EngineLock lock(mutex_);
-  return fast_path_.has_results();
+  return fast_path_.has_complete();
 }
 
 bool Engine::has_more(const Turn& turn) {
@@ -324,6 +376,21 @@ bool Engine::expects_messages(const Turn& /*turn*/) {
 
 void Engine::wait(HandleState& pending) {
   const LibraryCall inside;
+  if (!may_go_on(pending))
+    if (const auto round = find_round(pending)) await_round(*round, pending);
+  wait_longer(pending);
+}
+
+/// Returns the round that this is the state of; none if it takes the long way. Ends what has gathered.
+std::optional<PersistentOp::Awaited> Engine::find_round(const HandleState& pending) {
+  const EngineLock lock(mutex_);
+  if (fast_path_.is_gathering()) fast_path_.end_complete();
+  const PersistentOp* const op = fast_path_.find(pending);
+  return op == nullptr ? std::nullopt : std::optional(op->awaited());
+}
+
+void Engine::wait_longer(HandleState& pending) {
+  fast_path_.end_burst();
   pending.waited_for.store(true, std::memory_order_relaxed);
   if (!may_go_on(pending)) {
     const CallerThreads::Wait waiting(callers_, pending);
@@ -335,6 +402,7 @@ void Engine::wait(HandleState& pending) {
 bool Engine::poll(const HandleState& pending) {
   const LibraryCall inside;
   if (may_go_on(pending)) return true;
+  fast_path_.end_burst();
   loop_.poll();
   return may_go_on(pending);
 }
@@ -397,9 +465,10 @@ bool Engine::desert(const Status& why) noexcept {
 /// Returns false if it is too early.
 bool Engine::leave() {
   const EngineLock lock(mutex_);
-  fast_path_.adopt_all();
-  if (board_.failed()) return true;
   try {
+    fast_path_.end_complete();
+    fast_path_.adopt_all();
+    if (board_.failed()) return true;
     return leavers_.leave();
   } catch (...) {
     board_.set_failure(status_of_current_exception());

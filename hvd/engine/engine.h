@@ -73,6 +73,9 @@ class Engine : private EngineEvents {
   void finish_fast_path(PersistentOp& op, const SmallCall& call);
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
   void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
+  /// Starts what its caller waits for by the state that is returned, if there is a persistent operation for it: as `submit` does, without
+  /// a submission. `owner` owns its memory. Null, and nothing has happened, if there is none. Throws as `submit` does. Any thread.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner);
   /// The calling thread has called `init()`, as it has on all ranks: its operations without names are told from those of other threads.
   void enter_init_thread();
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
@@ -125,11 +128,19 @@ class Engine : private EngineEvents {
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
+  [[nodiscard]] bool is_gathering() const override { return fast_path_.is_gathering(); }
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   void hand_over(bool small_work);
-  void drive_direct(const PersistentOp& op);
+  void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
+  void drive_direct(const PersistentOp::Awaited& round, const HandleState& pending);
+  std::shared_ptr<HandleState> start_small(const Submission& submission);
+  enum class Work : std::uint8_t { None, Small, Large };
+  bool may_start() HVD_REQUIRES(engine_mutex);
+  Work work_left(bool in_burst) HVD_REQUIRES(engine_mutex);
+  std::optional<PersistentOp::Awaited> find_round(const HandleState& pending);
+  void wait_longer(HandleState& pending);
   bool leave();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);

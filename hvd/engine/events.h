@@ -20,8 +20,10 @@ class EngineEvents : public OutcomeListener {
   virtual void look_for_trouble(const Turn& turn) noexcept = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
-  /// Returns whether other ranks have left results for this one, which no doorbell tells of.
+  /// Returns whether other ranks have left results for this one, or rounds to be ended, which no doorbell tells of.
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
+  /// Returns whether a thread of the program is submitting operations that are to travel together.
+  [[nodiscard]] virtual bool is_gathering() const = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
   /// Returns whether messages of other hosts may come at any time, which ring no doorbell.

@@ -10,6 +10,18 @@
 
 namespace hvd {
 
+namespace {
+
+constexpr unsigned kLooksAtResult = 64;        // before one at the arrivals: about 2 us
+constexpr unsigned kLooksAtResultSharing = 4;  // where ranks share cores, and give way between looks
+
+}  // namespace
+
+Board::Company company_of(std::size_t place, std::size_t count) {
+  if (count < 2) return Board::Company::Alone;
+  return place == 0 ? Board::Company::First : Board::Company::Rest;
+}
+
 FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
                    EngineMutex& mutex, EngineEvents& engine)
     : parts_(parts),
@@ -22,7 +34,9 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       board_(*parts.board),
       factory_(parts, log),
       pulled_(board_, parts.topology.rank),
-      short_wait_(parts.has_core()) {
+      short_wait_(parts.has_core()),
+      looks_at_result_(parts.has_core() ? kLooksAtResult : kLooksAtResultSharing),
+      most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(kSmallBatchBytes, parts.config.fusion_threshold_bytes))) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
@@ -105,6 +119,7 @@ bool FastPath::is_ready(PersistentOp& op) {
 }
 
 void FastPath::begin(PersistentOp& op, const SmallCall& call) {
+  if (std::exchange(op.is_handed_out, false)) op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
   op.input = call.input;
   op.output = call.output;
   for (std::size_t i = 0; i < op.group.size(); ++i) {
@@ -126,11 +141,27 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   if (op.note != nullptr) std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
 }
 
-std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
+std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std::shared_ptr<void> owner) {
+  const auto op = start(call, false);
+  if (!op) return nullptr;
+  op->is_handed_out = true;
+  op->pending->present_anywhere.assign(std::max<std::size_t>(1, op->group.size()), true);
+  if (op->pending->done.load()) {
+    op->in_use.store(false);
+    mutex_.destroy(std::move(owner));
+  } else {
+    abandon(*op, owner ? std::move(owner) : op->pending);
+  }
+  return op->pending;
+}
+
+std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
   if (ops_.size() == 0) return nullptr;
+  const bool gathers = !waits && in_burst_.exchange(true, std::memory_order_relaxed);
   std::shared_ptr<PersistentOp> op;
   try {
     log_.read();
+    if (waits && is_gathering()) end_complete();
     if (call.known != nullptr) op = call.known->lock();
     const bool known = op != nullptr;
     if (!known) {
@@ -143,14 +174,15 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
       }
       op = ops_.find(call.process_set, call.kind, name);
     }
-    if (op && op->owner) take_results();  // it may have ended, and nobody has looked
+    if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
     if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
-    if ((known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
+    const bool is_too_large = gathers && op->is_direct && op->input_bytes > kDirectBurstBytes;
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
       begin(*op, call);
-      arrived = arrive(*op);
+      arrived = arrive(*op, gathers);
     }
     if (!arrived) {
       if (op->is_pulled) pulled_.end(*op, false);
@@ -174,10 +206,10 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call) {
 }
 
 /// Returns false if the unit was evicted meanwhile.
-bool FastPath::arrive(PersistentOp& op) {
+bool FastPath::arrive(PersistentOp& op, bool gathers) {
   board_.set_location(op.unit.id, op.location);
   for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
-  if (!op.is_direct && arrive_last(op)) return true;
+  if (!op.is_direct && !gathers && arrive_last(op)) return true;
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;
@@ -186,6 +218,10 @@ bool FastPath::arrive(PersistentOp& op) {
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
+  if (is_last && gathers) {
+    gather(op);
+    return true;
+  }
   if (is_last && op.is_direct && can_run_for_all(op)) {
     if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
     return true;
@@ -228,9 +264,98 @@ void FastPath::adopt_all() {
     if (op->state == PersistentOp::State::Arrived) adopt(*op);
 }
 
-void FastPath::await(const PersistentOp& op) {
-  const auto is_done = [&] { return board_.has_result(op.unit.id) || op.pending->done.load(std::memory_order_relaxed); };
-  short_wait_.until(is_done);
+bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pending) {
+  // A complete round is left for a while to who arrived last: that one ends it with others that it is about to arrive in. Nor is the line
+  // read on which the ranks arrive.
+  bool is_there = false;
+  unsigned looks = 0;
+  static_cast<void>(short_wait_.until([&] {
+    is_there = board_.has_result(round.slot) || (++looks % looks_at_result_ == 0 && board_.is_to_claim(round.slot, round.ranks));
+    return is_there || pending.done.load(std::memory_order_relaxed);
+  }));
+  return is_there;
+}
+
+// ---------------------------------------------------------------------------------------------------------- rounds that gather
+
+/// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by this one. Who has fallen asleep over
+/// it is not woken for each.
+void FastPath::gather(const PersistentOp& op) {
+  gathers_.store(true, std::memory_order_relaxed);
+  if (has_called_help_ || !(op.is_direct || board_.has_watchers())) return;
+  has_called_help_ = true;
+  mutex_.wake_worker();
+}
+
+/// Whether the operation waits for its round to end.
+bool FastPath::is_waiting(const PersistentOp& op) const {
+  return op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
+}
+
+const PersistentOp* FastPath::find(const HandleState& pending) const {
+  const auto found = std::ranges::find_if(arrived_, [&](const PersistentOp* op) { return op->pending.get() == &pending; });
+  return found == arrived_.end() ? nullptr : *found;
+}
+
+bool FastPath::has_complete() const {
+  return std::ranges::any_of(arrived_, [&](const PersistentOp* op) {
+    return board_.has_result(op->unit.id) || (!op->is_direct && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op));
+  });
+}
+
+void FastPath::end_complete() {
+  gathers_.store(false, std::memory_order_relaxed);
+  has_called_help_ = false;
+  if (arrived_.empty()) return;
+  log_.read();
+  complete_.clear();
+  negotiated_.clear();
+  bool is_leaders = false;
+  for (PersistentOp* op : arrived_) {
+    if (!board_.is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
+    if (!op->is_direct) {
+      complete_.push_back(op);
+    } else if (can_run_for_all(*op)) {
+      is_leaders = is_leaders || !board_.is_promised(op->unit.id);
+    } else {
+      negotiated_.push_back(op->unit);  // the leader may have come by the long way, and not know of it
+    }
+  }
+  if (is_leaders && parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();
+  // Where several ranks do this at a time, each begins elsewhere.
+  const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) / static_cast<std::size_t>(board_.ranks());
+  std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own), complete_.end());
+  for (std::size_t next = 0; next < complete_.size();) next = end_batch(next);
+  if (!complete_.empty()) mutex_.wake_watchers();
+  take_results();
+  for (const auto& unit : negotiated_) {
+    const auto op = std::ranges::find_if(arrived_, [&](const PersistentOp* other) { return other->unit == unit; });
+    if (op != arrived_.end() && is_waiting(**op)) take_long_way(**op);
+  }
+}
+
+/// Claims complete rounds, from `first` on, up to a batch's worth, and ends them. Returns the first that is left.
+std::size_t FastPath::end_batch(std::size_t first) {
+  claimed_.clear();
+  std::size_t bytes = 0;
+  std::size_t next = first;
+  for (; next < complete_.size(); ++next) {
+    PersistentOp& op = *complete_[next];
+    if (!claimed_.empty() && bytes + op.input_bytes > most_batch_bytes_) break;
+    if (!can_run_for_all(op)) {
+      negotiated_.push_back(op.unit);
+    } else if (board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+      claimed_.push_back(&op);
+      bytes += op.input_bytes;
+    }
+  }
+  for (std::size_t i = 0; i < claimed_.size(); ++i) {
+    PersistentOp& op = *claimed_[i];
+    find_blocks(op);  // the last that were found are another's
+    do_for_all(op);
+    end_round(op, company_of(i, claimed_.size()));
+  }
+  return next;
 }
 
 /// Where all others have arrived: arrives, claims the round and ends it in one. What one of them says between the look at the log and the
@@ -265,42 +390,45 @@ bool FastPath::find_blocks(const PersistentOp& op) {
 }
 
 /// Does the work in the blocks that were found. Requires the claim.
-void FastPath::run_for_all(PersistentOp& op) {
+void FastPath::do_for_all(const PersistentOp& op) {
   if (op.is_pulled) {
     pulled_.tell(op);
   } else if (op.memory != nullptr) {
     op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
   }
-  tell_results(op);
 }
 
-void FastPath::give_results(PersistentOp& op) {
+void FastPath::run_for_all(PersistentOp& op) {
+  do_for_all(op);
+  tell_results(op, Board::Company::Alone);
+}
+
+void FastPath::give_results(PersistentOp& op, Board::Company company) {
   // Nobody else ends what is promised.
   if (!board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
     throw std::logic_error("the fast path: a promised round that another has ended");
-  tell_results(op);
+  tell_results(op, company);
 }
 
 void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
 
-void FastPath::tell_results(PersistentOp& op) {
-  board_.give_results(op.unit.id, op.indices);
+void FastPath::end_round(const PersistentOp& op, Board::Company company) {
+  board_.give_results(op.unit.id, op.indices, company);
   board_.reset_arrivals(op.unit.id, 1);
+}
+
+void FastPath::tell_results(PersistentOp& op, Board::Company company) {
+  end_round(op, company);
   const bool is_pulled = op.is_pulled;
   if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
   take_result(op);
   if (!is_pulled) mutex_.wake_watchers();
 }
 
-bool FastPath::has_results() const {
-  return std::any_of(arrived_.begin(), arrived_.end(), [&](const PersistentOp* op) { return board_.has_result(op->unit.id); });
-}
-
 void FastPath::take_results() {
   for (std::size_t i = 0; i < arrived_.size();) {
     PersistentOp& op = *arrived_[i];
-    const bool waits = op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
-    if (waits && board_.has_result(op.unit.id)) {
+    if (board_.has_result(op.unit.id) && is_waiting(op)) {
       take_result(op);  // takes it out of the list
     } else {
       ++i;
@@ -321,7 +449,7 @@ void FastPath::copy_result(PersistentOp& op) {
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
   if (op.is_pulled) pulled_.find_sources(op);
-  board_.take_result(op.unit.id);  // from here on the note may be another operation's
+  const auto company = board_.take_result(op.unit.id);  // from here on the note may be another operation's
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
   op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
@@ -332,7 +460,8 @@ void FastPath::take_result(PersistentOp& op) {
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
-  if (op.memory != nullptr) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   if (op.state == PersistentOp::State::Adopted) {
     Entry& entry = *ledger_.find(op.unit);

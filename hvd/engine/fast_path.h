@@ -2,7 +2,10 @@
 /// Runs small operations that come back (hvd/engine/persistent_op.h): makes the persistent operations of entries that are worth one, starts
 /// them, does the work for all where this rank arrives last, and takes results that others have left, or that are to be pulled. Under the
 /// engine's mutex, but for `await`.
+/// Of operations that a rank starts one after the other without waiting, those that it arrives in last gather: a rank that waits, polls or
+/// submits ends all that are complete in one pass, whose results go out with one ring; the coordination thread does where none comes.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,14 +22,31 @@
 
 namespace hvd {
 
+/// Returns how the round at `place` among so many ended, which were ended together.
+[[nodiscard]] Board::Company company_of(std::size_t place, std::size_t count);
+
 class FastPath {
  public:
   FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
            EngineMutex& mutex, EngineEvents& engine);
 
   /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
-  /// until it clears `in_use`.
-  std::shared_ptr<PersistentOp> start(const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  /// until it clears `in_use`. `waits`: the caller waits for it at once.
+  std::shared_ptr<PersistentOp> start(const SmallCall& call, bool waits) HVD_REQUIRES(engine_mutex);
+  /// The same, for a caller that does not come back to the operation: it is the library's until it ends, `owner` so long. Returns what
+  /// tells of its end; null if `start` returns null.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
+
+  // ---- rounds that gather
+  /// A thread of this rank waits, or polls: what is started next is not part of what was started before. Any thread, no lock.
+  void end_burst() { in_burst_.store(false, std::memory_order_relaxed); }
+  [[nodiscard]] bool is_in_burst() const { return in_burst_.load(std::memory_order_relaxed); }
+  /// Returns whether this rank may have arrived last in rounds that nobody has ended. Any thread, no lock.
+  [[nodiscard]] bool is_gathering() const { return gathers_.load(std::memory_order_relaxed); }
+  /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
+  void end_complete() HVD_REQUIRES(engine_mutex);
+  /// Returns the operation in flight that this is the state of; null if it is none's.
+  [[nodiscard]] const PersistentOp* find(const HandleState& pending) const HVD_REQUIRES(engine_mutex);
 
   // ---- operations of all ranks of several domains (hvd/engine/direct_path.h)
   /// Those of them that this rank has arrived at, and that have not ended.
@@ -38,16 +58,15 @@ class FastPath {
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
   /// The blocks hold results: claims the round that was promised, and tells the ranks.
-  void give_results(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void give_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
   /// The operation takes the long way.
   void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
-  /// Gives the other ranks a moment. Any thread, no lock.
-  void await(const PersistentOp& op);
-  /// Finishes what others have done for this rank.
-  void take_results() HVD_REQUIRES(engine_mutex);
-  /// Returns whether there are such.
-  [[nodiscard]] bool has_results() const HVD_REQUIRES(engine_mutex);
+  /// Gives the other ranks a moment for the round that `unit` is in, whose end `pending` tells of. Returns whether there is something for
+  /// `end_complete` to do. Any thread, no lock.
+  bool await(const PersistentOp::Awaited& round, const HandleState& pending);
+  /// Returns whether there is something for `end_complete` to do.
+  [[nodiscard]] bool has_complete() const HVD_REQUIRES(engine_mutex);
 
   /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries finds them. Until then a round costs no
   /// work there: most end before anybody looks.
@@ -76,11 +95,17 @@ class FastPath {
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
-  bool arrive(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool arrive(PersistentOp& op, bool gathers) HVD_REQUIRES(engine_mutex);
+  void gather(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void take_results() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool is_waiting(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
+  std::size_t end_batch(std::size_t first) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  void tell_results(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void end_round(const PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  void tell_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
   void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   static void copy_result(PersistentOp& op);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
@@ -96,11 +121,19 @@ class FastPath {
   PersistentOpFactory factory_;
   PulledRounds pulled_;
   ShortWait short_wait_;
+  const unsigned looks_at_result_;
+  const std::size_t most_batch_bytes_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
   FastPathMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;       ///< of the blocks of pulled rounds, once there are any
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
+  std::atomic<bool> in_burst_{false};                                 ///< started something since a thread has waited
+  std::atomic<bool> gathers_{false};                                  ///< written under the engine's mutex
+  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
+  std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
+  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);   ///< those of one batch
+  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);      ///< those that take the long way
 };
 
 }  // namespace hvd

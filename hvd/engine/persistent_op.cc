@@ -5,6 +5,19 @@
 
 namespace hvd {
 
+bool is_small_unowned(const Submission& submission) {
+  const auto& tensors = submission.tensors;
+  if (submission.kind != OpKind::Allreduce || submission.device != Device() || submission.internal || tensors.empty() ||
+      tensors.size() > kSmallGroupTensors)
+    return false;
+  std::int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr || tensor.dtype != tensors.front().dtype) return false;
+    bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
+  }
+  return bytes <= kSmallCallBytes;
+}
+
 bool PersistentOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
   if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) || group.empty() != call.group.empty()) return false;

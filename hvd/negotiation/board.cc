@@ -29,6 +29,7 @@ void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32
 constexpr std::uint64_t kClaimed = std::uint64_t{1} << 31;
 constexpr unsigned kClaimantBits = 16;  // from here on, below kClaimed, its index
 constexpr std::uint64_t kArrivals = (std::uint64_t{1} << kClaimantBits) - 1;
+constexpr unsigned kCompanyBits = 2;  // of a result_round
 constexpr int kClaimSpins = 200;
 constexpr int kClaimYields = 100;
 
@@ -303,16 +304,25 @@ void Board::close_slot(std::uint32_t slot) {
   while (!word.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_acq_rel)) now = unclaimed(slot);
 }
 
-void Board::give_results(std::uint32_t slot, std::span<const int> indices) {
+void Board::give_results(std::uint32_t slot, std::span<const int> indices, Company company) {
   const std::uint64_t round = head(slot).round.load(std::memory_order_relaxed) + 1;  // as in `arrived_round`
-  for (const int index : indices) slot_rank(slot, index).result_round.store(round, std::memory_order_release);
+  const std::uint64_t result = round << kCompanyBits | static_cast<std::uint64_t>(company);
+  for (const int index : indices) slot_rank(slot, index).result_round.store(result, std::memory_order_release);
+}
+bool Board::is_to_claim(std::uint32_t slot, std::size_t ranks) const {
+  return (head(slot).generation_and_arrivals.load(std::memory_order_seq_cst) & (kClaimed | kArrivals)) == ranks;
 }
 bool Board::has_result(std::uint32_t slot) const {
   const SlotRank& mine = slot_rank(slot, self_);
-  const std::uint64_t round = mine.result_round.load(std::memory_order_acquire);
+  const std::uint64_t round = mine.result_round.load(std::memory_order_acquire) >> kCompanyBits;
   return round != 0 && round == mine.arrived_round.load(std::memory_order_relaxed);
 }
-void Board::take_result(std::uint32_t slot) { slot_rank(slot, self_).result_round.store(0, std::memory_order_release); }
+Board::Company Board::take_result(std::uint32_t slot) {
+  auto& result = slot_rank(slot, self_).result_round;
+  const auto company = static_cast<Company>(result.load(std::memory_order_relaxed) & ((1U << kCompanyBits) - 1));
+  result.store(0, std::memory_order_release);
+  return company;
+}
 bool Board::are_results_taken(std::uint32_t slot) const {
   for (int rank = 0; rank < ranks_; ++rank)
     if (slot_rank(slot, rank).result_round.load(std::memory_order_acquire) != 0) return false;
@@ -390,9 +400,12 @@ Board::Watcher::Watcher(const Board& board) : watchers_(board.header().watchers)
   full_fence();  // between that and the look for results, as in `ring_watchers`
 }
 Board::Watcher::~Watcher() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
+bool Board::has_watchers() const {
+  full_fence();  // between what came and the look: a watcher counts itself, then looks for it
+  return header().watchers.load(std::memory_order_relaxed) > 0;
+}
 void Board::ring_watchers() {
-  full_fence();  // between the results and the look: a watcher counts itself, then looks for them
-  if (header().watchers.load(std::memory_order_relaxed) > 0) ring_waiters();
+  if (has_watchers()) ring_waiters();
 }
 void Board::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) {
   sleep_on(header().wait_doorbell, header().wait_sleepers, seen, timeout);

@@ -164,11 +164,16 @@ class Board {
   [[nodiscard]] std::uint32_t blocked(int rank) const;
 
   // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path.h)
+  /// How a round was ended: by itself, or together with others, as the first of them or as one of the rest.
+  enum class Company : std::uint8_t { Alone, First, Rest };
   /// Tells the ranks with these indices that their results are there. Needs the claim; before `reset_arrivals`.
-  void give_results(std::uint32_t slot, std::span<const int> indices);
+  void give_results(std::uint32_t slot, std::span<const int> indices, Company company = Company::Alone);
+  /// Whether so many ranks have arrived, and nobody has claimed the round.
+  [[nodiscard]] bool is_to_claim(std::uint32_t slot, std::size_t ranks) const;
   /// Whether the round in which this rank arrived last has ended so, and the result is still to be taken.
   [[nodiscard]] bool has_result(std::uint32_t slot) const;
-  void take_result(std::uint32_t slot);
+  /// Takes it, and returns how it came.
+  Company take_result(std::uint32_t slot);
   [[nodiscard]] bool are_results_taken(std::uint32_t slot) const;
 
   // ---- rounds that the leaders end among themselves (see hvd/negotiation/direct_rounds.h)
@@ -215,6 +220,8 @@ class Board {
    private:
     std::atomic<std::uint32_t>& watchers_;
   };
+  /// After an arrival: whether somebody watches the bell, and may have looked before it.
+  [[nodiscard]] bool has_watchers() const;
   /// The same as `ring_waiters`, after `give_results`, for threads that look for results themselves: it costs nothing where none of them
   /// watches the bell.
   void ring_watchers();

@@ -1,6 +1,7 @@
 #include "hvd/negotiation/direct_rounds.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace hvd {
@@ -9,20 +10,36 @@ namespace {
 
 constexpr std::uint32_t kDirect = 0xffffffff;
 constexpr std::size_t kHeadBytes = 32;  // what follows is aligned as a vector's memory is
+constexpr std::size_t kPadding = 16;    // and so is the next message's
 
-Bytes direct_message(std::uint64_t what, std::uint32_t number, std::uint64_t round, std::size_t more = 0) {
+constexpr std::size_t padded(std::size_t bytes) { return (bytes + kPadding - 1) / kPadding * kPadding; }
+
+Bytes direct_message(std::uint64_t what, std::uint32_t number, std::uint64_t round, std::span<const std::byte> more = {}) {
   Bytes bytes;
-  bytes.reserve(kHeadBytes + more);
+  bytes.reserve(kHeadBytes + padded(more.size()));
   Writer writer(std::move(bytes));
-  return writer.put(kDirect).put(number).put(round).put(what).put(std::uint64_t{0}).take();
+  bytes = writer.put(kDirect).put(number).put(round).put(what).put(std::uint64_t{more.size()}).take();
+  bytes.insert(bytes.end(), more.begin(), more.end());
+  bytes.resize(padded(bytes.size()));
+  return bytes;
+}
+
+bool is_direct_word(std::span<const std::byte> message) {
+  std::uint32_t word = 0;
+  if (message.size() < sizeof word) return false;
+  std::memcpy(&word, message.data(), sizeof word);
+  return word == kDirect;
+}
+
+std::size_t length_in(std::span<const std::byte> message) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, message.data() + kHeadBytes - sizeof length, sizeof length);
+  return length;
 }
 
 }  // namespace
 
-bool DirectRounds::is_direct(const Message& message) {
-  if (message.bytes.size() < sizeof kDirect) return false;
-  return Reader(message.bytes).get<std::uint32_t>() == kDirect;
-}
+bool DirectRounds::is_direct(const Message& message) { return is_direct_word(message.bytes); }
 
 std::uint32_t DirectRounds::number_of(const Message& message) {
   Reader reader(message.bytes);
@@ -41,10 +58,12 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
 
 void DirectRounds::promise(std::uint32_t number, Bytes contribution, Clock::time_point now) {
   Unit& unit = units_.at(number);
-  Bytes message = direct_message(static_cast<std::uint64_t>(What::Contribution), number, unit.over, contribution.size());
-  message.insert(message.end(), contribution.begin(), contribution.end());
-  for (std::size_t i = 1; i < domains_; ++i)  // each begins with another one, so that not all send to the same
-    outgoing_.push_back({static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), message});
+  Bytes message = direct_message(static_cast<std::uint64_t>(What::Contribution), number, unit.over, contribution);
+  const bool joins =
+      !outgoing_.empty() && outgoing_.back().to == kAllOthers && outgoing_.back().bytes.size() + message.size() <= kMostTogether;
+  if (!joins) outgoing_.push_back({kAllOthers, {}});
+  auto& together = outgoing_.back().bytes;
+  together.insert(together.end(), message.begin(), message.end());
   put(unit, unit.over, self_, std::move(message));
   unit.promised = true;
   unit.promised_at = now;
@@ -80,7 +99,8 @@ std::vector<std::uint32_t> DirectRounds::complete() const {
 
 std::vector<std::span<const std::byte>> DirectRounds::contributions(std::uint32_t number) const {
   std::vector<std::span<const std::byte>> contributions;
-  for (const auto& bytes : units_.at(number).gathering().bytes) contributions.push_back(std::span(bytes).subspan(kHeadBytes));
+  for (const auto& bytes : units_.at(number).gathering().bytes)
+    contributions.push_back(std::span(bytes).subspan(kHeadBytes, length_in(bytes)));
   return contributions;
 }
 
@@ -124,14 +144,24 @@ void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t r
   outgoing_.push_back({to, direct_message(static_cast<std::uint64_t>(what), number, round)});
 }
 
-bool DirectRounds::receive(const Message& message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
+std::size_t DirectRounds::length_of(std::span<const std::byte> messages) {
+  if (messages.size() < kHeadBytes || !is_direct_word(messages)) throw WireError("not a message between leaders");
+  const std::size_t length = length_in(messages);
+  if (length > messages.size() - kHeadBytes || padded(length) > messages.size() - kHeadBytes)
+    throw WireError("a message between leaders that is cut off");
+  return kHeadBytes + padded(length);
+}
+
+bool DirectRounds::receive(Message message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
   Reader reader(message.bytes);
   static_cast<void>(reader.get<std::uint32_t>());
   const auto number = reader.get<std::uint32_t>();
   const auto round = reader.get<std::uint64_t>();
   const auto what = static_cast<What>(reader.get<std::uint64_t>());
-  static_cast<void>(reader.get<std::uint64_t>());
-  if (what > What::Ask || (what != What::Contribution && !reader.at_end())) throw WireError("not a message between leaders");
+  const auto length = reader.get<std::uint64_t>();
+  if (length_of(message.bytes) != message.bytes.size() || (what != What::Contribution && length != 0))
+    throw WireError("not a message between leaders");
+  if (what > What::Ask) throw WireError("not a message between leaders");
   if (!is_known) {  // refused meanwhile, which the sender has still to hear
     if (what != What::Slow) send(message.from, What::Slow, number, round);
     return false;
@@ -160,7 +190,7 @@ bool DirectRounds::receive(const Message& message, bool is_known, bool cannot_co
     fallen_back = number;
     return true;
   }
-  if (what == What::Contribution) put(unit, round, message.from, message.bytes);
+  if (what == What::Contribution) put(unit, round, message.from, std::move(message.bytes));
   if (is_gathering && unit.promised) return false;
   if (unit.rounds[round % 2].is_long) {
     send(message.from, What::Slow, number, round);
@@ -190,7 +220,12 @@ std::vector<int> DirectRounds::missing(std::uint32_t number) const {
 
 bool DirectRounds::flush(Transport& transport) {
   const bool any = !outgoing_.empty();
-  for (; !outgoing_.empty(); outgoing_.pop_front()) transport.send(outgoing_.front().to, outgoing_.front().bytes);
+  for (; !outgoing_.empty(); outgoing_.pop_front()) {
+    const auto& [to, bytes] = outgoing_.front();
+    if (to != kAllOthers) transport.send(to, bytes);
+    for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)  // each begins with another one, so that not all send to the same
+      transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), bytes);
+  }
   return any;
 }
 

@@ -11,9 +11,10 @@
 ///
 /// Rounds are counted for each number of the leader tree: by its decisions and by what is ended here, alike in all domains. A message is
 ///
-///   0xffffffff u32, number u32, round u64, what u64, zero u64, and of a Contribution its bytes
+///   0xffffffff u32, number u32, round u64, what u64, length u64, and of a Contribution so many bytes, and zeros up to a multiple of 16
 ///
-/// where the first word tells it from a message of the leader tree. A value without a lock, of the thread that drives the leader. Throws
+/// where the first word tells it from a message of the leader tree. What a leader contributes to several rounds at a time travels as one:
+/// such messages one after the other, up to some 60 KiB. A value without a lock, of the thread that drives the leader. Throws
 /// WireError on malformed messages.
 
 #include <array>
@@ -40,8 +41,18 @@ class DirectRounds {
   /// `domain`: this leader's, of so many.
   DirectRounds(int domain, int domains) : self_(domain), domains_(static_cast<std::size_t>(domains)) {}
 
-  /// Returns whether the message is one of these.
+  /// Returns whether the message is one of these, or several of them.
   [[nodiscard]] static bool is_direct(const Message& message);
+  /// Calls `take` with each of those that have travelled as `message`. Throws WireError where it is not made of such.
+  template <class Take>
+  static void split(Message message, Take take) {
+    std::size_t first = length_of(message.bytes);
+    if (first == message.bytes.size()) return take(std::move(message));
+    for (std::span<const std::byte> left = message.bytes; !left.empty(); left = left.subspan(first)) {
+      first = length_of(left);
+      take(Message{message.from, Bytes(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(first))});
+    }
+  }
 
   // ---- this domain's part in the round that is gathering
   /// Returns whether this domain may contribute to it: it has not, and does not take the long way.
@@ -68,8 +79,8 @@ class DirectRounds {
   // ---- messages
   /// Acts on a message. Returns true if this domain is to take the long way in the round to which it has contributed, whose number
   /// `fallen_back` then is. `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's
-  /// rounds.
-  bool receive(const Message& message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
+  /// rounds. The message is one alone: see `split`.
+  bool receive(Message message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
   /// Returns the number in a message that `is_direct`.
   [[nodiscard]] static std::uint32_t number_of(const Message& message);
   /// Asks for what has been missed for long.
@@ -101,11 +112,14 @@ class DirectRounds {
     [[nodiscard]] const Gathered& gathering() const { return rounds[over % 2]; }
   };
   struct Outgoing {
-    int to;
+    int to;  ///< a domain, or all others
     Bytes bytes;
   };
+  static constexpr int kAllOthers = -1;
+  static constexpr std::size_t kMostTogether = 60 << 10;  ///< what MPI takes at once, less its head
   static constexpr unsigned kMostStreak = 10;
 
+  static std::size_t length_of(std::span<const std::byte> messages);
   void put(Unit& unit, std::uint64_t round, int from, Bytes message);
   void send(int to, What what, std::uint32_t number, std::uint64_t round);
   void take_long_way(Unit& unit, std::uint32_t number, std::uint64_t round);

@@ -57,13 +57,13 @@ class CountingTransport final : public Transport {
   Counts& counts_;
 };
 
-/// A few groups of small tensors.
+/// A few groups of tensors that are too large for the fast path.
 Operations small_program(bool one_by_one) {
   Operations program;
   program.one_by_one = one_by_one;
   for (const std::size_t tensors : {2U, 1U, 5U}) {
     Signature signature;
-    for (std::size_t i = 0; i < tensors; ++i) signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(3 + i)}, {}});
+    for (std::size_t i = 0; i < tensors; ++i) signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(5000 + i)}, {}});
     scale::Unit& unit = program.units.emplace_back();
     unit.key = {0, OpKind::Allreduce, fmt::format("gradients.{}", program.units.size())};
     unit.signature = std::make_shared<const Signature>(std::move(signature));

@@ -200,8 +200,8 @@ TEST_CASE("direct rounds: what is malformed is refused") {
   rounds.end(kNumber);
   std::uint32_t fallen_back = 0;
   const auto message = [](std::uint64_t round, std::uint64_t what, std::size_t more) {
-    Bytes bytes = Writer().put(0xffffffffU).put(kNumber).put(round).put(what).put(std::uint64_t{0}).take();
-    bytes.resize(bytes.size() + more);
+    Bytes bytes = Writer().put(0xffffffffU).put(kNumber).put(round).put(what).put(std::uint64_t{more}).take();
+    bytes.resize(bytes.size() + (more + 15) / 16 * 16);
     return Message{1, bytes};
   };
   CHECK(DirectRounds::is_direct(message(1, 0, 0)));

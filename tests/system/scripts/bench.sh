@@ -83,6 +83,24 @@ for pair in float64:average float16:min bfloat16:product float32:max uint8:avera
   start right "${pair#*:} of ${pair%:*}" 8 -np 3 "$bench" "${quick[@]}" "${everywhere[@]}" -d "${pair%:*}" --op "${pair#*:}" -b 9 -e 300K -f 30000
 done
 # 4 and 3 ranks: all in pairs, and one left over; each rank a domain of its own where there is no shared memory
+burst() { # N ranks, extra arguments
+  local problem= ranks=$1
+  shift
+  run -np "$ranks" "$@" "$bench" --burst 40 --versus mpi "${quick[@]}" --json "$work/burst.json"
+  if [ "$status" -ne 0 ]; then problem="exit code $status"; fi
+  python3 - "$work/burst.json" "$ranks" <<'PYTHON' 2>>"$work/err" || problem=${problem:-"the JSON file is not what it should be"}
+import json, sys
+burst = json.load(open(sys.argv[1]))
+assert burst["burst"] == 40 and burst["ranks"] == int(sys.argv[2]) and [row["bytes"] for row in burst["rows"]] == [200, 16384], burst
+for row in burst["rows"]:
+    assert row["wrong"] == 0 and all(row[way + "_us"] > 0 for way in ("async", "shuffled", "group", "plain", "mpi")), row
+    assert burst["ranks"] == 1 or row["fused"] > 0, row
+PYTHON
+  verdict "a burst, $ranks ranks${*:+, $*}" "$problem"
+}
+for ranks in 1 2 3 4; do start burst "$ranks"; done
+start burst 3 -x HVD_SHARED_MEMORY=off
+
 start right "adasum" 4 -np 4 "$bench" "${quick[@]}" "${everywhere[@]}" --op adasum -b 600K -e 600K
 start right "adasum of halves through MPI" 2 -np 3 "$bench" "${quick[@]}" --backend mpi --op adasum -d float16 -b 4 -e 60K -f 10000
 start right "asynchronous" 3 -np 3 "$bench" "${quick[@]}" --async -b 4 -e 1M -f 512
@@ -177,6 +195,8 @@ start refused "a model that is broadcast" 2 "--model goes with --collective allr
 start refused "an arena where there is none" 2 "share no memory" -np 2 "$bench" --backend mpi --in-arena
 start refused "--backend shm where there is none" 2 "share no memory" -np 2 -x HVD_SHARED_MEMORY=off "$bench" --backend shm
 start refused "a sweep of one collective" 2 "--sweep measures all collectives" "$bench" --sweep --collective alltoall
+start refused "a burst of broadcasts" 2 "--burst measures allreduces" "$bench" --burst 10 --collective broadcast
+start refused "a burst beside a copy" 2 "--burst goes with --versus mpi only" "$bench" --burst 10 --versus memcpy
 start refused "an allreduce into" 2 "--into goes with" "$bench" --into
 start sweep
 start refused "a JSON file that cannot be" 1 "$cases_folder/none/a.json" -np 2 "$bench" --json "$cases_folder/none/a.json"
