@@ -45,7 +45,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
   replicas_.watch(this->parameters());
   as_gradients_come_ = deals_as_gradients_come();
   make_compressor();
-  deal(options_);
+  deal();
   const at::NoGradGuard no_gradient;
   make_room();
 }

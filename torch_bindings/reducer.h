@@ -220,8 +220,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void throw_away();
   void follow_parameters(Between rounds);
   void convert_gradient(Slot& slot);
-  void deal(const DistributedOptimizerOptions& options);
-  void add_bucket(std::vector<std::size_t> slots);
+  void deal();
   void make_room();
   void make_room(std::span<Bucket> buckets);
   [[nodiscard]] bool gradients_may_be_made_there() const;
