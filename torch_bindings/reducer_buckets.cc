@@ -63,7 +63,7 @@ void GradientReducer::deal() {
   }
   const std::size_t most = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
   BucketLayout::Terms terms{
-      .most_bytes = most, .first_bytes = as_gradients_come_ ? std::min(most, kFirstBucketBytes) : most, .order = order_};
+      .most_bytes = most, .first_bytes = arrivals_.is_followed() ? std::min(most, kFirstBucketBytes) : most, .order = arrivals_.order()};
   if (const auto* const count = std::get_if<int>(&options_.groups)) terms.groups = *count;
   if (const auto* const lists = std::get_if<std::vector<std::vector<at::Tensor>>>(&options_.groups)) {
     std::unordered_map<const void*, std::size_t> places;
