@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "hvd/api/request.h"
@@ -35,7 +36,9 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step),
-      replicas_(name_, options_.process_set) {
+      replicas_(name_, options_.process_set),
+      arrivals_(name_, options_.process_set),
+      weights_(options_.process_set) {
   for (auto& named : parameters) {
     refuse_other_gpu(named);
     Slot& slot = slots_.emplace_back(std::move(named));
@@ -43,9 +46,9 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
     owner_.add(slot.named.parameter);
   }
   replicas_.watch(this->parameters());
-  as_gradients_come_ = deals_as_gradients_come();
+  if (deals_as_gradients_come()) arrivals_.follow(slots_.size());
   make_compressor();
-  deal(options_);
+  deal();
   const at::NoGradGuard no_gradient;
   make_room();
 }
@@ -80,9 +83,18 @@ void GradientReducer::scale(AllreduceOptions& terms) const {
   terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
 }
 
+/// On the host the order of the parameters does: what is reduced early there takes cores that backward needs.
+bool GradientReducer::deals_as_gradients_come() const {
+  if (!std::holds_alternative<std::monostate>(options_.groups)) return false;
+  if (options_.process_set.size() == 1 || !options_.process_set.included()) return false;
+  if (options_.shard_optimizer_state || options_.share_parameters) return false;
+  const auto wanted = [this](const Slot& slot) { return taking_ == Taking::Together || !slot.named.parameter.is_cpu(); };
+  return std::any_of(slots_.begin(), slots_.end(), wanted);
+}
+
 /// How the bucket is submitted, without its tensors.
 Submission GradientReducer::like(const Bucket& bucket) const {
-  const bool follows_weights = weight_ && &bucket == &buckets_.front();
+  const bool follows_weights = weights_.own() && &bucket == &buckets_.front();
   AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
   scale(terms);
   const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
@@ -93,15 +105,15 @@ Submission GradientReducer::like(const Bucket& bucket) const {
 
 void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
-  const bool are_weights_known = learn_weights();
+  const bool are_weights_known = weights_.learn();
   if (!are_weights_known && &bucket == &buckets_.front()) {  // other ranks have sent theirs under the name of the weights: all have failed
-    bucket.pending = weights_->pending;
+    bucket.pending = weights_.pending();
     bucket.submitted = true;
     return;
   }
   const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
   if (bucket.together) take_in_together(bucket, round, other_streams);
-  if (weights_ && are_weights_known && round != Round::ThrownAway) weigh(bucket);
+  if (weights_.are_asked() && are_weights_known && round != Round::ThrownAway) weigh(bucket);
   static std::byte nowhere;  // of what has no elements
   Submission submission = like(bucket);
   std::vector<std::shared_ptr<void>> kept;
@@ -174,7 +186,7 @@ void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) {
 
 void GradientReducer::end_join_round() {
   const double factor = join_->end_round();
-  join_factor_ = options_.op == ReduceOp::Average && !weight_ ? factor : 1;  // weights say already what each rank counts
+  join_factor_ = options_.op == ReduceOp::Average && !weights_.own() ? factor : 1;  // weights say already what each rank counts
   if (join_factor_ == 1) return;
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
@@ -218,14 +230,14 @@ void GradientReducer::finish_pass() {
       reduce_until_none_is_late();
     } catch (...) {
       rounds_ = 0;
-      weight_.reset();
+      weights_.set({});
       announced_.clear();
       throw;
     }
     rounds_ = 0;
   }
   if (join_) end_join_round();
-  weight_.reset();
+  weights_.set({});
   replicas_.note_step();
 }
 
@@ -255,7 +267,7 @@ void GradientReducer::reduce(Round round) {
   begin_round();
   replicas_.begin_round();
   submit_all(round);
-  submit_order(round);
+  if (keeper_ == nullptr) arrivals_.submit(round == Round::Kept);
   std::exception_ptr first;
   const auto attempt = [&first](const auto& call) {
     try {
@@ -276,7 +288,7 @@ void GradientReducer::reduce(Round round) {
   if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
   for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
   if (!first) attempt([&] { reduce_sparse(round); });
-  if (!first) attempt([&] { learn_order(); });
+  if (!first) attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
   if (!first) return;
   for (auto& bucket : buckets_) put_given_back(bucket);
   put_back_weighed();
@@ -293,11 +305,11 @@ void GradientReducer::reduce_compressed() {
   for (auto& slot : slots_)
     if (slot.compressed) share_out(slot);
   Shape compared = buckets_.empty() ? announced_ : Shape{};
-  if (buckets_.empty() && weight_) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
+  if (buckets_.empty() && weights_.own()) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
   compressor_->reduce(compared, [this] {
-    if (weight_ && !weights_) ask_for_weights();
-    learn_weights();
-    return weights_ ? factor_ : 1;
+    if (!weights_.are_asked()) ask_for_weights();
+    weights_.learn();
+    return weights_.are_asked() ? weights_.factor() : 1;
   });
   if (buckets_.empty()) announced_.clear();
 }
@@ -333,14 +345,14 @@ void GradientReducer::forget() {
     slot.weighed = Weighed::No;
     slot.given.reset();
   }
-  arrivals_.clear();
+  arrivals_.forget();
   for (auto& bucket : buckets_) {
     bucket.counted = bucket.submitted = bucket.is_put_away = false;
     bucket.pending.reset();
     bucket.streams.clear();
   }
   round_begun_ = interrupted_ = false;
-  weights_.reset();
+  weights_.end_round();
 }
 
 bool GradientReducer::is_synchronized() const {
@@ -374,8 +386,7 @@ void GradientReducer::begin_step() {
   rounds_ = 0;
   unstepped_ = false;
   refused_.clear();
-  weight_.reset();
-  factor_ = 1;
+  weights_.end_step();
   replicas_.note_step();
 }
 
@@ -402,7 +413,7 @@ void GradientReducer::set_passes(int passes) {
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss, const std::string& refusal) const {
   const AllreduceOptions options{.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
-  const at::Tensor own = weight_ ? weighed(loss.detach()) : loss.detach();
+  const at::Tensor own = weights_.own() ? weights_.weighed(loss.detach()) : loss.detach();
   const at::Tensor all = detail::allreduce_unless_refused(own, options, refusal);
   return join_factor_ == 1 ? all : all * join_factor_;
 }

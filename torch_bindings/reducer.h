@@ -34,9 +34,11 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/distributed_options.h"
+#include "torch_bindings/gradient_arrivals.h"
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/gradient_weights.h"
 #include "torch_bindings/replica_guard.h"
 #include "torch_bindings/stream_set.h"
 
@@ -48,11 +50,6 @@ class StepWatch;
 }  // namespace detail
 
 class GradientKeeper;
-
-namespace detail {
-/// Throws InvalidArgument for what is no weight of a rank's gradients.
-void check_weight(double weight);
-}  // namespace detail
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -151,7 +148,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
       return type == parameter.scalar_type() && device == parameter.device() && parameter.sizes() == at::IntArrayRef(sizes);
     }
   };
-  /// What has been multiplied by `factor_`: the gradient itself, or a copy of it that travels.
+  /// What has been multiplied by its rank's weight: the gradient itself, or a copy of it that travels.
   enum class Weighed : std::uint8_t { No, Itself, Copy };
   struct Slot {
     explicit Slot(Named whose) : named(std::move(whose)), kind(named.parameter) {}
@@ -195,18 +192,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     detail::StreamSet streams;     ///< on which backward has given its gradients since it was submitted last
   };
 
-  /// The sum of all ranks' weights, in a round in which gradients have weights.
-  struct Weights {
-    std::vector<double> own;  ///< the same once or for each rank
-    double all = 0;
-    std::shared_ptr<HandleState> pending;
-  };
-
   void make_compressor();
   void begin_round();
   void ask_for_weights();
-  bool learn_weights();
-  [[nodiscard]] at::Tensor weighed(const at::Tensor& values) const;
   void weigh(Bucket& bucket);
   void put_back_weighed();
   struct Outcome;
@@ -220,8 +208,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void throw_away();
   void follow_parameters(Between rounds);
   void convert_gradient(Slot& slot);
-  void deal(const DistributedOptimizerOptions& options);
-  void add_bucket(std::vector<std::size_t> slots);
+  void deal();
   void make_room();
   void make_room(std::span<Bucket> buckets);
   [[nodiscard]] bool gradients_may_be_made_there() const;
@@ -256,10 +243,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void let_go_of_what_is_done();
   void put_given_back(Bucket& bucket);
   [[nodiscard]] bool deals_as_gradients_come() const;
-  void note_arrival(const Slot& slot);
-  [[nodiscard]] std::vector<std::size_t> order_of_dealing() const;
-  void submit_order(Round round);
-  void learn_order();
   void drop_shares();
   void refuse_with_shares(const Slot& slot);
   void refuse_replaced() const;
@@ -292,14 +275,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::string said_;                                ///< with it
   Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
-  bool as_gradients_come_ = false;              ///< how buckets are dealt
-  std::vector<std::size_t> arrivals_;           ///< slots, as backward gave their gradients in this round, until the order is known
-  std::vector<std::size_t> order_;              ///< of all slots, the same on all ranks; empty: not known yet
-  std::optional<Handle<at::Tensor>> ordering_;  ///< what tells it, under way
+  GradientArrivals arrivals_;                   ///< followed where buckets are dealt as gradients come
   bool deal_anew_ = false;                      ///< before the next round
-  std::optional<double> weight_;                ///< see set_weight
-  std::shared_ptr<Weights> weights_;            ///< of this round; null if gradients have none, or nobody has asked yet
-  double factor_ = 1;                           ///< what this rank's gradients are multiplied by before they are averaged
+  GradientWeights weights_;                     ///< see set_weight
   std::function<bool(const Named&)> wanted_;    ///< null: all are
   std::shared_ptr<detail::StepWatch> witness_;  ///< null: nobody asks
   std::shared_ptr<detail::JoinRounds> join_;

@@ -34,7 +34,7 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
       put_given_back(bucket);
       // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
       if (again || options_.sparse_as_dense || !learn_sparse(bucket)) throw explained(error, bucket);
-      if (weights_ && bucket.pending == weights_->pending) ask_for_weights();
+      if (weights_.are_asked() && bucket.pending == weights_.pending()) ask_for_weights();
       submit(bucket, round, true);
     }
   }
@@ -81,7 +81,7 @@ std::string GradientReducer::peculiarities() const {
   } else if (rounds_ > 0) {
     said.emplace_back("has reduced gradients since its last step() or zero_grad()");
   }
-  if (weight_) said.emplace_back("has called set_weight() for this step");
+  if (weights_.own()) said.emplace_back("has called set_weight() for this step");
   if (!refused_.empty()) {
     said.push_back(formatted("has not made its last step, as the gradient of '{}' was changed while on its way", refused_));
   } else if (unstepped_) {

@@ -8,6 +8,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "torch_bindings/bucket_layout.h"
 #include "torch_bindings/collectives.h"
 #include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/reducer.h"
@@ -47,74 +48,43 @@ bool GradientReducer::travels_compressed(const Slot& slot) const {
   return wire_type(slot) != detail::data_type_of(slot.named.parameter, slot.named.name);
 }
 
-void GradientReducer::add_bucket(std::vector<std::size_t> slots) {
-  std::erase_if(slots, [this](std::size_t slot) { return slots_[slot].compressed; });
-  if (slots.empty()) return;
-  // A bucket is of one type and on one device; a group of the user's may be neither.
-  const auto kind = [this](std::size_t slot) {
-    const at::Tensor& parameter = slots_[slot].named.parameter;
-    return std::pair(parameter.scalar_type(), parameter.device());
-  };
-  const auto others =
-      std::stable_partition(slots.begin(), slots.end(), [&, first = kind(slots.front())](std::size_t slot) { return kind(slot) == first; });
-  std::vector<std::size_t> rest(others, slots.end());
-  slots.erase(others, slots.end());
-  for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
-  Bucket bucket;
-  bucket.name = formatted("{}/gradients.{}", name_, buckets_.size());  // nothing in it that ranks may have in another order
-  bucket.slots = std::move(slots);
-  buckets_.push_back(std::move(bucket));
-  add_bucket(std::move(rest));
-}
-
-void GradientReducer::deal(const DistributedOptimizerOptions& options) {
-  std::vector<bool> dealt(slots_.size(), false);
-  if (const auto* lists = std::get_if<std::vector<std::vector<at::Tensor>>>(&options.groups)) {
+void GradientReducer::deal() {
+  std::vector<BucketLayout::Member> members;
+  std::vector<std::pair<at::ScalarType, at::Device>> kinds;
+  for (const auto& slot : slots_) {
+    const at::Tensor& parameter = slot.named.parameter;
+    const std::pair kind(parameter.scalar_type(), parameter.device());
+    const auto known = std::find(kinds.begin(), kinds.end(), kind);
+    members.push_back({.name = slot.named.name,
+                       .bytes = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slot)),
+                       .kind = static_cast<int>(known - kinds.begin()),
+                       .alone = slot.compressed});
+    if (known == kinds.end()) kinds.push_back(kind);
+  }
+  const std::size_t most = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  BucketLayout::Terms terms{
+      .most_bytes = most, .first_bytes = arrivals_.is_followed() ? std::min(most, kFirstBucketBytes) : most, .order = arrivals_.order()};
+  if (const auto* const count = std::get_if<int>(&options_.groups)) terms.groups = *count;
+  if (const auto* const lists = std::get_if<std::vector<std::vector<at::Tensor>>>(&options_.groups)) {
     std::unordered_map<const void*, std::size_t> places;
     for (std::size_t i = 0; i < slots_.size(); ++i) places[slots_[i].named.parameter.unsafeGetTensorImpl()] = i;
     for (const auto& list : *lists) {
-      std::vector<std::size_t> group;
+      auto& group = terms.lists.emplace_back();
       for (const auto& parameter : list) {
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
-        if (std::find(group.begin(), group.end(), place->second) != group.end()) continue;  // tied: the module lists it twice
-        if (dealt[place->second])
-          throw InvalidArgument(formatted("groups: parameter '{}' is in two groups", slots_[place->second].named.name));
-        dealt[place->second] = true;
         group.push_back(place->second);
       }
-      add_bucket(std::move(group));
-    }
-  } else if (const auto* count = std::get_if<int>(&options.groups)) {
-    if (*count < 1) throw InvalidArgument(formatted("groups: {} is not a number of groups", *count));
-    const std::size_t per_group = (slots_.size() + static_cast<std::size_t>(*count) - 1) / static_cast<std::size_t>(*count);
-    for (std::size_t begin = 0; begin < slots_.size(); begin += per_group) {
-      std::vector<std::size_t> group;
-      for (std::size_t i = begin; i < std::min(begin + per_group, slots_.size()); ++i) {
-        group.push_back(i);
-        dealt[i] = true;
-      }
-      add_bucket(std::move(group));
     }
   }
-  const std::size_t most = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
-  const auto limit = [&] { return as_gradients_come_ && buckets_.empty() ? std::min(most, kFirstBucketBytes) : most; };
-  std::vector<std::size_t> group;
-  std::size_t bytes = 0;
-  for (const std::size_t i : order_of_dealing()) {
-    if (dealt[i] || slots_[i].compressed) continue;
-    const at::Tensor& parameter = slots_[i].named.parameter;
-    const std::size_t more = static_cast<std::size_t>(parameter.numel()) * element_bytes(wire_type(slots_[i]));
-    const bool other_kind = !group.empty() && (slots_[group.back()].named.parameter.scalar_type() != parameter.scalar_type() ||
-                                               slots_[group.back()].named.parameter.device() != parameter.device());
-    if (bytes + more > limit() || other_kind) {
-      add_bucket(std::exchange(group, {}));
-      bytes = 0;
-    }
-    group.push_back(i);
-    bytes += more;
+  buckets_.clear();
+  for (auto& slots : BucketLayout::deal(members, terms)) {
+    for (const auto slot : slots) slots_[slot].bucket = buckets_.size();
+    Bucket bucket;
+    bucket.name = formatted("{}/gradients.{}", name_, buckets_.size());  // nothing in it that ranks may have in another order
+    bucket.slots = std::move(slots);
+    buckets_.push_back(std::move(bucket));
   }
-  add_bucket(std::move(group));
 }
 
 /// Buckets that follow one another on a device lie in one block, in which they are still reduced in place when they travel together.
@@ -333,10 +303,7 @@ void GradientReducer::follow_parameters(Between rounds) {
     slot.wire.reset();
     slot.zeros_at = -1;
   }
-  if (anew) {
-    buckets_.clear();
-    deal(options_);
-  }
+  if (anew) deal();
   for (auto& bucket : buckets_) bucket.memory.reset();
   make_room();
 }

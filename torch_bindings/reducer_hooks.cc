@@ -122,7 +122,7 @@ void GradientReducer::count(Slot& slot) {
     return;
   }
   open(bucket);
-  note_arrival(slot);
+  arrivals_.note(static_cast<std::size_t>(&slot - slots_.data()));
   bucket.streams.note(slot.named.parameter);
   take_in(slot, true);
   if (slot.passes < passes_per_step_) return;

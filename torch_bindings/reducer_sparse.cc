@@ -38,7 +38,7 @@ void GradientReducer::reduce_sparse(Round round) {
     at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
                       : gradient.is_sparse() ? gradient
                                              : gradient.to_sparse(1);
-    if (weights_) mine = weighed(mine);
+    if (weights_.are_asked()) mine = weights_.weighed(mine);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
                              .process_set = options_.process_set,
                              .compression = options_.compression};

@@ -8,7 +8,7 @@
 #include "torch_bindings/distributed_options.h"
 #include "torch_bindings/reducer.h"
 
-namespace reducer_order_test {
+namespace gradient_arrivals_test {
 namespace {
 
 using namespace hvd::test;
@@ -159,4 +159,4 @@ TEST_CASE("gradients of a round that has failed are as backward gave them, where
 }
 
 }  // namespace
-}  // namespace reducer_order_test
+}  // namespace gradient_arrivals_test

@@ -1,0 +1,63 @@
+#pragma once
+/// What each rank's gradients count in the averages of a step. The sum of all ranks' weights is known before the first gradients leave, so
+/// that a gradient is multiplied by its share once, and all that follows (compression, shares, joined ranks) is an ordinary average.
+/// Thread: the reducer's, under its lock. Errors: what the sum throws, but for a Mismatch.
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hvd/hvd.h"
+#include "hvd/submission.h"
+
+namespace hvd {
+
+namespace detail {
+/// Throws InvalidArgument for what is no weight of a rank's gradients.
+void check_weight(double weight);
+}  // namespace detail
+
+class GradientWeights {
+ public:
+  explicit GradientWeights(ProcessSet process_set) : process_set_(std::move(process_set)) {}
+
+  /// Until end_step(): what this rank's gradients count; none: as much as the others'.
+  void set(std::optional<double> weight) { own_ = weight; }
+  [[nodiscard]] const std::optional<double>& own() const { return own_; }
+  void end_step() {
+    own_.reset();
+    factor_ = 1;
+  }
+
+  /// Starts the sum of a round, unless gradients have no weights: an operation of the kind and name that other ranks' gradients have which
+  /// have none, as only such ones meet; but those are averages or have scales, so that none of them can be taken for it.
+  void ask(const std::string& name, bool scattered);
+  /// Returns whether it was asked for in this round.
+  [[nodiscard]] bool are_asked() const { return round_ != nullptr; }
+  /// Returns the sum under way; null where there is none.
+  [[nodiscard]] std::shared_ptr<HandleState> pending() const { return round_ ? round_->pending : nullptr; }
+  /// Waits for the sum, where there is one. Returns false where other ranks' gradients have no weights.
+  bool learn();
+  void end_round() { round_.reset(); }
+
+  /// Returns what this rank's gradients are multiplied by before they are averaged.
+  [[nodiscard]] double factor() const { return factor_; }
+  /// Returns `values` so multiplied. What counts nothing is zeros: the mean of no rows is not a number.
+  [[nodiscard]] at::Tensor weighed(const at::Tensor& values) const;
+
+ private:
+  struct Round {
+    std::vector<double> own;  ///< the same once or for each rank
+    double all = 0;
+    std::shared_ptr<HandleState> pending;
+  };
+  const ProcessSet process_set_;
+  std::optional<double> own_;
+  std::shared_ptr<Round> round_;
+  double factor_ = 1;
+};
+
+}  // namespace hvd
