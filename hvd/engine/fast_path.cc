@@ -60,10 +60,18 @@ void FastPath::make(const Entry& entry) noexcept {
     Entry& placed = ledger_.admit(std::move(fresh));
     ledger_.bind(placed, op->unit);
     op->place = ledger_.take_out(placed);
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(route_of(*op))];
+    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
+        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
     log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
   }
+}
+
+Route FastPath::route_of(const PersistentOp& op) {
+  if (op.is_direct) return Route::Direct;
+  return op.is_pulled ? Route::EachItsPart : Route::AtSlot;
 }
 
 void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
@@ -332,6 +340,7 @@ void FastPath::take_result(PersistentOp& op) {
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
+  stats.add(parts_.stats->routes[static_cast<std::size_t>(route_of(op))], 1);
   if (op.memory != nullptr) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   if (op.state == PersistentOp::State::Adopted) {
