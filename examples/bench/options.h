@@ -49,7 +49,11 @@ struct Options {
   bool versus_packed = false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
   bool versus_memcpy = false;
   bool versus_line = false;  ///< plain messages between hosts; see line.h
-  double idle_seconds = 0;   ///< above 0: nothing but that
+  bool routes = false;       ///< nothing but the ways of such a world; see routes.h
+  int ranks = 0;             ///< of these; 0: as many as were started, or as there are cores
+  int hosts = 1;
+  int cores = 0;            ///< of a host; 0: of this one
+  double idle_seconds = 0;  ///< above 0: nothing but that
 };
 
 inline bool has_rivals(const Options& options) {
