@@ -84,6 +84,8 @@ struct Batch {
 /// Progress says what a call of Execution::advance has brought.
 enum class Progress : std::uint8_t { Idle, Advanced, Done };
 
+enum class Route : std::uint8_t;  // hvd/routes.h
+
 /// An Execution is a batch under way.
 class Execution {
  public:
@@ -99,12 +101,11 @@ class Execution {
   /// Returns whether the board's doorbells tell of what it waits for now, so that nobody has to ask again and again. Where the backend's
   /// `notifies` is true, they always do.
   [[nodiscard]] virtual bool is_rung() const { return false; }
+  /// Returns which way the batch takes (hvd/routes.h); none where the backend has ways of its own.
+  [[nodiscard]] virtual std::optional<Route> route() const { return std::nullopt; }
   /// Returns, of a batch that is done and was to be timed, since when results were copied to where the user keeps them, if they were.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };
-
-/// Batches up to this size, in bytes, are done at once by whoever completes the agreement.
-inline constexpr std::int64_t kSmallBatchBytes = 64 << 10;
 
 /// A Backend executes batches on one kind of memory.
 class Backend {

@@ -2,6 +2,7 @@
 /// This file has the counters of one rank since `init()`. The engine and the backends add, any thread reads. They are relaxed atomics: each
 /// is exact, but they are not read at one instant.
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -27,6 +28,9 @@ struct StatsCounters {
       bytes_to_other_hosts{0}, bytes_zero_copy{0};
 
   /// @}
+
+  /// Counts the batches and rounds that took each way, by its number (hvd/routes.h).
+  std::array<std::atomic<std::uint64_t>, 24> routes{};
 
   /// Adds `amount` to one of the counters.
   void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }

@@ -3,6 +3,7 @@
 #   bash tests/docs.sh links [BUILD_FOLDER]     links, paths, commands, options and knobs in README, CONTRIBUTING, CHANGELOG and docs/
 #   bash tests/docs.sh tutorial [BUILD_FOLDER]  code in docs/tutorial.md is that of examples/tutorial, whose files fit a screen or two; names
 #                                               hvd::... in the documents are those of public headers; the Chinese pages have the same code
+#   bash tests/docs.sh routes [BUILD_FOLDER]    the tables of docs/routes.md are what hvd_bench --routes prints
 #   bash tests/docs.sh api [BUILD_FOLDER]       the API reference, by Doxygen, without a warning: into BUILD_FOLDER/api/html
 #   bash tests/docs.sh exercise [BUILD_FOLDER]  the new backend of CONTRIBUTING.md compiles
 #   bash tests/docs.sh notices [BUILD_FOLDER]   the checks above find what they must
@@ -35,6 +36,10 @@ case ${1:-} in
   tutorial)
     need python3
     exec python3 "$root/tests/docs_tutorial.py"
+    ;;
+  routes)
+    need python3
+    exec python3 "$root/tests/routes.py" --page "$build"
     ;;
   api)
     need doxygen
@@ -73,7 +78,7 @@ case ${1:-} in
     fi
     ;;
   *)
-    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac

@@ -44,7 +44,7 @@ inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
   return true;
 }
 
-inline bool is_small(const at::Tensor& tensor, OpKind kind) { return static_cast<std::int64_t>(tensor.nbytes()) <= most_small_bytes(kind); }
+inline bool is_small(const at::Tensor& tensor, OpKind kind) { return routes::may_repeat(kind, static_cast<std::int64_t>(tensor.nbytes())); }
 
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
   return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) && options.compression == Compression::none();
@@ -53,8 +53,8 @@ inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& opti
 /// A group in place: false if it must be submitted, also where tensors may share memory.
 inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
   const std::size_t count = tensors.size();
-  if (count < 2 || count > kSmallGroupTensors) return false;
-  std::array<SmallTensor, kSmallGroupTensors> group;
+  if (count < 2 || count > limit(Limit::GroupTensors)) return false;
+  std::array<SmallTensor, limit(Limit::GroupTensors)> group;
   for (std::size_t i = 0; i < count; ++i) {
     const at::Tensor& tensor = tensors[i];
     if (!may_run_small(tensor, options) || tensor.scalar_type() != tensors[0].scalar_type() ||

@@ -18,6 +18,7 @@
 #include "examples/bench/race.h"
 #include "examples/bench/raw_mpi.h"
 #include "examples/bench/report.h"
+#include "examples/bench/routes.h"
 #include "examples/bench/sweep.h"
 #include "examples/bench/workload.h"
 
@@ -185,6 +186,10 @@ int main(int argc, char** argv) {
   }
   if (!line.help.empty()) {
     if (launched_as == 0) std::fputs(line.help.c_str(), stdout);
+    return 0;
+  }
+  if (line.options.routes) {
+    if (launched_as == 0) std::fputs(routes_text(line.options).c_str(), stdout);
     return 0;
   }
   try {

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
+#include <thread>
 
 #include "examples/bench/models.h"
 #include "examples/bench/raw_mpi.h"
@@ -181,6 +183,13 @@ void add_options(CLI::App& app, Options& options, Words& words) {
          "mpi, memcpy, line (plain messages of as many bytes as have to leave each host), packed (with --model: one MPI_Allreduce of all "
          "gradients and the copies) or several: measure them in the same rounds")
       ->delimiter(',');
+  app.add_flag("--routes", options.routes,
+               "Only print which way each collective takes at each size, and why (docs/routes.md); --op, --dtype and --memory count");
+  app.add_option("--ranks", options.ranks,
+                 "With --routes: of so many ranks, which are not started (default: those that are, or one per core)")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--hosts", options.hosts, "With --routes: on so many hosts (default 1)")->check(CLI::Range(1, 65536));
+  app.add_option("--cores", options.cores, "With --routes: of so many cores each (default: this one's)")->check(CLI::Range(1, 65536));
   app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
       ->check(CLI::Range(0.1, 1e6));
 }
@@ -233,6 +242,12 @@ CommandLine parse_command_line(int argc, char** argv) {
     throw WrongOptions(fmt::format("{}; --help lists the options", error.what()));
   }
   look_up(words, options);
+  if (!options.routes && app.count("--ranks") + app.count("--hosts") + app.count("--cores") > 0)
+    throw WrongOptions("--ranks, --hosts and --cores go with --routes only: ranks are started by mpirun or hvdrun");
+  if (options.ranks == 0)
+    options.ranks = hvd::launcher_hints().size.value_or(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+  if (options.routes && options.hosts > options.ranks)
+    throw WrongOptions(fmt::format("--hosts {}: more than --ranks {}", options.hosts, options.ranks));
   if (options.sweep) {
     if (app.count("--factor") == 0) options.factor = 16;
     options.versus_mpi = true;

@@ -50,7 +50,11 @@ struct Options {
   bool versus_memcpy = false;
   bool versus_line = false;  ///< plain messages between hosts; see line.h
   int burst = 0;             ///< above 0: so many allreduces at once; see burst.h
-  double idle_seconds = 0;   ///< above 0: nothing but that
+  bool routes = false;       ///< nothing but the ways of such a world; see routes.h
+  int ranks = 0;             ///< of these; 0: as many as were started, or as there are cores
+  int hosts = 1;
+  int cores = 0;            ///< of a host; 0: of this one
+  double idle_seconds = 0;  ///< above 0: nothing but that
 };
 
 inline bool has_rivals(const Options& options) {

@@ -115,9 +115,9 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
   call.dtype = options.compression.wire_type(input.dtype);
   if (call.dtype == input.dtype) return try_fast_path(call);
   const std::int64_t count = element_count(input.shape);
-  if (count <= 0 || count > kSmallCallBytes / static_cast<std::int64_t>(element_bytes(call.dtype))) return false;
+  if (count <= 0 || count > static_cast<std::int64_t>(limit(Limit::SlotBytes) / element_bytes(call.dtype))) return false;
   const auto elements = static_cast<std::size_t>(count);
-  alignas(64) std::array<std::byte, kSmallCallBytes> travelling;
+  alignas(64) std::array<std::byte, limit(Limit::SlotBytes)> travelling;
   const auto world = current_world();
   world->convert(travelling.data(), call.dtype, input.data, input.dtype, elements);
   call.input = call.output = travelling.data();
@@ -129,8 +129,9 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
 /// The same for a group, in the type that its tensors have.
 bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
   const std::size_t count = inputs.size();
-  if (count < 2 || count > kSmallGroupTensors || outputs.size() != count || !(options.compression == Compression::none())) return false;
-  std::array<SmallTensor, kSmallGroupTensors> tensors;
+  if (count < 2 || count > limit(Limit::GroupTensors) || outputs.size() != count || !(options.compression == Compression::none()))
+    return false;
+  std::array<SmallTensor, limit(Limit::GroupTensors)> tensors;
   for (std::size_t i = 0; i < count; ++i) {
     const Buffer &input = inputs[i], &output = outputs[i];
     if (!is_on_host(input) || !is_on_host(output) || input.dtype != inputs[0].dtype || output.dtype != input.dtype ||

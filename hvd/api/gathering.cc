@@ -5,6 +5,7 @@
 #include "hvd/api/buffers.h"
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -32,8 +33,8 @@ struct Rows {
 /// None where it takes the long way.
 std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   const std::int64_t bytes = element_count(input.shape) * static_cast<std::int64_t>(element_bytes(input.dtype));
-  if (bytes > most_small_bytes(call.kind)) return std::nullopt;
-  Rows rows{{{}, input.shape}, element_bytes(input.dtype), bytes > kSmallCallBytes ? result_pool() : nullptr};
+  if (!routes::may_repeat(call.kind, bytes)) return std::nullopt;
+  Rows rows{{{}, input.shape}, element_bytes(input.dtype), routes::is_at_slot(static_cast<std::size_t>(bytes)) ? nullptr : result_pool()};
   call.allocate = &Rows::allocate;
   call.context = &rows;
   if (!try_fast_path(call)) return std::nullopt;

@@ -35,7 +35,7 @@ RepeatedCall::RepeatedCall(std::shared_ptr<Engine> engine, Submission submission
   call_.root = submission_.root;
   call_.known = &known_;
   const std::int64_t bytes = element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
-  is_small_ = submission_.device == Device() && tensor.input != nullptr && output != nullptr && bytes <= most_small_bytes(call_.kind);
+  is_small_ = submission_.device == Device() && tensor.input != nullptr && output != nullptr && routes::may_repeat(call_.kind, bytes);
 }
 
 RepeatedCall::~RepeatedCall() {

@@ -5,12 +5,17 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
+#include "hvd/routes.h"
+
 namespace hvd {
 
 namespace {
 
 /// One that the device is at work on, and one behind it. More: what is agreed meanwhile travels in smaller batches.
 constexpr std::ptrdiff_t kEnqueuedOfASet = 2;
+constexpr std::size_t kMostTold = 4096;  // names of which the log has said which way they take
 
 }  // namespace
 
@@ -29,7 +34,8 @@ void BatchRunner::enqueue(CutBatch cut, Ledger& ledger) {
 }
 
 bool BatchRunner::has_only_small_ones() const {
-  return std::all_of(queued_.begin(), queued_.end(), [](const Prepared& batch) { return batch.cut.plan.bytes <= kSmallBatchBytes; });
+  return std::all_of(queued_.begin(), queued_.end(),
+                     [](const Prepared& batch) { return routes::is_at_once(static_cast<std::size_t>(batch.cut.plan.bytes)); });
 }
 
 bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
@@ -128,6 +134,21 @@ void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
   if (tensors > 1) stats.add(stats.tensors_fused, tensors);
 }
 
+/// Counts the batch, and says once of each name which way it takes.
+void BatchRunner::note_route(const Prepared& prepared, std::optional<Route> route) {
+  if (!route) return;
+  StatsCounters& stats = *parts_.stats;
+  stats.add(stats.routes[static_cast<std::size_t>(*route)], 1);
+  if (!log_enabled(LogLevel::Debug)) return;
+  for (const Entry* entry : prepared.entries) {
+    const std::string name(display_name(entry->key.name));
+    if (told_routes_.size() >= kMostTold || !told_routes_.emplace(name, *route).second) continue;
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(*route)];
+    log(LogLevel::Debug, "{} '{}', in a batch of {} bytes: {}, by {}: {}", name_of(entry->key.kind), name, prepared.cut.plan.bytes,
+        row.name, row.who, row.why);
+  }
+}
+
 void BatchRunner::launch(Prepared prepared) {
   const PlannedBatch& plan = prepared.cut.plan;
   {
@@ -144,6 +165,7 @@ void BatchRunner::launch(Prepared prepared) {
   for (const Entry* entry : prepared.entries)
     if (entry->trace != 0) parts_.timeline->launched(entry->trace, backend->name());
   std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
+  note_route(prepared, execution->route());
   running_.push_back({std::move(prepared), backend, std::move(execution), false});
 }
 

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -57,6 +60,7 @@ class BatchRunner {
   };
 
   void launch(Prepared batch) HVD_EXCLUDES(engine_mutex);
+  void note_route(const Prepared& prepared, std::optional<Route> route);
   [[nodiscard]] Batch make_batch(const Prepared& prepared) const;
   void count(const Prepared& prepared, const Batch& batch) const;
   [[nodiscard]] BatchMember make_member(const Prepared& prepared, std::size_t index) const;
@@ -70,7 +74,8 @@ class BatchRunner {
   EngineMutex& mutex_;
   EngineEvents& engine_;
   std::vector<Prepared> queued_ HVD_GUARDED_BY(engine_mutex);
-  std::deque<Running> running_;  // of the thread that has the turn
+  std::deque<Running> running_;  // of the thread that has the turn, as is the next
+  std::set<std::pair<std::string, Route>> told_routes_;
 };
 
 }  // namespace hvd

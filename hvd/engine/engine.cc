@@ -182,7 +182,7 @@ Engine::Work Engine::work_left(bool in_burst) {
 
 /// Starts what nobody comes back for but by its state, if there is a persistent operation. Null, and nothing has happened, if not.
 std::shared_ptr<HandleState> Engine::start_small(const Submission& submission) {
-  std::array<SmallTensor, kSmallGroupTensors> group;
+  std::array<SmallTensor, limit(Limit::GroupTensors)> group;
   const auto& tensors = submission.tensors;
   SmallCall call;
   call.kind = submission.kind;

@@ -108,6 +108,8 @@ class Engine : private EngineEvents {
   /// Returns what all ranks have said; process sets may be asked for by any thread, all else is the engine's.
   [[nodiscard]] const Negotiator& negotiator() const { return log_.table(); }
   [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
+  /// Returns how many batches and rounds of this rank took the way.
+  [[nodiscard]] std::uint64_t taken(Route route) const { return parts_.stats->routes[static_cast<std::size_t>(route)].load(); }
   [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
 

@@ -36,7 +36,7 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       pulled_(board_, parts.topology.rank),
       short_wait_(parts.has_core()),
       looks_at_result_(parts.has_core() ? kLooksAtResult : kLooksAtResultSharing),
-      most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(kSmallBatchBytes, parts.config.fusion_threshold_bytes))) {
+      most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
@@ -74,10 +74,18 @@ void FastPath::make(const Entry& entry) noexcept {
     Entry& placed = ledger_.admit(std::move(fresh));
     ledger_.bind(placed, op->unit);
     op->place = ledger_.take_out(placed);
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(route_of(*op))];
+    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
+        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
     log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
   }
+}
+
+Route FastPath::route_of(const PersistentOp& op) {
+  if (op.is_direct) return Route::Direct;
+  return op.is_pulled ? Route::EachItsPart : Route::AtSlot;
 }
 
 void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
@@ -179,7 +187,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
-    const bool is_too_large = gathers && op->is_direct && op->input_bytes > kDirectBurstBytes;
+    const bool is_too_large = gathers && op->is_direct && op->input_bytes > limit(Limit::DirectBurstBytes);
     if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);
@@ -460,6 +468,7 @@ void FastPath::take_result(PersistentOp& op) {
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
+  stats.add(parts_.stats->routes[static_cast<std::size_t>(route_of(op))], 1);
   if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);

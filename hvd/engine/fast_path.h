@@ -108,6 +108,7 @@ class FastPath {
   void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   static void copy_result(PersistentOp& op);
+  static Route route_of(const PersistentOp& op);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;

@@ -7,6 +7,7 @@
 #include "hvd/base/text.h"
 #include "hvd/engine/submitter.h"
 #include "hvd/errors.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -77,7 +78,7 @@ void OutcomeHandler::wake_for(const Outcomes& outcomes) {
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const Backend* const backend = parts_.backend_for(traits);
     const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
-    if (alone && cut.plan.bytes <= kSmallBatchBytes) continue;
+    if (alone && routes::is_at_once(static_cast<std::size_t>(cut.plan.bytes))) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || parts_.has_spare_cores();
   }
@@ -102,6 +103,7 @@ void OutcomeHandler::act_on_agreement(const Outcomes::Agreed& agreed) {
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   entry->unqueued = entry->unfinished;
   note_rows(*entry, unit, static_cast<std::size_t>(set.rank));
+  if (unit.key.kind == OpKind::Barrier) parts_.stats->add(parts_.stats->routes[static_cast<std::size_t>(Route::Agreed)], 1);
   if (unit.key.kind == OpKind::Join) queue_.start_again(unit.key.process_set);
   if (entry->trace != 0) parts_.timeline->agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
   const bool removed = unit.key.kind == OpKind::Control && !log_.table().has_process_set(what.last);

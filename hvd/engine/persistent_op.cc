@@ -3,19 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "hvd/routes.h"
+
 namespace hvd {
 
 bool is_small_unowned(const Submission& submission) {
   const auto& tensors = submission.tensors;
   if (submission.kind != OpKind::Allreduce || submission.device != Device() || submission.internal || tensors.empty() ||
-      tensors.size() > kSmallGroupTensors)
+      tensors.size() > limit(Limit::GroupTensors))
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
     if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr || tensor.dtype != tensors.front().dtype) return false;
     bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   }
-  return bytes <= kSmallCallBytes;
+  return bytes <= static_cast<std::int64_t>(limit(Limit::SlotBytes));
 }
 
 bool PersistentOp::fits(const SmallCall& call) const {

@@ -15,6 +15,7 @@
 
 #include "hvd/engine/ledger.h"
 #include "hvd/fast_path_memory.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -52,28 +53,10 @@ struct SmallCall {
   std::weak_ptr<PersistentOp>* known = nullptr;
 };
 
-/// Inputs and results of up to so many bytes have persistent operations: beyond it, ranks that share the work are faster than one that does
-/// it all.
-inline constexpr std::int64_t kSmallCallBytes = 16 << 10;
-/// The same of a group, of all its tensors together, which are no more than so many.
-inline constexpr std::size_t kSmallGroupTensors = 32;
-/// Inputs of up to so many bytes have them too where each rank takes what it needs from the others (hvd/engine/pulled_rounds.h).
-inline constexpr std::int64_t kPulledCallBytes = 512 << 10;
-/// Returns the bytes of the largest input that may have a persistent operation.
-constexpr std::int64_t most_small_bytes(OpKind kind) {
-  return kind == OpKind::Allreduce || kind == OpKind::Barrier ? kSmallCallBytes : kPulledCallBytes;
-}
 /// Returns whether a submission whose caller does not wait may have a persistent operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission);
 /// Where an operation that has no block, a Barrier, says that its rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
-/// Between so many domains at most leaders send each other what they contribute; more of them are faster by way of the tree.
-inline constexpr int kDirectDomains = 8;
-/// Each of them sends so many bytes at most for an operation.
-inline constexpr std::size_t kDirectBytes = 64 << 10;
-/// Inputs of a burst between domains are contributed directly up to so many bytes: larger ones are faster negotiated, and reduced together
-/// (100 of 16 KiB, 2 domains of one host: 1.8 times the time of a group, and 2.5).
-inline constexpr std::size_t kDirectBurstBytes = 4 << 10;
 
 struct PersistentOp {
   /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it

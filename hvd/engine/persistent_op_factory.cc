@@ -16,27 +16,16 @@ bool is_one_block(const Entry& entry) {
 
 /// Whether each rank may take its result from the others' blocks.
 bool may_be_pulled(const PersistentOp& op) {
-  const std::size_t ranks = op.set->ranks.size();
-  return op.traits.kind != OpKind::Allreduce && !op.is_direct && ranks > 1 && ranks <= FastPathMemory::kMostPullers &&
-         static_cast<std::int64_t>(op.input_bytes) <= kPulledCallBytes;
+  return !op.is_direct && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
 }
 
 }  // namespace
 
 /// Whether the leaders of all domains may end the operation's rounds among themselves.
 bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
-  switch (entry.key.kind) {
-    case OpKind::Barrier:
-      break;
-    case OpKind::Allreduce:
-    case OpKind::Allgather:
-    case OpKind::Broadcast:
-      if (entry.backends.empty() || entry.backends.front()->direct_memory() == nullptr) return false;
-      break;
-    default:
-      return false;
-  }
-  return parts_.topology.domains <= kDirectDomains && set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
+  if (!routes::may_be_direct(entry.key.kind, static_cast<std::size_t>(parts_.topology.domains))) return false;
+  if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->direct_memory() == nullptr)) return false;
+  return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
 }
 
 std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) const {
@@ -96,12 +85,12 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
     most = std::max(most, op.input_bytes);
   }
   op.block_bytes = std::max<std::size_t>(most, 1);
-  const bool is_small = static_cast<std::int64_t>(most) <= kSmallCallBytes;
+  const bool is_small = routes::is_at_slot(most);
   op.is_pulled = !is_small && may_be_pulled(op);
   if (!is_small && !op.is_pulled) return false;
   if (op.is_pulled) op.sources.reserve(ranks);
-  const auto others = static_cast<std::size_t>(parts_.topology.domains) - 1;
-  if (op.is_direct && op.memory->contribution_bytes(op.traits, op.count) * others > kDirectBytes) return false;
+  const auto domains = static_cast<std::size_t>(parts_.topology.domains);
+  if (op.is_direct && !routes::is_direct(op.memory->contribution_bytes(op.traits, op.count), domains)) return false;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
     const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);

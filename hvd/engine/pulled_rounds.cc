@@ -11,7 +11,7 @@ namespace hvd {
 namespace {
 
 using Words = std::array<std::uint64_t, FastPathMemory::kMostPullers>;
-static_assert(sizeof(Words) <= Board::kNoteBytes);
+static_assert(sizeof(Words) <= Board::kNoteBytes && FastPathMemory::kMostPullers == limit(Limit::LentRanks));
 
 constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as never come
 

@@ -22,6 +22,7 @@ class AdasumExecution final : public P2pExecution {
  public:
   AdasumExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return Route::AdasumAcross; }
 
  private:
   enum class Step { Combine, Gather, SendUp, HandDown, Wait };

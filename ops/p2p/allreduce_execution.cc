@@ -3,11 +3,13 @@
 #include <cstring>
 #include <utility>
 
+#include "hvd/routes.h"
+
 namespace hvd {
 
 namespace {
 
-constexpr std::size_t kSmallBytes = 32 << 10;  // of contributions sent, below which one step is better than two
+// Of messages: buffers, no choice of a way.
 constexpr std::size_t kLeastPartBytes = 64 << 10;
 constexpr std::size_t kMostPartBytes = 256 << 10;
 constexpr std::size_t kRoundBytes = 8 << 20;
@@ -24,7 +26,7 @@ AllreduceExecution::AllreduceExecution(P2pContext& context, Batch batch)
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto fewest = std::min_element(who_.domains.begin(), who_.domains.end(), by_size);
   const std::size_t others = who_.domains.size() - 1;
-  small_ = others > 0 && all_.flat.size() * element_ * others * (plan_.raw ? plan_.most_ranks : 1) <= kSmallBytes;
+  small_ = routes::is_one_step(all_.flat.size() * element_ * (plan_.raw ? plan_.most_ranks : 1), who_.domains.size());
   owners_ = small_ ? 1 : fewest->size();
   owner_ = who_.self_place < owners_;
   if (!owner_) return;

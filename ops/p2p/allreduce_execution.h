@@ -21,6 +21,7 @@ class AllreduceExecution final : public ReducingExecution {
  public:
   AllreduceExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return small_ ? Route::OneStep : Route::Slices; }
 
  private:
   static constexpr std::size_t kWindow = 16;  ///< rounds under way at once

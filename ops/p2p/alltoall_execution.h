@@ -14,6 +14,7 @@ class AlltoallExecution final : public P2pExecution {
  public:
   AlltoallExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return Route::Pairs; }
 
  private:
   /// A rank of another domain.

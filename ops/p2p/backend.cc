@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
+#include "hvd/routes.h"
 #include "ops/host_ops.h"
 #include "ops/p2p/adasum_execution.h"
 #include "ops/p2p/allreduce_execution.h"
@@ -30,8 +31,7 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
       stats.add(stats.bytes_zero_copy, bytes);
       return *place;
     }
-    const bool is_read_there = traits.kind != OpKind::Reducescatter && static_cast<std::int64_t>(bytes) > kSmallBatchBytes;
-    if (is_read_there)
+    if (routes::is_read_between_hosts(traits.kind, bytes))
       if (const auto place = staging.show(member.input, bytes)) return *place;
     member.copied = bytes > 0;
     return staging.stage(member.input, bytes);

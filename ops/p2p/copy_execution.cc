@@ -5,14 +5,15 @@
 #include <new>
 #include <utility>
 
+#include "hvd/routes.h"
+
 namespace hvd {
 
 namespace {
 
+// Of an allgather's messages: buffers, no choice of a way.
 constexpr std::size_t kMostChunkBytes = 1 << 20;
 constexpr std::size_t kLeastChunkBytes = 64 << 10;
-constexpr std::size_t kMostBroadcastChunkBytes = 512 << 10;
-constexpr std::size_t kPipelineChunks = 64;     // of a broadcast: so many at least, if they are not too small
 constexpr std::size_t kGatherBytes = 32 << 20;  // chunks that a rank may await at once, all sources together
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -32,16 +33,15 @@ BroadcastExecution::BroadcastExecution(P2pContext& context, Batch batch) : P2pEx
   const auto leader_of = [&](std::size_t domain) { return leader(who_.domains[domain], root); };
   const auto& here = who_.here();
   leader_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), leader_of(who_.self_domain)) - here.begin());
-  chunk_elements_ = std::clamp(flat_.size() * element_ / kPipelineChunks, kLeastChunkBytes, kMostBroadcastChunkBytes) / element_;
+  chunk_elements_ = routes::broadcast_piece(flat_.size() * element_) / element_;
   chunks_ = (flat_.size() + chunk_elements_ - 1) / chunk_elements_;
+  const std::size_t domains = who_.domains.size();
+  is_chain_ = routes::is_chain(chunks_, domains, tree_place(domains, 0, 0).children.size());
   if (!leads()) return;
   std::size_t root_domain = 0;
   while (!std::binary_search(who_.domains[root_domain].begin(), who_.domains[root_domain].end(), root)) ++root_domain;
-  const std::size_t domains = who_.domains.size();
-  // A chain sends each chunk once over each line, and takes a chunk's time longer for each domain; the root of a tree sends it to each
-  // child.
-  const bool chain = chunks_ + domains < chunks_ * tree_place(domains, 0, 0).children.size() + 2;
-  const TreePlace tree = chain ? chain_place(domains, root_domain, who_.self_domain) : tree_place(domains, root_domain, who_.self_domain);
+  const TreePlace tree =
+      is_chain_ ? chain_place(domains, root_domain, who_.self_domain) : tree_place(domains, root_domain, who_.self_domain);
   if (who_.self_domain != root_domain) parent_ = leader_of(tree.parent);
   for (const std::size_t child : tree.children) children_.push_back(leader_of(child));
 }

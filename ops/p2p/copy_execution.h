@@ -29,6 +29,7 @@ class BroadcastExecution final : public P2pExecution {
  public:
   BroadcastExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return is_chain_ ? Route::Chain : Route::Tree; }
   /// Returns the rank of a domain that gets the data from elsewhere, or sends it there.
   static int leader(std::span<const int> ranks, int root);
 
@@ -44,7 +45,8 @@ class BroadcastExecution final : public P2pExecution {
   const Flattened flat_;
   std::size_t leader_ = 0;  ///< its place among the domain's ranks
   std::size_t chunk_elements_ = 1, chunks_ = 0;
-  int parent_ = -1;  ///< the rank that sends to this leader
+  bool is_chain_ = false;  ///< and not a tree
+  int parent_ = -1;        ///< the rank that sends to this leader
   std::vector<int> children_;
   std::array<ChunkSlot, kWindow> slots_;
   std::size_t begun_ = 0;  ///< chunks awaited or read so far
@@ -55,6 +57,7 @@ class AllgatherExecution final : public P2pExecution {
  public:
   AllgatherExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return Route::ToLeaders; }
 
  private:
   static constexpr std::size_t kWindow = 4;

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "hvd/routes.h"
 #include "ops/p2p/context.h"
 
 namespace hvd {

@@ -16,6 +16,7 @@ class ReducescatterExecution final : public ReducingExecution {
  public:
   ReducescatterExecution(P2pContext& context, Batch batch);
   Progress advance() override;
+  [[nodiscard]] std::optional<Route> route() const override { return Route::Shares; }
 
  private:
   /// A rank elsewhere whose elements this rank contributes to.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/routes.h"
 #include "ops/host_ops.h"
 #include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
@@ -16,6 +17,7 @@ namespace hvd {
 
 namespace {
 
+// Of what is claimed at once: sizes of the work, no choice of a way.
 constexpr std::size_t kMostChunkBytes = 256 << 10;
 constexpr std::size_t kLeastChunkBytes = 32 << 10;
 constexpr std::size_t kChunksPerRank = 2;
@@ -101,6 +103,7 @@ class ClaimedExecution final : public Execution {
     copy_out();
     return Progress::Done;
   }
+  [[nodiscard]] std::optional<Route> route() const override { return is_adasum_ ? Route::Adasum : Route::Claimed; }
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return copying_out_since_; }
 
  private:

@@ -12,6 +12,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -63,7 +64,6 @@ bool PeerMemory::read(int index, void* to, const std::byte* from, std::size_t by
 bool is_slow_to_read() {
   constexpr std::size_t kBytes = 128 << 10;
   constexpr int kTries = 8;
-  constexpr int kAtMost = 4;  // times as long: two copies take that where the lines travel between cores meanwhile
   const std::vector<std::byte> from(kBytes, std::byte{1});
   std::vector<std::byte> to(kBytes, std::byte{2});
   const auto best_of = [&](const auto& copy) {
@@ -77,7 +77,7 @@ bool is_slow_to_read() {
   };
   const auto by_system = best_of([&] { static_cast<void>(copy_from(::getpid(), to.data(), from.data(), kBytes)); });
   const auto by_itself = best_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
-  return by_system > kAtMost * by_itself;
+  return routes::is_slow(by_system, by_itself);
 }
 
 std::string why_unreadable(pid_t other, const std::uint64_t* address, std::uint64_t expected) {

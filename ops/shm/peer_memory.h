@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "hvd/base/visible.h"
+
 namespace hvd {
 
 class PeerMemory {
@@ -34,7 +36,7 @@ class PeerMemory {
 
 /// Measures, for some 100 us, and returns whether the system copies memory that is in the cache so much more slowly than this process does
 /// itself that two copies by way of shared memory are faster: it is asked for each page, which costs some processors more than the copy.
-bool is_slow_to_read();
+HVD_BETWEEN_LIBRARIES bool is_slow_to_read();
 
 /// Returns why this process may not read a word of process `other` at `address`, where it should find `expected`; empty if it may.
 std::string why_unreadable(pid_t other, const std::uint64_t* address, std::uint64_t expected);

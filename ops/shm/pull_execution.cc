@@ -42,6 +42,12 @@ Progress PullExecution::advance() {
   return Progress::Done;
 }
 
+std::optional<Route> PullExecution::route() const {
+  const bool is_broadcast = batch_.traits.kind == OpKind::Broadcast;
+  const std::size_t source = place_of(is_broadcast ? batch_.traits.root : context_.rank());
+  return context_.staging().route(index_of(source), location_of(batch_.members.front(), source));
+}
+
 std::uint64_t PullExecution::my_location(const BatchMember& member) const {
   return member.locations[static_cast<std::size_t>(context_.staging().self())];
 }

@@ -8,6 +8,7 @@
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board.h"
+#include "hvd/routes.h"
 #include "ops/shm/context.h"
 
 namespace hvd {
@@ -16,11 +17,10 @@ class PullExecution final : public Execution {
  public:
   PullExecution(ShmContext& context, Batch batch);
   Progress advance() override;
+  /// By what has become of the first tensor's input, of a Broadcast the root's; empty ones and those of other ranks may go another way.
+  [[nodiscard]] std::optional<Route> route() const override;
 
  private:
-  /// 32 MiB of cache; in times of MPI's speed without and with, beside MPI's own buffers: 2 ranks, 4 MiB: allgather 0.93 and 1.02, alltoall
-  /// 0.90 and 1.13, broadcast 0.87 and 1.22; 4 ranks on 2 cores: alltoall 0.91 and 1.11. (Alone, 2 ranks, 4 MiB: 87 and 93 us.)
-  static constexpr std::size_t kLeastStreamed = std::size_t{8} << 20;
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const;
   [[nodiscard]] std::uint64_t location_of(const BatchMember& member, std::size_t place) const;
   [[nodiscard]] int index_of(std::size_t place) const { return context_.domain_index(batch_.ranks[place]); }
@@ -32,7 +32,9 @@ class PullExecution final : public Execution {
   bool run(PieceExchange& exchange, const BatchMember& member);
   [[nodiscard]] std::size_t place_of(int rank) const;
   /// Returns whether what ranks get of the batch is so much that its beginning has left the caches before its end is there.
-  [[nodiscard]] bool leaves_caches(std::size_t bytes_of_a_rank) const { return bytes_of_a_rank * batch_.ranks.size() >= kLeastStreamed; }
+  [[nodiscard]] bool leaves_caches(std::size_t bytes_of_a_rank) const {
+    return routes::is_past_caches(bytes_of_a_rank * batch_.ranks.size());
+  }
   /// Returns the number as a reader that the rank in this place has for the owner in that one.
   static std::size_t reader_number(std::size_t place, std::size_t owner) { return place < owner ? place : place - 1; }
   bool reduce(const BatchMember& member);

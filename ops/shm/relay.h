@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <span>
 
+#include "hvd/routes.h"
+
 namespace hvd {
 
 class Relay {
  public:
-  static constexpr std::size_t kPieceBytes = 64 << 10;
+  static constexpr std::size_t kPieceBytes = limit(Limit::RelayPieceBytes);
   static constexpr std::size_t kMostReaders = 63;
   /// Requires at least one reader, and kMostReaders at most.
   explicit Relay(std::size_t readers) : readers_(readers) {}

@@ -14,19 +14,6 @@ namespace hvd {
 
 namespace {
 
-/// What several ranks are to read is copied into shared memory up to so many bytes: reading that is faster than reading memory of another
-/// process, by more than the copy takes (4 ranks on 2 cores, broadcast of 256 KiB 33 us instead of 56, of 4 MiB 0.8 ms instead of 1.3).
-constexpr std::size_t kMostStagedForMany = std::size_t{16} << 20;
-constexpr std::size_t kLeastHelped = 2 << 20;  // below it the owner of memory is no help to who reads it
-/// Where reading another process's memory is slow, up to so many bytes are copied into shared memory, and more of them pass through relays.
-constexpr std::size_t kMostStagedOfSlow = 256 << 10;
-constexpr std::size_t kMostStagedToReduce = 1 << 20;
-/// Of all that is staged at a time: a whole model is broadcast as one group.
-constexpr std::size_t kMostStagedAtOnce = std::size_t{64} << 20;
-
-/// Whether each rank takes what it needs from the others.
-constexpr bool pulls(OpKind kind) { return is_pulled(kind) || kind == OpKind::Broadcast; }
-
 /// Gives each block, whose parts are of so many bytes, the part of each other one that is for it.
 void exchange(std::span<std::byte* const> blocks, std::size_t part) {
   for (std::size_t i = 0; i < blocks.size(); ++i)
@@ -44,14 +31,15 @@ std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index) {
 
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
                        std::shared_ptr<StatsCounters> stats)
-    : has_slow_copies_(memory.slow_copies),
+    : machine_{.reads_others = memory.direct_copies, .is_slow = memory.slow_copies, .has_core = true, .gpu = {}},
       context_(std::move(memory), std::move(arena), board, std::move(topology)),
       board_(board),
       topology_(context_.topology()),
       staging_(context_.staging()),
       pulled_blocks_(staging_, [this](std::uint64_t sequence) { return board_.is_over(sequence); }),
       stats_(std::move(stats)) {
-  gathered_.reserve(static_cast<std::size_t>(kSmallBatchBytes));
+  machine_.has_core = context_.has_cores();
+  gathered_.reserve(limit(Limit::AtOnceBytes));
   outputs_.reserve(topology_.domain_ranks.size());
   inputs_.reserve(topology_.domain_ranks.size());
 }
@@ -65,9 +53,9 @@ bool ShmBackend::supports(const BatchTraits& traits) const {
 
 std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const std::size_t bytes = bytes_of(traits, member.count);
-  const bool small = static_cast<std::int64_t>(bytes) <= kSmallBatchBytes;
+  const bool small = routes::is_at_once(bytes);
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == topology_.rank;
-  if (pulls(traits.kind)) {
+  if (routes::takes(traits.kind)) {
     if (!is_source) return staging_.nowhere();
     // What is small is copied even out of the arena, so that this rank need not wait until the others have read it.
     if (const auto place = small ? std::nullopt : staging_.find(member.input)) {
@@ -81,34 +69,12 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
     return *place;
   }
   staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
-  if (pulls(traits.kind) && !small && !stages(traits, bytes))
-    if (const auto place = staging_.show(member.input, bytes, relays_for(traits, bytes), traits.set->ranks.size() - 1)) return *place;
+  const std::size_t ranks = traits.set->ranks.size();
+  if (routes::takes(traits.kind) && !small && !routes::is_copied(traits.kind, bytes, ranks, machine_.is_slow, staging_.staged_bytes()))
+    if (const auto place = staging_.show(member.input, bytes, routes::relays(traits.kind, bytes, ranks, machine_), ranks - 1))
+      return *place;
   member.copied = bytes > 0;
   return staging_.stage(member.input, bytes);
-}
-
-/// Whether a large input is copied into shared memory for the ranks that take from it.
-bool ShmBackend::stages(const BatchTraits& traits, std::size_t bytes) const {
-  const bool is_broadcast = traits.kind == OpKind::Broadcast;
-  if (is_broadcast && traits.set->ranks.size() > 2 && bytes <= kMostStagedForMany && staging_.staged_bytes() + bytes <= kMostStagedAtOnce)
-    return true;
-  return has_slow_copies_ && bytes <= (traits.kind == OpKind::Reducescatter ? kMostStagedToReduce : kMostStagedOfSlow);
-}
-
-/// Returns through how many relays this rank helps those that take from its input: one for all, or one for each.
-std::size_t ShmBackend::relays_for(const BatchTraits& traits, std::size_t bytes) const {
-  const std::size_t readers = traits.set->ranks.size() - 1;
-  if (readers == 0) return 0;
-  switch (traits.kind) {
-    case OpKind::Broadcast:
-      return bytes >= kLeastHelped && (has_slow_copies_ || (readers == 1 && context_.has_cores())) ? 1 : 0;
-    case OpKind::Allgather:
-      return has_slow_copies_ ? 1 : 0;
-    case OpKind::Alltoall:
-      return has_slow_copies_ && bytes >= Relay::kPieceBytes * (readers + 1) ? readers : 0;
-    default:
-      return 0;
-  }
 }
 
 bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const {
@@ -174,7 +140,7 @@ void ShmBackend::pull(const BatchTraits& traits, std::int64_t count, std::span<c
 void ShmBackend::finish_reading(std::span<const std::byte* const> blocks) noexcept { PulledBlocks::finish_reading(blocks); }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
-  if (pulls(batch.traits.kind)) return std::make_unique<PullExecution>(context_, std::move(batch));
+  if (routes::takes(batch.traits.kind)) return std::make_unique<PullExecution>(context_, std::move(batch));
   return make_claimed_execution(context_, std::move(batch));
 }
 

@@ -9,6 +9,7 @@
 
 #include "hvd/backend.h"
 #include "hvd/fast_path_memory.h"
+#include "hvd/routes.h"
 #include "hvd/stats.h"
 #include "ops/host_ops.h"
 #include "ops/shm/context.h"
@@ -34,8 +35,6 @@ class ShmBackend final : public Backend, private FastPathMemory {
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
  private:
-  [[nodiscard]] bool stages(const BatchTraits& traits, std::size_t bytes) const;
-  [[nodiscard]] std::size_t relays_for(const BatchTraits& traits, std::size_t bytes) const;
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;
   void drop(std::uint64_t location) noexcept override;
   bool is_free(std::uint64_t location) override;
@@ -50,7 +49,7 @@ class ShmBackend final : public Backend, private FastPathMemory {
             void* output) override;
   void finish_reading(std::span<const std::byte* const> blocks) noexcept override;
 
-  const bool has_slow_copies_;
+  RouteMachine machine_;
   ShmContext context_;
   Board& board_;  // of the context, as are the next two
   const Topology& topology_;

@@ -17,8 +17,6 @@ constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown,
 constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
 constexpr std::uint64_t kOffset = kBeyond - 1;
 constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // and what follows is a number
-/// Of all that is staged at a time relays take no more.
-constexpr std::size_t kMostRelayed = std::size_t{64} << 20;
 bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhere; }
 
 /// What a rank says of memory that the others may read where it is.
@@ -64,7 +62,7 @@ std::uint64_t Staging::stage(const void* input, std::size_t bytes) {
 
 std::optional<std::uint64_t> Staging::show(const void* memory, std::size_t bytes, std::size_t relays, std::size_t readers) {
   if (!arena_ || !peers_.can_be_read(memory, bytes)) return std::nullopt;
-  if (readers > Relay::kMostReaders || staged_bytes() + relays * sizeof(Relay) > kMostRelayed) relays = 0;
+  if (readers > Relay::kMostReaders || staged_bytes() + relays * sizeof(Relay) > limit(Limit::RelayedTogetherBytes)) relays = 0;
   std::byte* block = take(sizeof(Shown) + relays * sizeof(Relay));
   if (block == nullptr && relays > 0) {
     relays = 0;
@@ -81,6 +79,12 @@ RelayEnd Staging::relay_end(int index, std::uint64_t location, std::size_t reade
   auto* const shown = reinterpret_cast<Shown*>(address(index, location));
   if (shown->relays == 0) return {};
   return shown->relays == 1 ? RelayEnd{shown->relay(0), reader} : RelayEnd{shown->relay(reader), 0};
+}
+
+Route Staging::route(int index, std::uint64_t location) {
+  if (!is_users(location)) return Route::Copied;
+  const bool is_shown = (location & kShown) != 0;
+  return is_shown && reinterpret_cast<const Shown*>(address(index, location))->relays > 0 ? Route::Relayed : Route::Read;
 }
 
 std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }

@@ -1,6 +1,8 @@
 // The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|nccl_window|shared|staged] [--filter text]
+//                [--routes name[,name...]]
 //   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
+//   --routes   ways (hvd/routes.h), by their names with commas between them, each of which some case must take
 //   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI or UCX)
 // The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
 
@@ -26,6 +28,7 @@ struct Arguments {
   bool gpu = false;
   std::optional<GpuInstance> backend;  ///< none: shared memory
   Choice choice;
+  std::vector<std::string> routes;
 };
 
 /// None of an unknown word.
@@ -48,9 +51,11 @@ Arguments parse(const std::vector<std::string>& words) {
     }
     if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " is unknown, or needs a value");
     const std::string& value = words[i + 1];
+    std::istringstream list(value);
     if (words[i] == "--threads") {
-      std::istringstream list(value);
       for (std::string number; std::getline(list, number, ',');) arguments.threads.push_back(std::stoi(number));
+    } else if (words[i] == "--routes") {
+      for (std::string name; std::getline(list, name, ',');) arguments.routes.push_back(name);
     } else if (words[i] == "--backend" && backend_of(value)) {
       arguments.backend = *backend_of(value);
     } else if (words[i] == "--filter") {
@@ -75,7 +80,7 @@ int run(const Arguments& arguments) {
   }
   for (const int ranks : arguments.threads)
     report.add(arguments.backend ? run_gpu_threads(*arguments.backend, ranks, choice) : run_shm_threads(ranks, choice));
-  return conclude(report);
+  return conclude(report, arguments.routes);
 }
 
 }  // namespace
@@ -86,7 +91,7 @@ int main(int argc, char** argv) {
   } catch (const std::invalid_argument& error) {
     std::fprintf(stderr,
                  "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|shared|staged] "
-                 "[--filter text]\n",
+                 "[--filter text] [--routes name[,name...]]\n",
                  error.what());
     return 2;
   } catch (const std::exception& error) {

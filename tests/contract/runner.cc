@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 
 namespace hvd::contract {
 
@@ -41,6 +42,7 @@ void Report::merge_rank(const Report& other) {
     auto& all = failed[one];
     all.insert(all.end(), texts.begin(), texts.end());
   }
+  std::transform(taken.begin(), taken.end(), other.taken.begin(), taken.begin(), std::plus<>());
 }
 
 void Report::add(const Report& other) {
@@ -125,6 +127,7 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
     watch.enter(rank, one.name);
     run_case(context, one, report);
   }
+  for (const auto& row : all_routes()) report.taken[static_cast<std::size_t>(row.route)] = endpoint.engine().taken(row.route);
   const Case last{"shutdown/pending", run_shutdown_cell};
   watch.enter(rank, last.name);
   if (is_chosen(last, choice, products)) {
@@ -136,7 +139,16 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
   return report;
 }
 
-int conclude(const Report& report) {
+int conclude(const Report& report, const std::vector<std::string>& routes) {
+  bool all_taken = true;
+  for (const auto& row : all_routes()) {
+    const auto taken = report.taken[static_cast<std::size_t>(row.route)];
+    const std::string name(row.name);
+    const bool is_missed = taken == 0 && std::find(routes.begin(), routes.end(), name) != routes.end();
+    if (taken > 0) std::printf("taken %llu times: %s\n", static_cast<unsigned long long>(taken), name.c_str());
+    if (is_missed) std::printf("FAILED: nothing has taken the way '%s'\n", name.c_str());
+    all_taken = all_taken && !is_missed;
+  }
   std::size_t shown = 0;
   for (const auto& [one, texts] : report.failed) {
     if (shown++ == kShown) std::printf("... and %zu more\n", report.failed.size() - kShown);
@@ -151,7 +163,7 @@ int conclude(const Report& report) {
   }
   std::printf("contract: %zu cases run, %zu failed, %zu skipped\n", report.run, report.failed.size(), skips);
   std::fflush(stdout);
-  return report.failed.empty() && report.run > 0 ? 0 : 1;
+  return report.failed.empty() && report.run > 0 && all_taken ? 0 : 1;
 }
 
 }  // namespace hvd::contract

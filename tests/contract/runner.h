@@ -1,6 +1,7 @@
 #pragma once
 /// Runs the cases of a world on one rank, watches over hangs, and puts the ranks' reports together.
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/routes.h"
 #include "tests/contract/case.h"
 
 namespace hvd::contract {
@@ -24,6 +26,7 @@ struct Report {
   std::size_t run = 0;
   std::map<std::string, std::vector<std::string>> failed;  ///< by "setting: case"
   std::map<std::string, std::size_t> skipped;              ///< cases by reason
+  std::array<std::uint64_t, kRoutes> taken{};              ///< batches and rounds by their route, of this process's ranks
   /// Another rank's of the same cases.
   void merge_rank(const Report& other);
   /// Of other cases.
@@ -55,7 +58,8 @@ class Watch {
 Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice,
                 Watch& watch);
 
-/// Prints failures and skips, and the last line. Returns the exit code.
-int conclude(const Report& report);
+/// Prints failures, skips and the routes that were taken, and the last line. Returns the exit code: also one of `routes`, by their names,
+/// that nothing took is a failure.
+int conclude(const Report& report, const std::vector<std::string>& routes = {});
 
 }  // namespace hvd::contract

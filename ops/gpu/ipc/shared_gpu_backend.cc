@@ -7,6 +7,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/routes.h"
 #include "ops/gpu/api/wait_idle.h"
 #include "ops/host_ops.h"
 #include "ops/supports.h"
@@ -57,6 +58,7 @@ class SharedGpuExecution : public Execution {
     ring_the_others();
   }
 
+  [[nodiscard]] std::optional<Route> route() const override { return Route::SharedGpu; }
   Progress advance() override {
     if (stage_ == Stage::Done) return Progress::Done;
     const DeviceGuard guard(site_);

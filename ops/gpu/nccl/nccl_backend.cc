@@ -8,6 +8,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/routes.h"
 #include "ops/gpu/api/wait_idle.h"
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/reduction_plan.h"
@@ -34,6 +35,7 @@ class NcclExecution : public Execution {
     completion_.record(site_, context.stream);
   }
 
+  [[nodiscard]] std::optional<Route> route() const override { return Route::Nccl; }
   Progress advance() override {
     if (done_) return Progress::Done;
     try {

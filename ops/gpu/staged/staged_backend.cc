@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/log.h"
+#include "hvd/routes.h"
 #include "ops/host_ops.h"
 
 namespace hvd::nccl {
@@ -50,6 +51,7 @@ class StagedExecution : public Execution {
 
   void run(std::unique_ptr<Execution> host) { host_ = std::move(host); }
 
+  [[nodiscard]] std::optional<Route> route() const override { return Route::Staged; }
   Progress advance() override {
     if (done_) return Progress::Done;
     if (!copying_) {

@@ -186,7 +186,7 @@ void wait_for(const std::atomic<bool>& flag) {
 }  // namespace
 
 TEST_CASE("pulled rounds: all kinds, sizes around the bounds, every rank with data of its own, round after round") {
-  constexpr std::int64_t kFirst = kSmallCallBytes / kRowBytes, kLast = kPulledCallBytes / kRowBytes;
+  constexpr std::int64_t kFirst = limit(Limit::SlotBytes) / kRowBytes, kLast = limit(Limit::LentBytes) / kRowBytes;
   for (const int size : {2, 3, 4})
     for (const OpKind kind : kPulledKinds)
       for (const std::int64_t rows : {kFirst, kFirst + 1, 3 * kFirst + 5, kLast, kLast + 1}) {
@@ -411,7 +411,7 @@ TEST_CASE("pulled rounds: with more under way than there is memory for, the rest
   ThreadWorld world({.size = 2});
   std::atomic<int> wrong = 0, fast = 0, slow = 0;
   world.run([&](int rank, Engine& engine) {
-    const std::int64_t rows = kPulledCallBytes / kRowBytes;
+    const std::int64_t rows = limit(Limit::LentBytes) / kRowBytes;
     for (int times = 0; times < 5; ++times) {
       std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<PersistentOp>>> started;
       std::deque<std::shared_ptr<HandleState>> submitted;

@@ -1,0 +1,244 @@
+/// The chooser: every question has one answer, the answers are what the library has always done, and what it does.
+
+#include "hvd/routes.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/thread_world.h"
+
+namespace hvd::test {
+namespace {
+
+using Memory = RouteQuestion::Memory;
+
+constexpr OpKind kKinds[] = {OpKind::Allreduce, OpKind::Broadcast,     OpKind::Allgather,
+                             OpKind::Alltoall,  OpKind::Reducescatter, OpKind::Barrier};
+
+/// Sizes on both sides of each limit, also where it is shared among ranks or multiplied by them.
+std::vector<std::size_t> sizes_around(std::size_t ranks, std::size_t hosts) {
+  std::set<std::size_t> sizes{0, 1, 4, std::size_t{1} << 30};
+  const std::size_t most = (ranks + hosts - 1) / hosts;
+  const auto others = std::max<std::size_t>(hosts - 1, 1);
+  for (const auto& row : kLimits)
+    for (const std::size_t at : {row.value, row.value * ranks, row.value / ranks, row.value / others, row.value / (others * most)})
+      for (const std::size_t bytes : {at - 4, at, at + 1, at + 4}) sizes.insert(std::min(bytes, std::size_t{1} << 40));
+  return {sizes.begin(), sizes.end()};
+}
+
+template <class Visit>
+void visit_sizes(RouteQuestion question, const Visit& visit) {
+  const auto sizes = sizes_around(question.ranks, question.hosts);
+  for (const auto bytes : sizes)
+    for (const bool repeats : {false, true}) {
+      question.bytes = bytes;
+      question.repeats = repeats;
+      visit(question);
+    }
+}
+
+/// All questions: kinds and operators, memory, machines, 1 to 64 ranks, 1 to 4 hosts.
+template <class Visit>
+void visit_questions(const Visit& visit) {
+  struct Op {
+    ReduceOp op;
+    DataType dtype;
+  };
+  const std::array<Op, 3> ops{
+      {{ReduceOp::Sum, DataType::Float32}, {ReduceOp::Average, DataType::Int32}, {ReduceOp::Adasum, DataType::Float32}}};
+  const std::array<RouteMachine, 5> machines{{{true, false, true, Route::Nccl},
+                                              {true, false, false, Route::SharedGpu},
+                                              {true, true, true, Route::Staged},
+                                              {true, true, false, std::nullopt},
+                                              {false, false, true, std::nullopt}}};
+  for (const auto kind : kKinds)
+    for (const auto& [op, dtype] : ops)
+      for (const auto memory : {Memory::Ordinary, Memory::Shared, Memory::Gpu})
+        for (const auto& machine : machines)
+          for (std::size_t ranks = 1; ranks <= 64; ++ranks)
+            for (std::size_t hosts = 1; hosts <= std::min<std::size_t>(ranks, 4); ++hosts) {
+              if (kind != OpKind::Allreduce && op != ReduceOp::Sum) continue;
+              visit_sizes({kind, op, dtype, 0, ranks, hosts, false, memory, machine}, visit);
+            }
+}
+
+/// What the library did when the limits stood in twelve files, with the numbers that stood there.
+Route expected_on_host(const RouteQuestion& q) {
+  constexpr std::size_t k = 1024, m = k * k;
+  const bool is_adasum = q.kind == OpKind::Allreduce && q.op == ReduceOp::Adasum;
+  const std::size_t block = q.kind == OpKind::Allgather ? q.bytes * q.ranks : q.bytes;
+  if (q.kind == OpKind::Barrier) return q.repeats ? Route::AtSlot : Route::Agreed;
+  if (q.repeats && !is_adasum && block <= 16 * k) return Route::AtSlot;
+  if (q.kind == OpKind::Allreduce) return is_adasum ? Route::Adasum : Route::Claimed;
+  if (q.repeats && q.ranks > 1 && q.ranks <= 11 && q.bytes <= 512 * k) return Route::EachItsPart;
+  if (q.bytes <= 64 * k) return Route::Copied;
+  if (q.memory == Memory::Shared) return Route::Read;
+  if (q.kind == OpKind::Broadcast && q.ranks > 2 && q.bytes <= 16 * m) return Route::Copied;
+  if (q.machine.is_slow && q.bytes <= (q.kind == OpKind::Reducescatter ? m : 256 * k)) return Route::Copied;
+  if (!q.machine.reads_others) return Route::Copied;
+  if (q.ranks == 1) return Route::Read;
+  if (q.kind == OpKind::Broadcast && q.bytes >= 2 * m && (q.machine.is_slow || (q.ranks == 2 && q.machine.has_core))) return Route::Relayed;
+  if (q.kind == OpKind::Allgather && q.machine.is_slow) return Route::Relayed;
+  if (q.kind == OpKind::Alltoall && q.machine.is_slow && q.bytes >= 64 * k * q.ranks) return Route::Relayed;
+  return Route::Read;
+}
+
+bool is_direct(const RouteQuestion& q, std::size_t sent) {
+  if (!q.repeats || q.hosts > 8) return false;
+  if (q.kind == OpKind::Barrier) return true;
+  const std::size_t block = q.kind == OpKind::Allgather ? q.bytes * q.ranks : q.bytes;
+  return block <= 16 * 1024 && sent <= 64 * 1024;
+}
+
+Route expected_between_hosts(const RouteQuestion& q) {
+  const std::size_t most = (q.ranks + q.hosts - 1) / q.hosts, others = q.hosts - 1;
+  const bool is_raw = most == 1 || (q.op == ReduceOp::Average && is_integer(q.dtype));
+  const std::size_t sent = q.bytes * others * (is_raw ? most : 1);
+  switch (q.kind) {
+    case OpKind::Barrier:
+      return is_direct(q, 0) ? Route::Direct : Route::Agreed;
+    case OpKind::Allgather:
+      return is_direct(q, q.bytes * most * others) ? Route::Direct : Route::ToLeaders;
+    case OpKind::Alltoall:
+      return Route::Pairs;
+    case OpKind::Reducescatter:
+      return Route::Shares;
+    case OpKind::Broadcast: {
+      if (is_direct(q, q.bytes * others)) return Route::Direct;
+      const std::size_t chunk = std::clamp<std::size_t>(q.bytes / 4 * 4 / 64, 64 * 1024, 512 * 1024) / 4;
+      const std::size_t chunks = (q.bytes / 4 + chunk - 1) / chunk;
+      const std::size_t children = q.hosts == 2 ? 1 : 2;  // of 2, 3 and 4 hosts
+      return chunks + q.hosts < chunks * children + 2 ? Route::Chain : Route::Tree;
+    }
+    default:
+      if (q.op == ReduceOp::Adasum) return Route::AdasumAcross;
+      if (is_direct(q, sent)) return Route::Direct;
+      return sent <= 32 * 1024 ? Route::OneStep : Route::Slices;
+  }
+}
+
+Route expected(const RouteQuestion& q) {
+  if (q.memory == Memory::Gpu) return q.machine.gpu.value_or(Route::Staged);
+  return q.hosts == 1 ? expected_on_host(q) : expected_between_hosts(q);
+}
+
+std::string told(const RouteQuestion& q) {
+  return std::string(name_of(q.kind)) + " " + std::string(name_of(q.op)) + ", " + std::to_string(q.bytes) + " bytes, " +
+         std::to_string(q.ranks) + " ranks, " + std::to_string(q.hosts) + " hosts, " + (q.repeats ? "repeated" : "once") + ", memory " +
+         std::to_string(static_cast<int>(q.memory)) + (q.machine.is_slow ? ", slow" : "");
+}
+
+TEST_CASE("every question has one answer, as it always had, and every way is one") {
+  std::array<std::size_t, kRoutes> reached{};
+  std::size_t wrong = 0;
+  visit_questions([&](const RouteQuestion& question) {
+    const auto takers = std::ranges::count_if(all_routes(), [&](const RouteRow& row) { return row.takes(question); });
+    const Route route = takers > 0 ? choose(question).route : Route::Staged;
+    if ((takers != 1 || route != expected(question)) && ++wrong < 10)
+      FAIL_CHECK(told(question) << ": " << takers << " ways, " << name_of(route) << "; it was " << name_of(expected(question)));
+    ++reached[static_cast<std::size_t>(route)];
+  });
+  CHECK(wrong == 0);
+  for (const auto& row : all_routes()) {
+    INFO(row.name);
+    CHECK(reached[static_cast<std::size_t>(row.route)] > 0);
+  }
+}
+
+TEST_CASE("every limit says why it is there and what was measured") {
+  std::set<std::string_view> names;
+  for (const auto& row : kLimits) {
+    INFO(row.what);
+    CHECK(row.value > 0);
+    CHECK(std::min({row.what.size(), row.why.size(), row.measured.size()}) > 10);
+  }
+  for (const auto& row : all_routes()) CHECK(names.insert(row.name).second);
+}
+
+/// One rank's tensors of an operation, of `elements` of input.
+struct Tensors {
+  std::vector<float> input, output;
+  Submission submission;
+  Tensors(OpKind kind, std::size_t elements, int ranks, const std::string& name)
+      : input(elements, 1), output(elements * (kind == OpKind::Allgather ? static_cast<std::size_t>(ranks) : 1)) {
+    const auto rows = static_cast<std::int64_t>(elements);
+    submission.kind = kind;
+    submission.name = name;
+    submission.op = ReduceOp::Sum;
+    const bool in_place = kind == OpKind::Allreduce || kind == OpKind::Broadcast;
+    std::vector<std::int64_t> splits;
+    if (kind == OpKind::Alltoall) splits.assign(static_cast<std::size_t>(ranks), rows / ranks);
+    submission.tensors.push_back(
+        {in_place ? output.data() : input.data(), output.data(), DataType::Float32, {rows}, nullptr, true, splits});
+    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+  }
+  [[nodiscard]] SmallCall call(std::vector<std::int64_t>& received) const {
+    const auto& tensor = submission.tensors.front();
+    received.resize(tensor.splits.size());
+    SmallCall call;
+    call.kind = submission.kind;
+    call.name = submission.name;
+    call.shape = tensor.shape;
+    call.input = tensor.input;
+    call.output = tensor.output;
+    call.splits = tensor.splits;
+    call.received = received;
+    call.op = ReduceOp::Sum;
+    return call;
+  }
+};
+
+/// Does the operation three times, the third and later ones as a caller that waits. Checks that it took the ways that the chooser names.
+void check_taken(Engine& engine, RouteQuestion question, int rank) {
+  const std::string name = told(question) + "." + std::to_string(static_cast<int>(question.kind));
+  const auto ranks = static_cast<int>(question.ranks);
+  Tensors tensors(question.kind, question.bytes / 4, ranks, name);
+  const auto run = [&](bool repeats) {
+    question.repeats = repeats;
+    const Route route = choose(question).route;
+    const auto before = engine.taken(route);
+    std::vector<std::int64_t> received;
+    if (!repeats || !engine.try_fast_path(tensors.call(received))) engine.wait(*engine.submit(tensors.submission, After::Wait));
+    INFO("rank " << rank << ", " << told(question) << ": " << name_of(route));
+    CHECK(engine.taken(route) == before + 1);
+  };
+  run(false);
+  run(false);
+  run(true);
+  run(true);
+}
+
+void check_world(DirectCopies copies, int ranks) {
+  WorldOptions options;
+  options.size = ranks;
+  options.config.direct_copies = copies;
+  ThreadWorld world(options);
+  world.run([&](int rank, Engine& engine) {
+    RouteQuestion question;
+    question.ranks = static_cast<std::size_t>(ranks);
+    question.machine.reads_others = copies != DirectCopies::Off;
+    question.machine.is_slow = copies == DirectCopies::Relayed;
+    question.machine.has_core = static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency();
+    for (const auto kind : kKinds)
+      for (const std::size_t each : {1, 4, 40, 100, 200, 600, 3000}) {
+        if (kind == OpKind::Barrier) continue;
+        question.kind = kind;
+        question.bytes = each * 1024 * question.ranks;
+        check_taken(engine, question, rank);
+      }
+  });
+}
+
+TEST_CASE("what the chooser names is what is done") {
+  for (const int ranks : {1, 2, 3})
+    for (const auto copies : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}) check_world(copies, ranks);
+}
+
+}  // namespace
+}  // namespace hvd::test
