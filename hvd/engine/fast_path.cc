@@ -37,7 +37,8 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       short_wait_(parts.has_core()),
       looks_at_result_(parts.has_core() ? kLooksAtResult : kLooksAtResultSharing),
       most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
-  arrived_.reserve(SubmissionQueue::kUnnamedNames);
+  for (auto* list : {&arrived_, &complete_, &claimed_}) list->reserve(SubmissionQueue::kUnnamedNames);
+  negotiated_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
@@ -306,9 +307,11 @@ const PersistentOp* FastPath::find(const HandleState& pending) const {
 }
 
 bool FastPath::has_complete() const {
-  return std::ranges::any_of(arrived_, [&](const PersistentOp* op) {
-    return board_.has_result(op->unit.id) || (!op->is_direct && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op));
-  });
+  for (const PersistentOp* op : arrived_) {
+    if (board_.has_result(op->unit.id)) return true;
+    if (!op->is_direct && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
+  }
+  return false;
 }
 
 void FastPath::end_complete() {

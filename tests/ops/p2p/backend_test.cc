@@ -150,6 +150,7 @@ TEST_CASE("process sets across domains, several under way at once") {
           CHECK(job->gathered == all);
         }
       }
+      static_cast<void>(world.engine().drop_persistent_for_test());
       if (!shm) CHECK(world.arena().used_bytes() == 0);  // ShmBackend keeps some until the next is staged
     }
 }
