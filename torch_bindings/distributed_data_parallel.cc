@@ -328,6 +328,7 @@ void ModuleReducer::end_backward() {
   std::shared_ptr<SharedBuffers::Sharing> sharing;
   if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
   attempt([&] { reduce_unfrozen(); });
+  for (std::size_t i = 1; i < agreed_; ++i) attempt([&] { reducers_[i]->tell_weight(); });
   for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
   const bool is_step = !first;
   if (sharing) attempt([&] { buffers_.finish(*sharing); });

@@ -335,6 +335,7 @@ std::exception_ptr DistributedOptimizer::cause_of(const Mismatch& error) {
 void DistributedOptimizer::reduce(bool also_synchronized) {
   std::exception_ptr failure;
   bool on_all_ranks = false;
+  for (std::size_t i = 1; i < agreed_; ++i) reducers_[i]->tell_weight();
   for (std::size_t i = 0; i < reducers_.size(); ++i) {
     if (on_all_ranks && i >= agreed_) break;
     if (!also_synchronized && reducers_[i]->is_synchronized()) continue;

@@ -96,6 +96,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// put in place of one that was reduced counts as new).
   void synchronize();
   [[nodiscard]] bool is_synchronized() const;
+  /// Begins a round in which gradients have weights, if none has begun: ranks that wait in backward for the sum of the weights need this
+  /// one's, whatever it waits for.
+  void tell_weight();
   /// Reduces whatever there is, for those who call it at the end of each backward pass.
   void finish_pass();
   /// Before a closure is evaluated: `synchronize()` is to reduce after it, whatever came before.

@@ -37,6 +37,12 @@ void GradientReducer::begin_round() {
   if (!buckets_.empty()) ask_for_weights();
 }
 
+void GradientReducer::tell_weight() {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_gradient;
+  if (weights_.own() && !synchronized_) begin_round();
+}
+
 void GradientReducer::ask_for_weights() {
   const bool scattered = !buckets_.empty() && scatters(buckets_.front());
   weights_.ask(buckets_.empty() ? name_ + "/weights" : buckets_.front().name, scattered);

@@ -287,4 +287,33 @@ TEST_CASE("what happens if ranks take different branches of a model with weights
   CHECK(extra->bias.grad().item<double>() == doctest::Approx(2 / all));
 }
 
+TEST_CASE("what happens if a group that came later has a gradient on one rank alone, with weights: the others count as zeros there") {
+  Sequential net = small_model();
+  torch::manual_seed(2);
+  torch::nn::Linear extra(3, 1);
+  extra->to(kDouble);
+  const auto plain = wrapped::sgd(net->parameters());
+  DistributedOptimizer optimizer(*plain);
+  const auto step = [&](int number, bool with_extra) {
+    optimizer.zero_grad();
+    optimizer.set_weight(hvd::rank() + 1);
+    at::Tensor loss = small_loss(net, hvd::rank(), number);
+    if (with_extra) loss = loss + extra->forward(torch::ones({2, 3}, kDouble)).sum();
+    loss.backward();
+    optimizer.synchronize();
+  };
+  step(0, false);
+  optimizer.step();
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(extra->parameters()));
+  step(1, true);  // all have it: the ranks know of the group
+  CHECK(extra->bias.grad().item<double>() == doctest::Approx(2));
+  optimizer.step();
+  for (int number = 2; number < 5; ++number) {
+    step(number, last());
+    CHECK(extra->bias.grad().item<double>() == doctest::Approx(4.0 / (hvd::size() + 1)));  // 2 size / (size (size + 1) / 2)
+    optimizer.step();
+  }
+  CHECK(same_on_all_ranks(flat(net)));
+}
+
 }  // namespace
