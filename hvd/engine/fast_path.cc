@@ -22,7 +22,7 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       board_(*parts.board),
       factory_(parts, log),
       pulled_(board_, parts.topology.rank),
-      short_wait_(parts.has_core()) {
+      short_wait_(parts.topology.has_core()) {
   arrived_.reserve(SubmissionQueue::kUnnamedNames);
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
