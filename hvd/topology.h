@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -27,6 +28,12 @@ struct Topology {
   std::vector<int> domain_ranks{0};  ///< global ranks of this rank's domain, ascending
   int domain = 0;                    ///< number of this rank's domain
   int domain_index = 0;              ///< this rank's place in `domain_ranks`
+
+  unsigned cores = std::thread::hardware_concurrency();  ///< of this host
+  /// Returns whether each rank of this host has a core.
+  [[nodiscard]] bool has_core() const { return static_cast<unsigned>(local_size) <= cores; }
+  /// Returns whether there are cores that the ranks of this host do not need for themselves.
+  [[nodiscard]] bool has_spare_core() const { return static_cast<unsigned>(local_size) < cores; }
 
   /// Returns the number of the host that rank `of` is on.
   [[nodiscard]] int host_of(int of) const {

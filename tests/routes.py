@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Limits of the choice of ways stand in hvd/routes.h alone, and docs/routes.md has what hvd_bench --routes prints.
+"""Limits of the choice of ways stand in hvd/routes.h alone, how to wait in hvd/base/waits.h, and docs/routes.md has what hvd_bench --routes prints.
 
     python3 tests/routes.py                       checks that no other file of hvd/ and ops/ has a size or a number of ranks to choose by
     python3 tests/routes.py --page BUILD_FOLDER   checks the page; --write BUILD_FOLDER makes its tables anew
@@ -24,6 +24,7 @@ SIZES = {
     ("hvd/config.h", ""): "defaults of knobs",
     ("hvd/engine/deadlocks.cc", "kRecordBytes"): "a record of the log",
     ("hvd/negotiation/board.h", "kLogBytes"): "the log",
+    ("hvd/negotiation/direct_rounds.h", "kMostTogether"): "a message",
     ("hvd/timeline/timeline.cc", "kMostPending"): "text that waits for the file",
     ("hvd/timeline/timeline_file.cc", "kTail"): "of a torn file",
     ("hvd/timeline/timeline_file.h", "kPieceBytes"): "what is written at once",
@@ -69,6 +70,11 @@ def may_have(file, line):
     return False
 
 
+# Who may spin or give way apart from hvd/base/waits.h: it is no rank of the host that is waited for.
+WAITS = {"hvd/base/waits.h", "hvd/base/cpu.h", "ops/ucx/wire_present.cc", "ops/gpu/nccl/communicator.cc"}
+WAIT = re.compile(r"\bcpu_relax\s*\(|\bthis_thread::yield\b|\bsched_yield\b")
+
+
 def violations(root):
     found = []
     for floor in ("hvd", "ops"):
@@ -77,6 +83,8 @@ def violations(root):
             if path.suffix not in (".h", ".cc", ".cu") or file == THE_TABLE or file.startswith("hvd/launch/"):
                 continue
             for number, line in enumerate(code_of(path.read_text()), 1):
+                if WAIT.search(line) and file not in WAITS:
+                    found.append(f"{file}:{number}: {line.strip()}: how to wait for another rank is hvd/base/waits.h's")
                 if (SIZE.search(line) or NUMBER.search(line)) and not may_have(file, line):
                     found.append(f"{file}:{number}: {line.strip()}: a limit by which a way is chosen stands in {THE_TABLE}; "
                                  f"what is none is listed in tests/routes.py")
@@ -90,6 +98,9 @@ def notices():
         (True, "ops/p2p/a.cc", "if (bytes <= 65536) return true;"),
         (True, "ops/p2p/a.cc", "if (ranks.size() > 8) return true;"),
         (True, "hvd/engine/a.cc", "return domains <= 8;"),
+        (True, "ops/shm/a.cc", "std::this_thread::yield();"),
+        (True, "hvd/engine/a.cc", "cpu_relax();"),
+        (False, "hvd/base/waits.h", "cpu_relax();"),
         (False, "hvd/engine/a.cc", "// up to 64 << 10"),
         (False, "hvd/engine/a.cc", "if (ranks > 1) return true;"),
         (False, "ops/shm/claimed_execution.cc", "constexpr std::size_t kMostChunkBytes = 256 << 10;"),

@@ -17,9 +17,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kDirectLooks = 1000;          // of a leader at the wire, before it drives as it does for all else
-constexpr int kDirectLooksSharing = 200;    // where ranks share cores
-constexpr int kLooksForOffer = 20;          // who is looked for may need this core
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
 bool may_go_on(const HandleState& pending) {
@@ -247,22 +244,20 @@ void Engine::await_round(const PersistentOp::Awaited& round, const HandleState& 
 /// Gives the other domains a moment, without the rest of what driving costs.
 void Engine::drive_direct(const PersistentOp::Awaited& round, const HandleState& pending) {
   const auto is_over = [&] { return pending.done.load(std::memory_order_acquire) || board_.has_result(round.slot); };
-  const bool has_core = static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores;
-  const int looks = has_core ? kDirectLooks : kDirectLooksSharing;
-  const auto give_way = [&](int i) { (has_core && i % kLooksForOffer != 0) ? cpu_relax() : std::this_thread::yield(); };
+  const bool has_core = parts_.topology.has_core();
   if (!leader_) {
-    for (int i = 1; i <= looks && !is_over(); ++i) give_way(i);
+    wait_until(is_over, waits::kDirectRound, has_core);
     return;
   }
   const Turn turn = loop_.try_take();
   if (!turn) return;
   board_.set_leader_looks(true);
-  for (int i = 1; i <= looks && !is_over(); ++i) {
+  for (Pauses pauses(has_core); !is_over();) {
     {
       const EngineLock lock(mutex_);
       if (board_.failed() || !leader_->drive_direct(turn) || runner_.has_queued()) break;
     }
-    if (!is_over()) give_way(i);
+    if (is_over() || !pauses.pause(waits::kDirectRound)) break;
   }
   board_.set_leader_looks(false);  // whoever waits now looks again, as does the coordination thread that finds more to do
 }

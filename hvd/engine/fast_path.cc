@@ -34,8 +34,8 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       board_(*parts.board),
       factory_(parts, log),
       pulled_(board_, parts.topology.rank),
-      short_wait_(parts.has_core()),
-      looks_at_result_(parts.has_core() ? kLooksAtResult : kLooksAtResultSharing),
+      short_wait_(parts.topology.has_core()),
+      looks_at_result_(parts.topology.has_core() ? kLooksAtResult : kLooksAtResultSharing),
       most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
   for (auto* list : {&arrived_, &complete_, &claimed_}) list->reserve(SubmissionQueue::kUnnamedNames);
   negotiated_.reserve(SubmissionQueue::kUnnamedNames);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/base/short_wait.h"
+#include "hvd/base/waits.h"
 #include "hvd/engine/controller.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/persistent_op.h"

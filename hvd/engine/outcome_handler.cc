@@ -80,7 +80,7 @@ void OutcomeHandler::wake_for(const Outcomes& outcomes) {
     const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
     if (alone && routes::is_at_once(static_cast<std::size_t>(cut.plan.bytes))) continue;
     wake_waiters = true;
-    wake_workers = wake_workers || !alone || parts_.has_spare_cores();
+    wake_workers = wake_workers || !alone || parts_.topology.has_spare_core();
   }
   if (wake_waiters) mutex_.wake_waiters();
   if (wake_workers) mutex_.wake_all_workers();

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "hvd/backend.h"
@@ -32,16 +31,11 @@ struct EngineParts {
   std::unique_ptr<Transport> alarm;      ///< of its other ranks: to tell the leaders elsewhere of a failure when their own is dead
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1: any. In a world of one: any
-  unsigned cores = std::thread::hardware_concurrency();
   /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.
   std::function<bool()> may_begin;
 
   /// Returns the backend that runs such batches; null if none does. Any thread.
   [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;
-  /// Whether there are cores that the ranks of this domain do not need for themselves.
-  [[nodiscard]] bool has_spare_cores() const { return cores > static_cast<unsigned>(board->ranks()); }
-  /// Whether each rank of this domain has a core.
-  [[nodiscard]] bool has_core() const { return cores >= static_cast<unsigned>(board->ranks()); }
   [[nodiscard]] bool is_here(int rank) const { return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain; }
 };
 

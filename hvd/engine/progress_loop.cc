@@ -12,10 +12,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Before sleeping, for what must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296; 4 ranks on 2 cores 63 to 79 instead of 170 to 350.
-constexpr unsigned kYields = 400;
-constexpr unsigned kYieldsSharing = 100;  // where ranks share cores
-constexpr auto kGatherTime = 50us;        // before the coordination thread ends what a burst has gathered: its caller is about to
+/// Before the coordination thread ends what a burst has gathered: its caller is about to.
+constexpr auto kGatherTime = 50us;
 
 }  // namespace
 
@@ -60,9 +58,9 @@ void ProgressLoop::release() noexcept {
 }
 
 void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds) {
+  if (idle_rounds == 0) polls_.again();
   if (engine_.polls(turn)) {
-    if (idle_rounds < (static_cast<unsigned>(parts_.topology.local_size) <= parts_.cores ? kYields : kYieldsSharing))
-      return std::this_thread::yield();
+    if (polls_.pause(waits::kPolled)) return;
     const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
     if (idle_rounds > 4) std::this_thread::sleep_for(pause);
     return;

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "hvd/base/short_wait.h"
+#include "hvd/base/waits.h"
 #include "hvd/engine/engine_lock.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/parts.h"
@@ -21,7 +21,8 @@ class ProgressLoop {
         board_(*parts.board),
         mutex_(mutex),
         engine_(engine),
-        short_wait_(parts.has_core()),
+        short_wait_(parts.topology.has_core()),
+        polls_(parts.topology.has_core()),
         looks_again_(std::ranges::any_of(parts.backends, [](const auto& backend) { return backend->looks_again(); })) {}
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
@@ -72,7 +73,7 @@ class ProgressLoop {
     while (!is_over()) {
       if (const Turn turn = try_take()) {
         drive_until(turn, is_over);
-      } else if (!yield_until([&] { return is_over() || !taken_.load(std::memory_order_relaxed); })) {
+      } else if (!hvd::wait_until([&] { return is_over() || !taken_.load(std::memory_order_relaxed); }, waits::kTurn, true)) {
         EngineLock lock(mutex_);
         mutex_.wait_for(lock, kSleep, [&] { return is_over() || !taken_.load(); });
       }
@@ -81,16 +82,6 @@ class ProgressLoop {
 
  private:
   friend class Turn;
-  /// The coordination thread keeps the turn for some microseconds most often. Returns whether `condition` held before it was time to sleep.
-  template <class Condition>
-  static bool yield_until(const Condition& condition) {
-    for (int i = 0; i < kYieldsForTurn; ++i) {
-      if (condition()) return true;
-      std::this_thread::yield();
-    }
-    return false;
-  }
-  static constexpr int kYieldsForTurn = 20;
   static constexpr std::chrono::milliseconds kSleep{100};
   /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to do.
   static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};
@@ -109,6 +100,7 @@ class ProgressLoop {
   EngineMutex& mutex_;
   EngineEvents& engine_;
   ShortWait short_wait_;
+  Pauses polls_;            ///< of the thread that has the turn
   const bool looks_again_;  ///< a backend wants it
   std::atomic<bool> taken_{false};
   std::atomic<bool> has_missed_turn_{false};  ///< the coordination thread was woken while another had the turn

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <thread>
 
+#include "hvd/base/waits.h"
 #include "hvd/negotiation/board_layout.h"
 
 namespace hvd {
@@ -30,8 +30,6 @@ constexpr std::uint64_t kClaimed = std::uint64_t{1} << 31;
 constexpr unsigned kClaimantBits = 16;  // from here on, below kClaimed, its index
 constexpr std::uint64_t kArrivals = (std::uint64_t{1} << kClaimantBits) - 1;
 constexpr unsigned kCompanyBits = 2;  // of a result_round
-constexpr int kClaimSpins = 200;
-constexpr int kClaimYields = 100;
 
 constexpr std::uint64_t claimed_by(int rank) { return kClaimed | static_cast<std::uint64_t>(rank) << kClaimantBits; }
 constexpr int claimant_of(std::uint64_t word) {
@@ -146,15 +144,12 @@ std::optional<Bytes> Board::read_next() {
 /// Returns the slot's generation and arrivals once nobody has claimed the round, or the world has failed.
 std::uint64_t Board::unclaimed(std::uint32_t slot) {
   const auto& word = head(slot).generation_and_arrivals;
-  for (int i = 0; i < kClaimSpins + kClaimYields; ++i) {
-    const std::uint64_t now = word.load(std::memory_order_seq_cst);
-    if ((now & kClaimed) == 0) return now;
-    if (i < kClaimSpins) {
-      cpu_relax();
-    } else {
-      std::this_thread::yield();  // the claimant may be the next to run here
-    }
-  }
+  std::uint64_t now = 0;
+  const auto is_unclaimed = [&] {
+    now = word.load(std::memory_order_seq_cst);
+    return (now & kClaimed) == 0;
+  };
+  if (wait_until(is_unclaimed, waits::kClaim, true) || wait_until(is_unclaimed, waits::kClaim, false)) return now;
   return wait_for_claimant(slot);
 }
 

@@ -24,8 +24,7 @@ class ShmContext {
   [[nodiscard]] int domain_index(int rank) const;
   /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const;
-  [[nodiscard]] bool has_cores() const { return has_cores_; }
-  [[nodiscard]] PieceExchange exchange(bool past_caches) const { return PieceExchange(has_cores_, past_caches); }
+  [[nodiscard]] PieceExchange exchange(bool past_caches) const { return PieceExchange(topology_.has_core(), past_caches); }
   /// Returns memory for one call of `advance`, kept from one to the next.
   std::byte* scratch(std::size_t bytes);
 
@@ -34,7 +33,6 @@ class ShmContext {
   Staging staging_;
   Board& board_;
   std::vector<std::byte> scratch_;
-  const bool has_cores_;  // one for each rank
 };
 
 }  // namespace hvd

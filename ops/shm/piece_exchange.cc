@@ -1,34 +1,9 @@
 #include "ops/shm/piece_exchange.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
-#include "hvd/base/cpu.h"
-
 namespace hvd {
-
-namespace {
-
-constexpr auto kPatienceToTake = std::chrono::microseconds(20);   // a piece takes a rank that has a core less
-constexpr auto kPatienceToGive = std::chrono::microseconds(100);  // as long as to fall asleep and be woken takes
-constexpr int kTurns = 20;  // with which the core is offered instead, and in which others fill and empty rings
-constexpr int kTurnsInVain = 2;
-constexpr auto kPatienceOffered = std::chrono::milliseconds(4);
-
-}  // namespace
-
-bool PieceExchange::wait(Clock::duration patience, int turns) {
-  const auto now = Clock::now();
-  if (turns_++ == 0) waited_since_ = now;
-  if (have_cores_) {
-    cpu_relax();
-    return now - waited_since_ < patience;
-  }
-  if (turns_ > turns || now - waited_since_ >= kPatienceOffered) return false;
-  std::this_thread::yield();  // the one awaited may be the next to run here
-  return true;
-}
 
 bool PieceExchange::give_some() {
   bool any = false;
@@ -43,19 +18,19 @@ bool PieceExchange::take_some() {
 }
 
 bool PieceExchange::take_all(const Read& read) {
-  bool waits = true;  // not for ranks that have just been waited for in vain
-  moved();
+  bool waits_for_it = true;  // not for ranks that have just been waited for in vain
+  pauses_.again();
   while (true) {
     const bool gave = give_some();
     const bool took = take_some();
-    if (gave || took) moved();
-    waits = waits || took;
+    if (gave || took) pauses_.again();
+    waits_for_it = waits_for_it || took;
     if (took) continue;
     const auto next = std::find_if(incoming_.begin(), incoming_.end(), [](const Incoming& in) { return !in.is_done(); });
     if (next == incoming_.end()) return true;
-    if (gave || (waits ? wait(kPatienceToTake, kTurns) : !have_cores_ && wait({}, kTurnsInVain))) continue;
-    waits = false;
-    moved();
+    if (gave || pauses_.pause(waits_for_it ? waits::kPieceToTake : waits::kPieceInVain)) continue;
+    waits_for_it = false;
+    pauses_.again();
     const auto piece = next->relay->taken_by(next->reader);
     const std::size_t skipped = next->skipped + static_cast<std::size_t>(piece) * Relay::kPieceBytes;
     if (!read(next->source, skipped, Relay::part_of(next->to, piece))) return false;
@@ -66,7 +41,7 @@ bool PieceExchange::take_all(const Read& read) {
 
 bool PieceExchange::give_rest() {
   std::uint64_t before = 0;
-  moved();
+  pauses_.again();
   while (true) {
     std::uint64_t taken = 0;
     bool all = true;
@@ -76,8 +51,8 @@ bool PieceExchange::give_rest() {
     }
     if (all) return true;
     if (give_some() || taken != std::exchange(before, taken)) {
-      moved();
-    } else if (!wait(kPatienceToGive, kTurns)) {
+      pauses_.again();
+    } else if (!pauses_.pause(waits::kPieceToGive)) {
       return std::all_of(outgoing_.begin(), outgoing_.end(),
                          [](const Outgoing& out) { return out.memory.empty() || out.relay->taken_by_all() > 0; });
     }

@@ -4,13 +4,13 @@
 /// piece where it is, so that a rank that sleeps, or has died, holds nobody up. One batch member of one rank; the thread that has the turn.
 /// It fails as `Read` does.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "hvd/base/waits.h"
 #include "ops/shm/relay.h"
 
 namespace hvd {
@@ -23,7 +23,7 @@ class PieceExchange {
 
   /// `have_cores`: every rank of the domain has one; elsewhere this one offers its own when it waits. `past_caches`: what is taken is not
   /// to stay in the caches.
-  explicit PieceExchange(bool have_cores, bool past_caches = false) : have_cores_(have_cores), past_caches_(past_caches) {}
+  explicit PieceExchange(bool have_cores, bool past_caches = false) : pauses_(have_cores), past_caches_(past_caches) {}
 
   /// `memory` is for the readers of the relay.
   void give(Relay& relay, std::span<const std::byte> memory) { outgoing_.push_back({&relay, memory}); }
@@ -48,19 +48,13 @@ class PieceExchange {
     std::size_t source, skipped, reader;
     [[nodiscard]] bool is_done() const { return relay->taken_by(reader) >= Relay::pieces_of(to.size()); }
   };
-  using Clock = std::chrono::steady_clock;
   bool give_some();
   bool take_some();
-  /// Returns false if it has done so since `moved` for so long, or, without cores, offered this one so often.
-  bool wait(Clock::duration patience, int turns);
-  void moved() { waited_since_ = {}, turns_ = 0; }
 
-  const bool have_cores_;
+  Pauses pauses_;  // since something has moved
   const bool past_caches_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  Clock::time_point waited_since_;
-  int turns_ = 0;
 };
 
 }  // namespace hvd

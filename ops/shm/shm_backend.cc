@@ -31,14 +31,13 @@ std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index) {
 
 ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology,
                        std::shared_ptr<StatsCounters> stats)
-    : machine_{.reads_others = memory.direct_copies, .is_slow = memory.slow_copies, .has_core = true, .gpu = {}},
+    : machine_{.reads_others = memory.direct_copies, .is_slow = memory.slow_copies, .has_core = topology.has_core(), .gpu = {}},
       context_(std::move(memory), std::move(arena), board, std::move(topology)),
       board_(board),
       topology_(context_.topology()),
       staging_(context_.staging()),
       pulled_blocks_(staging_, [this](std::uint64_t sequence) { return board_.is_over(sequence); }),
       stats_(std::move(stats)) {
-  machine_.has_core = context_.has_cores();
   gathered_.reserve(limit(Limit::AtOnceBytes));
   outputs_.reserve(topology_.domain_ranks.size());
   inputs_.reserve(topology_.domain_ranks.size());

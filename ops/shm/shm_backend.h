@@ -49,7 +49,7 @@ class ShmBackend final : public Backend, private FastPathMemory {
             void* output) override;
   void finish_reading(std::span<const std::byte* const> blocks) noexcept override;
 
-  RouteMachine machine_;
+  const RouteMachine machine_;
   ShmContext context_;
   Board& board_;  // of the context, as are the next two
   const Topology& topology_;

@@ -275,9 +275,9 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       const int rank = ranks[index];
       EngineParts parts;
       parts.config = options_.config;
-      parts.cores = options_.cores;
       parts.memory = memory.owner;
       Topology& topology = parts.topology;
+      topology.cores = options_.cores;
       topology.rank = rank;
       topology.size = size;
       topology.local_rank = topology.domain_index = static_cast<int>(index);

@@ -1,5 +1,5 @@
 // How long a rank looks before it sleeps.
-#include "hvd/base/short_wait.h"
+#include "hvd/base/waits.h"
 
 #include <doctest/doctest.h>
 
@@ -56,6 +56,45 @@ TEST_CASE("ranks that share cores offer theirs a few times") {
   looks = 0;
   CHECK(wait.until([&] { return ++looks == 2; }));  // whatever the first offer took
   for (int i = 0; i < 1000; ++i) CHECK(looks_in_vain(wait) <= 21);
+}
+
+/// How often a plan pauses after looks in vain.
+int pauses(const WaitPlan& plan, bool has_core) {
+  Pauses pauses(has_core);
+  int count = 0;
+  while (pauses.pause(plan)) ++count;
+  return count;
+}
+
+TEST_CASE("a plan has so many looks, with a core or with what ranks share") {
+  const WaitPlan plan{.looks = 7, .looks_for_offer = 3, .offers = 4};
+  CHECK(pauses(plan, true) == 7);
+  CHECK(pauses(plan, false) == 4);
+  CHECK(pauses(waits::kPieceInVain, true) == 0);
+  CHECK(pauses(waits::kPieceInVain, false) <= 2);
+  CHECK(pauses({.looks = 5, .longest = std::chrono::microseconds(1)}, true) == 5);  // that limit is of offers
+}
+
+TEST_CASE("a plan with a time lasts so long, and begins again when something has happened") {
+  const WaitPlan plan{.time = std::chrono::microseconds(2000), .offers = 3};
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(pauses(plan, true) > 0);
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::microseconds(2000));
+  CHECK(pauses(plan, false) == 3);
+  Pauses again(false);
+  for (int i = 0; i < 10; ++i) {
+    CHECK(again.pause(plan));
+    again.again();
+  }
+}
+
+TEST_CASE("waiting until something ends with it, or with the plan") {
+  int looks = 0;
+  CHECK(wait_until([&] { return ++looks == 3; }, waits::kTurn, true));
+  CHECK(looks == 3);
+  looks = 0;
+  CHECK(!wait_until([&] { return ++looks < 0; }, waits::kTurn, true));
+  CHECK(looks == waits::kTurn.looks + 2);  // once more at the end
 }
 
 }  // namespace
