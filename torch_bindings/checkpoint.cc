@@ -438,7 +438,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
   std::unique_ptr<detail::CheckpointFile> file;
-  const std::string outline = open(file, !device_of(module).is_cpu());
+  const std::string outline = open(file, any(!device_of(module).is_cpu(), set));
   std::optional<detail::OptimizerLoad> of_optimizer;
   PartsLoad of_parts(parts);
   Contents contents;
@@ -446,10 +446,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
     of_optimizer.emplace(optimizer);
     find_contents(outline, module, *of_optimizer, contents);
   }));
-  const auto read_values = [&] {  // why it cannot be read all ranks know alike
-    const std::string failure = contents.reader->read(file.get(), &set);
-    agree(set.rank() == 0 ? failure : "");
-  };
+  const auto read_values = [&] { agree(contents.reader->read(file.get(), &set)); };
   read_values();
   agree(failure_of([&] {  // what can fail on one rank alone comes before anything changes
     read_contents(module, parts, contents);
@@ -466,7 +463,9 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   if (failure.empty()) failure = of_parts.load(contents.parts);
   try {
     agree(failure);
-    for (auto& item : contents.found) contents.reader->want(item.tensor, item.stored);
+    agree(failure_of([&] {
+      for (auto& item : contents.found) contents.reader->want(item.tensor, item.stored);
+    }));
     read_values();
   } catch (...) {
     of_parts.undo();

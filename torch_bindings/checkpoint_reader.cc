@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -24,6 +26,9 @@ constexpr std::size_t kLargeBytes = 256;
 /// Bytes that are read and sent at once: enough for the speed of memory, few beside a model.
 constexpr std::size_t kPortionBytes = std::size_t{256} << 10;
 
+/// Bytes at the end of a file in which LibTorch looks for its directory: tensors that reach there are read at once.
+constexpr std::uint64_t kDirectorySearch = std::uint64_t{8} << 10;
+
 /// An outline is these numbers: size of the file, number of extents, place and bytes of each; then the rest of the file.
 template <class T>
 void append(std::string& text, const T& number) {
@@ -38,12 +43,13 @@ T take(const std::string& text, std::size_t& at) {
 }
 
 /// Places and bytes of the tensors that LibTorch stores as they are, in the file's order.
-std::vector<std::uint64_t> large_tensors(const std::string& path) {
+std::vector<std::uint64_t> large_tensors(const std::string& path, std::uint64_t size) {
   caffe2::serialize::PyTorchStreamReader reader(path);
   std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
   for (const auto& name : reader.getAllRecords()) {
     const std::uint64_t bytes = reader.getRecordSize(name);
-    if (name.rfind("data/", 0) == 0 && bytes >= kLargeBytes) found.emplace_back(reader.getRecordOffset(name), bytes);
+    const std::uint64_t place = reader.getRecordOffset(name);
+    if (name.rfind("data/", 0) == 0 && bytes >= kLargeBytes && place + bytes + kDirectorySearch <= size) found.emplace_back(place, bytes);
   }
   std::sort(found.begin(), found.end());
   std::vector<std::uint64_t> numbers;
@@ -70,7 +76,7 @@ CheckpointFile::CheckpointFile(const std::string& path, bool all_at_once) : file
   std::string portion(kPortionBytes, '\0');
   for (std::uint64_t at = 0; at < size_; at += portion.size())
     file_.read(at, portion.data(), static_cast<std::size_t>(std::min<std::uint64_t>(portion.size(), size_ - at)));
-  if (!all_at_once) extents_ = large_tensors(path);
+  if (!all_at_once) extents_ = large_tensors(path, size_);
 }
 
 std::string CheckpointFile::outline() const {
@@ -132,6 +138,7 @@ void CheckpointReader::load(const std::string& outline, at::Device device) {
 
 const CheckpointReader::Extent* CheckpointReader::unread(const at::Tensor& tensor) const {
   if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage()) return nullptr;
+  if (tensor.is_conj() || tensor.is_neg() || tensor.is_quantized()) return nullptr;  // want_all_but() reads them where they are
   const auto found = by_memory_.find(tensor.storage().data());
   return found == by_memory_.end() || extents_[found->second].is_read ? nullptr : &extents_[found->second];
 }
@@ -149,10 +156,16 @@ void CheckpointReader::want(const at::Tensor& to, const at::Tensor& from) {
 }
 
 void CheckpointReader::want_all_but(const std::vector<at::Tensor>& tensors) {
-  std::vector<const Extent*> left_out;
-  for (const auto& tensor : tensors) left_out.push_back(unread(tensor));
+  std::map<const Extent*, std::set<const void*>> owners;
+  std::map<const Extent*, std::size_t> references;  // to the storage
+  for (const auto& tensor : tensors) {
+    const Extent* const extent = unread(tensor);
+    if (extent == nullptr) continue;
+    owners[extent].insert(tensor.unsafeGetTensorImpl());
+    references[extent] = tensor.storage().use_count();
+  }
   for (auto& extent : extents_)
-    if (!extent.is_read && std::find(left_out.begin(), left_out.end(), &extent) == left_out.end()) extent.in_place = true;
+    if (!extent.is_read && (!owners.contains(&extent) || references[&extent] > owners[&extent].size())) extent.in_place = true;
 }
 
 std::string CheckpointReader::read(const CheckpointFile* file, const ProcessSet* set) {
@@ -165,10 +178,10 @@ std::string CheckpointReader::read(const CheckpointFile* file, const ProcessSet*
   std::string failure;
   for (std::size_t i = 0; i < extents_.size(); ++i)
     if (wanted[static_cast<std::int64_t>(i)].item<std::int64_t>() != 0) read_extent(extents_[i], file, set, failure);
-  return set == nullptr ? failure : broadcast_text(std::move(failure), set->ranks().front(), *set);
+  return failure;
 }
 
-/// The first rank goes on after a failure, so that nobody waits for it.
+/// A rank goes on after a failure, so that nobody waits for it.
 void CheckpointReader::read_extent(Extent& extent, const CheckpointFile* file, const ProcessSet* set, std::string& failure) {
   std::vector<Want> wants = std::exchange(extent.wants, {});
   const auto is_direct = [](const Want& want) {
@@ -177,28 +190,39 @@ void CheckpointReader::read_extent(Extent& extent, const CheckpointFile* file, c
   };
   const auto bytes = static_cast<std::int64_t>(extent.bytes);
   at::Tensor whole;
-  if (extent.in_place) whole = torch::from_blob(extent.memory, {bytes}, torch::kUInt8);
-  if (!whole.defined() && !std::all_of(wants.begin(), wants.end(), is_direct)) whole = torch::empty({bytes}, torch::kUInt8);
+  const auto attempt = [&failure](const auto& call) {
+    try {
+      if (failure.empty()) call();
+    } catch (...) {
+      failure = words_of_current_exception();
+    }
+  };
+  attempt([&] {
+    if (extent.in_place) whole = torch::from_blob(extent.memory, {bytes}, torch::kUInt8);
+    if (!whole.defined() && !std::all_of(wants.begin(), wants.end(), is_direct)) whole = torch::empty({bytes}, torch::kUInt8);
+  });
   const at::Tensor buffer = torch::empty({std::min(bytes, static_cast<std::int64_t>(kPortionBytes))}, torch::kUInt8);
   for (std::int64_t at = 0; at < bytes; at += buffer.numel()) {
     at::Tensor portion = buffer.narrow(0, 0, std::min(buffer.numel(), bytes - at));
-    try {
-      if (file != nullptr)
+    if (file != nullptr)
+      attempt([&] {
         file->read(extent.place + static_cast<std::uint64_t>(at), portion.mutable_data_ptr(), static_cast<std::size_t>(portion.numel()));
-    } catch (const CheckpointError& error) {
-      failure = error.what();
-    }
+      });
     if (set != nullptr && set->size() > 1)
       broadcast_(portion, {.name = library_name("checkpoint/data"), .root_rank = set->ranks().front(), .process_set = *set});
-    if (whole.defined()) whole.narrow(0, at, portion.numel()).copy_(portion);
-    for (const auto& want : wants)
-      if (is_direct(want)) copy_portion(want.to, want.from, at, portion);
+    attempt([&] {
+      if (whole.defined()) whole.narrow(0, at, portion.numel()).copy_(portion);
+      for (const auto& want : wants)
+        if (is_direct(want)) copy_portion(want.to, want.from, at, portion);
+    });
   }
-  for (const auto& want : wants)
-    if (!is_direct(want))
-      want.to.copy_(
-          torch::empty({0}, want.from.options()).set_(whole.storage(), want.from.storage_offset(), want.from.sizes(), want.from.strides()));
-  extent.is_read = extent.in_place;
+  attempt([&] {
+    for (const auto& want : wants)
+      if (!is_direct(want))
+        want.to.copy_(torch::empty({0}, want.from.options())
+                          .set_(whole.storage(), want.from.storage_offset(), want.from.sizes(), want.from.strides()));
+  });
+  if (std::exchange(extent.in_place, false)) extent.is_read = true;  // from now on it may be somebody's, who changes it
 }
 
 std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive) {

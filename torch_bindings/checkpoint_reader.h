@@ -54,7 +54,7 @@ class CheckpointReader {
   /// Wants all that is in the file still, but for tensors in these.
   void want_all_but(const std::vector<at::Tensor>& tensors);
   /// Reads what this rank wants. With a set: collective over it, for what any of its ranks wants; `file`: on its first rank, null on the
-  /// others. Returns why the file could not be read, the same on all ranks; empty if it could.
+  /// others. Returns why this rank has not all of it; empty if it has. What it wants is not complete then.
   [[nodiscard]] std::string read(const CheckpointFile* file, const ProcessSet* set);
 
  private:

@@ -37,6 +37,8 @@ class GradientWeights {
   void ask(const std::string& name, bool scattered);
   /// Returns whether it was asked for in this round.
   [[nodiscard]] bool are_asked() const { return round_ != nullptr; }
+  /// Returns whether learn() would not wait.
+  [[nodiscard]] bool is_known() const { return !round_ || round_->pending->done.load(); }
   /// Returns the sum under way; null where there is none.
   [[nodiscard]] std::shared_ptr<HandleState> pending() const { return round_ ? round_->pending : nullptr; }
   /// Waits for the sum, where there is one. Returns false where other ranks' gradients have no weights.

@@ -335,7 +335,13 @@ std::exception_ptr DistributedOptimizer::cause_of(const Mismatch& error) {
 void DistributedOptimizer::reduce(bool also_synchronized) {
   std::exception_ptr failure;
   bool on_all_ranks = false;
-  for (std::size_t i = 1; i < agreed_; ++i) reducers_[i]->tell_weight();
+  for (std::size_t i = 1; i < agreed_; ++i) {
+    try {
+      reducers_[i]->tell_weight();
+    } catch (const InvalidArgument&) {  // as its own turn will say
+      failure = std::current_exception();
+    }
+  }
   for (std::size_t i = 0; i < reducers_.size(); ++i) {
     if (on_all_ranks && i >= agreed_) break;
     if (!also_synchronized && reducers_[i]->is_synchronized()) continue;

@@ -87,7 +87,7 @@ void OptimizerShards::gather_pieces(const std::vector<at::Tensor>& whole, const 
                                     const std::vector<std::int64_t>& bytes, const std::string& what, std::optional<int> only) const {
   if (!only || process_set_.size() == 1) {
     for (std::size_t i = 0; i < pieces_.size(); ++i)
-      if (own[i].defined()) whole[i].copy_(own[i]);
+      if (own[i].defined() && whole[i].defined()) whole[i].copy_(own[i]);
     return broadcast_pieces(whole, what);
   }
   const auto ranks = process_set_.ranks();
@@ -115,7 +115,12 @@ void OptimizerShards::gather_pieces(const std::vector<at::Tensor>& whole, const 
     std::vector<at::Tensor> parts{torch::empty({0}, torch::kUInt8)};
     if (!gets_whole(only))
       for_each_part(hvd::rank(), at, [&](std::size_t i, std::int64_t first, std::int64_t count) {
-        parts.push_back(in_bytes(own[i].to(state_type(pieces_[i]))).narrow(0, first, count).cpu());
+        const Piece& piece = pieces_[i];
+        const at::Tensor typed = own[i].to(state_type(piece));
+        const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();  // it may lie in another order than `whole`
+        const at::Tensor like = is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false)) : at::Tensor();
+        const at::Tensor ordered = is_turned ? detail::in_memory_order_of(typed, like) : detail::in_memory_order(typed);
+        parts.push_back(ordered.view(at::kByte).narrow(0, first, count).cpu());
       });
     const at::Tensor mine = torch::cat(parts);
     const at::Tensor splits = torch::zeros({process_set_.size()}, torch::kInt64);
@@ -138,6 +143,10 @@ void OptimizerShards::keep_share(States whole, detail::CheckpointReader* reader)
   for (const auto& piece : pieces_) {
     const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
     if (!is_mine(piece) || found == whole.end()) continue;
+    for (const at::Tensor* const tensor : detail::parts_of(*found->second).tensors)
+      if (tensor->defined() && tensor->sizes() != piece.parameter.sizes())
+        throw InvalidArgument(formatted("the state of parameter '{}' has shape {}, and the parameter {}", piece.name,
+                                        to_string(tensor->sizes().vec()), to_string(piece.parameter.sizes().vec())));
     if (piece.is_whole()) {
       for (at::Tensor* const tensor : detail::parts_of(*found->second).tensors) {
         if (reader != nullptr) reader->want(*tensor);
@@ -162,7 +171,7 @@ at::Tensor OptimizerShards::part_of(const at::Tensor& whole, const Piece& piece,
     return detail::in_memory_order_of(whole, piece.parameter)
         .slice(0, piece.begin, piece.end)
         .to(has_master(piece) ? at::kFloat : whole.scalar_type(), false, /*copy=*/true);
-  if (whole.strides() != piece.parameter.strides()) {  // it comes in an order of its own
+  if (whole.strides() != piece.parameter.strides()) {  // it comes in an order of its own, and so as a whole
     const at::Tensor ordered = at::empty_strided(piece.parameter.sizes(), piece.parameter.strides(), whole.options());
     reader->want(ordered, whole);
     return detail::in_memory_order(ordered).slice(0, piece.begin, piece.end);

@@ -265,9 +265,9 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
     const OrderedByName ordered(holder_, names.empty() ? names : names_of(optimizer_), names);
     const RepeatedParameters each_once(holder_, Places::LeftOut);
     if (by_itself) holder_.load(own);
-    for (const auto& [key, state] : holder_.state())
-      for (const at::Tensor* const tensor : reader != nullptr ? detail::parts_of(*state).tensors : std::vector<at::Tensor*>{})
-        reader->want(*tensor);
+    if (reader != nullptr && takes_unread())
+      for (const auto& [key, state] : holder_.state())
+        for (const at::Tensor* const tensor : detail::parts_of(*state).tensors) reader->want(*tensor);
     if (parts != nullptr) load_parts(*parts, with_options, by_itself);
   }
   if (!with_options) restore_options();

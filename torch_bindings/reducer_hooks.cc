@@ -138,9 +138,14 @@ void GradientReducer::count(Slot& slot) {
     }
   }
   if (slot.awaited) --bucket.missing;
-  if (bucket.missing > 0) return;
-  take_rest(bucket, Round::Kept, true);
-  submit(bucket, Round::Kept, false);
+  // Nobody waits in backward: another rank may wait there for what this one gives later. What is left a later hook submits, or
+  // synchronize().
+  if (bucket.missing > 0 || !weights_.is_known()) return;
+  for (auto& complete : buckets_) {
+    if (!complete.counted || complete.missing > 0 || complete.submitted) continue;
+    take_rest(complete, Round::Kept, true);
+    submit(complete, Round::Kept, false);
+  }
   put_away_what_is_done();
   let_go_of_what_is_done();
 }

@@ -139,7 +139,69 @@ TEST_CASE("checkpoints: a state comes into parameters of another memory order, s
     }
     CHECK(torch::allclose(flat(other), flat(net), 1e-5, 1e-6));  // convolutions add up in an order of their own in each format
     CHECK_FALSE(torch::allclose(flat(other), flat(convolutions(at::MemoryFormat::Contiguous)), 1e-5, 1e-3));
+    // And what was read so is saved again as it is.
+    Checkpoint(folder.file()).save(other, resumed, 3);
+    auto third = convolutions(at::MemoryFormat::Contiguous);
+    torch::optim::Adam alone(third->parameters(), 0.01);
+    CHECK(Checkpoint(folder.file()).load(third, alone) == 3);
+    step(other, resumed, 3);
+    third->forward(data({2, 5, 8, 8}, at::kFloat, hvd::rank(), 3)).square().mean().backward();
+    for (auto& parameter : third->parameters()) hvd::allreduce_(parameter.mutable_grad());
+    alone.step();
+    CHECK(torch::allclose(flat(other), flat(third), 1e-5, 1e-6));
   }
+}
+
+/// A part that keeps a tensor, and changes what it has read in place.
+struct Doubling {
+  at::Tensor kept;
+  void save(torch::serialize::OutputArchive& archive) const { archive.write("kept", kept); }
+  void load(torch::serialize::InputArchive& archive) {
+    archive.read("kept", kept);
+    kept.mul_(2);
+  }
+};
+
+TEST_CASE("checkpoints: what shares memory with the model in the file is there, too, and a part may change what it has read") {
+  const Folder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const at::Tensor weight = net->parameters()[0];
+  Doubling part{weight.detach().clone()};
+  Checkpoint(folder.file()).save(net, sgd, 3, {.tensors = {{"head", weight.detach()}, {"row", weight.detach()[1]}}}, {part});
+  Sequential other = small_model();
+  {
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : other->parameters()) parameter.zero_();
+  }
+  torch::optim::SGD of_other(other->parameters(), 0.1);
+  Doubling read{torch::zeros({}, at::kDouble)};
+  Checkpoint::Extra extra;
+  CHECK(Checkpoint(folder.file()).load(other, of_other, extra, {read}) == 3);
+  CHECK(same(flat(other), flat(net)));
+  CHECK(same(extra.tensors.at("head"), weight.detach()));
+  CHECK(same(extra.tensors.at("row"), weight.detach()[1]));
+  CHECK(same(read.kept, weight.detach() * 2));
+}
+
+TEST_CASE("checkpoints: parameters of an optimizer in another order than in the file are refused on all ranks, by name") {
+  const Folder folder;
+  Sequential net = small_model();
+  const auto parameters = net->parameters();
+  const auto named = net->named_parameters();
+  const auto made = [&](std::vector<at::Tensor> order) {
+    return DistributedOptimizer(std::make_unique<torch::optim::Adam>(std::move(order), 0.01), named, {.shard_optimizer_state = true});
+  };
+  auto optimizer = made(parameters);
+  small_loss(net, hvd::rank(), 0).backward();
+  optimizer.step();
+  Checkpoint(folder.file()).save(net, optimizer, 1);
+  auto turned = made({parameters.rbegin(), parameters.rend()});
+  const at::Tensor before = flat(net);
+  if (hvd::size() == 1) return;
+  const std::string text = error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(net, turned); });
+  CHECK_MESSAGE(contains(text, "the state of its optimizer does not fit"), text);
+  CHECK(same(flat(net), before));
 }
 
 TEST_CASE("checkpoints: what is left of a file that was cut short, at any place, is refused on all ranks and changes nothing") {

@@ -8,6 +8,7 @@
 
 #include "tests/torch_bindings/support.h"
 
+namespace grad_scaler_test {
 namespace {
 
 using namespace hvd::test;
@@ -334,3 +335,4 @@ TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks
 }
 
 }  // namespace
+}  // namespace grad_scaler_test

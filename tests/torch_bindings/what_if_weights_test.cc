@@ -313,6 +313,20 @@ TEST_CASE("what happens if a group that came later has a gradient on one rank al
     CHECK(extra->bias.grad().item<double>() == doctest::Approx(4.0 / (hvd::size() + 1)));  // 2 size / (size (size + 1) / 2)
     optimizer.step();
   }
+  // Each rank has what the others have not.
+  for (int number = 5; number < 8; ++number) {
+    optimizer.zero_grad();
+    optimizer.set_weight(1);
+    if (hvd::rank() == 0) {
+      small_loss(net, 0, number).backward();
+    } else {
+      extra->forward(torch::ones({2, 3}, kDouble)).sum().backward();
+    }
+    optimizer.synchronize();
+    CHECK(net->parameters()[0].grad().defined());
+    if (hvd::size() > 1) CHECK(extra->bias.grad().item<double>() == doctest::Approx(2.0 * (hvd::size() - 1) / hvd::size()));
+    optimizer.step();
+  }
   CHECK(same_on_all_ranks(flat(net)));
 }
 
