@@ -163,12 +163,17 @@ DirectPath::Promise DirectPath::try_to_promise(PersistentOp& op, LeaderTree& tre
 bool DirectPath::end_rounds(LeaderTree& tree) {
   if (!rounds_.has_promised()) return false;
   const auto complete = rounds_.complete();
+  std::vector<PersistentOp*> ops;
+  for (const auto number : complete) ops.push_back(find(*tree.key_of(number)));
+  const auto together = [&](std::size_t i) {  // with the one before
+    return i > 0 && i < ops.size() && ops[i - 1] != nullptr && ops[i] != nullptr && share_batch(*ops[i - 1], *ops[i]);
+  };
   for (std::size_t i = 0; i < complete.size(); ++i) {
     const auto number = complete[i];
-    PersistentOp* const op = find(*tree.key_of(number));
+    PersistentOp* const op = ops[i];
     if (op != nullptr && fast_path_.find_blocks(*op)) {
       if (op->memory != nullptr) op->memory->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
-      fast_path_.give_results(*op, company_of(i, complete.size()));
+      fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
     }
     rounds_.end(number);
     tree.note_use(number);

@@ -103,7 +103,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
-    fast_path_.end_complete();
+    end_complete();
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
@@ -162,7 +162,8 @@ std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, Aft
     if (!may_start()) return nullptr;
     const bool in_burst = fast_path_.is_in_burst();
     op = fast_path_.start(call, after == After::Wait);
-    if (op && after != After::Wait) work = work_left(in_burst);
+    const bool waits = after == After::Wait;  // and then drives, unless the operation is done
+    if (op && (!waits || op->pending->done.load())) work = work_left(in_burst || waits);
   }
   if (work != Work::None) hand_over(work == Work::Small);
   return op;
@@ -219,10 +220,7 @@ std::shared_ptr<HandleState> Engine::start_unowned(const SmallCall& call, const 
 void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
   const LibraryCall inside;
   if (!op.pending->done.load(std::memory_order_relaxed)) {
-    if (fast_path_.is_gathering()) {
-      const EngineLock lock(mutex_);
-      fast_path_.end_complete();
-    }
+    end_gathered();
     await_round(op.awaited(), *op.pending);
   }
   struct Leaving {
@@ -238,7 +236,26 @@ void Engine::await_round(const PersistentOp::Awaited& round, const HandleState& 
   if (round.is_direct) drive_direct(round, pending);
   if (round.is_direct ? !board_.has_result(round.slot) : !fast_path_.await(round, pending)) return;
   const EngineLock lock(mutex_);
-  fast_path_.end_complete();
+  end_complete();
+}
+
+/// Ends the rounds that all ranks have arrived in. A failure is the world's, and raised where the caller waits: until the operation is over
+/// its memory is in use. What comes of a round that takes the long way may need driving by others than the caller.
+void Engine::end_complete() {
+  try {
+    fast_path_.end_complete();
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+  }
+  if (!runner_.has_queued()) return;
+  mutex_.wake_waiters();  // among them a thread of this rank that has the turn and sleeps
+  mutex_.wake_worker();
+}
+
+void Engine::end_gathered() {
+  if (!fast_path_.is_gathering()) return;
+  const EngineLock lock(mutex_);
+  end_complete();
 }
 
 /// Gives the other domains a moment, without the rest of what driving costs.
@@ -253,9 +270,12 @@ void Engine::drive_direct(const PersistentOp::Awaited& round, const HandleState&
   if (!turn) return;
   board_.set_leader_looks(true);
   for (Pauses pauses(has_core); !is_over();) {
-    {
+    try {
       const EngineLock lock(mutex_);
       if (board_.failed() || !leader_->drive_direct(turn) || runner_.has_queued()) break;
+    } catch (...) {
+      board_.set_failure(status_of_current_exception());  // raised once the operation is over
+      break;
     }
     if (is_over() || !pauses.pause(waits::kDirectRound)) break;
   }
@@ -379,7 +399,7 @@ void Engine::wait(HandleState& pending) {
 /// Returns the round that this is the state of; none if it takes the long way. Ends what has gathered.
 std::optional<PersistentOp::Awaited> Engine::find_round(const HandleState& pending) {
   const EngineLock lock(mutex_);
-  if (fast_path_.is_gathering()) fast_path_.end_complete();
+  if (fast_path_.is_gathering()) end_complete();
   const PersistentOp* const op = fast_path_.find(pending);
   return op == nullptr ? std::nullopt : std::optional(op->awaited());
 }
@@ -398,6 +418,7 @@ bool Engine::poll(const HandleState& pending) {
   const LibraryCall inside;
   if (may_go_on(pending)) return true;
   fast_path_.end_burst();
+  end_gathered();
   loop_.poll();
   return may_go_on(pending);
 }

@@ -136,6 +136,8 @@ class Engine : private EngineEvents {
 
   void hand_over(bool small_work);
   void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
+  void end_complete() HVD_REQUIRES(engine_mutex);
+  void end_gathered();
   void drive_direct(const PersistentOp::Awaited& round, const HandleState& pending);
   std::shared_ptr<HandleState> start_small(const Submission& submission);
   enum class Work : std::uint8_t { None, Small, Large };

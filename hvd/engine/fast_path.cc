@@ -22,6 +22,8 @@ Board::Company company_of(std::size_t place, std::size_t count) {
   return place == 0 ? Board::Company::First : Board::Company::Rest;
 }
 
+bool share_batch(const PersistentOp& one, const PersistentOp& other) { return one.set->id == other.set->id && one.memory == other.memory; }
+
 FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
                    EngineMutex& mutex, EngineEvents& engine)
     : parts_(parts),
@@ -168,6 +170,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
   if (ops_.size() == 0) return nullptr;
   const bool gathers = !waits && in_burst_.exchange(true, std::memory_order_relaxed);
   std::shared_ptr<PersistentOp> op;
+  bool is_ours = false;
   try {
     log_.read();
     if (waits && is_gathering()) end_complete();
@@ -186,6 +189,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
     if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
+    is_ours = true;
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
     const bool is_too_large = gathers && op->is_direct && op->input_bytes > limit(Limit::DirectBurstBytes);
@@ -203,7 +207,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     if (call.name.empty()) queue_.use_name(call.process_set, call.kind);
   } catch (...) {
     board_.set_failure(status_of_current_exception());
-    if (!op) return nullptr;
+    if (!is_ours) return nullptr;
     if (op->state == PersistentOp::State::Idle && !op->pending->done) {  // it had not arrived yet
       op->in_use.store(false);
       return nullptr;
@@ -227,16 +231,16 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
-  if (is_last && gathers) {
+  const bool can_run = is_last && can_run_for_all(op);
+  if (can_run && gathers) {  // any of them can end it
     gather(op);
     return true;
   }
-  if (is_last && op.is_direct && can_run_for_all(op)) {
+  if (can_run && op.is_direct) {
     if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
     return true;
   }
-  if (is_last && !op.is_direct && can_run_for_all(op) &&
-      board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+  if (can_run && !op.is_direct && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
     run_for_all(op);
     return true;
   }
@@ -352,7 +356,7 @@ std::size_t FastPath::end_batch(std::size_t first) {
   std::size_t next = first;
   for (; next < complete_.size(); ++next) {
     PersistentOp& op = *complete_[next];
-    if (!claimed_.empty() && bytes + op.input_bytes > most_batch_bytes_) break;
+    if (!claimed_.empty() && (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op))) break;
     if (!can_run_for_all(op)) {
       negotiated_.push_back(op.unit);
     } else if (board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {

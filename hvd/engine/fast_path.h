@@ -25,6 +25,9 @@ namespace hvd {
 /// Returns how the round at `place` among so many ended, which were ended together.
 [[nodiscard]] Board::Company company_of(std::size_t place, std::size_t count);
 
+/// Returns whether rounds of the two count as one batch where they end together: on all ranks, or the ranks would count differently.
+[[nodiscard]] bool share_batch(const PersistentOp& one, const PersistentOp& other);
+
 class FastPath {
  public:
   FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,

@@ -14,6 +14,8 @@ namespace {
 
 /// Before the coordination thread ends what a burst has gathered: its caller is about to.
 constexpr auto kGatherTime = 50us;
+/// Before it tries once more where another thread has the turn.
+constexpr auto kGatherAgain = 10ms;
 
 }  // namespace
 
@@ -46,7 +48,7 @@ Turn ProgressLoop::take() {
 
 void ProgressLoop::hand_over(const Turn& turn) noexcept {
   const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
-  const bool more = engine_.has_more(turn) || (missed && engine_.expects_messages(turn));
+  const bool more = engine_.has_more(turn) || (missed && (engine_.is_gathering() || engine_.expects_messages(turn)));
   release();
   if (more) board_.ring_worker(board_.self());
 }
@@ -100,6 +102,10 @@ void ProgressLoop::coordinate() {
       pause = coordinate_once(std::move(turn));
     } else {
       has_missed_turn_.store(true);
+      if (engine_.is_gathering()) {
+        board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+        pause = kGatherAgain;   // the turn may have been handed over just before it was missed
+      }
     }
     board_.sleep_working(doorbell, pause);
   }

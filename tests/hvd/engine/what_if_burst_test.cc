@@ -199,6 +199,64 @@ TEST_CASE("a burst whose last rank goes to compute: the others get their results
   }
 }
 
+TEST_CASE("a burst whose last rank goes to compute, while another thread of it waits for something else") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+    std::barrier all(3);
+    world.run([&](int rank, Engine& engine) {
+      auto parts = burst_of(30);
+      Part slow(2, "slow.");
+      for (int round = 0; round < 12; ++round) {
+        const int last = round % 3;
+        std::thread waiting;
+        if (rank == last) {
+          slow.submit(engine, rank, round);
+          waiting = std::thread([&] { engine.wait(*slow.pending); });  // has the turn
+          if (round % 2 == 0) std::this_thread::sleep_for(2ms);        // and sleeps
+          all.arrive_and_wait();                                       // the others have submitted
+        }
+        for (auto& part : parts) part.submit(engine, rank, round);
+        if (rank != last) all.arrive_and_wait();
+        if (rank == last) all.arrive_and_wait();  // no thread of it calls before the others are done
+        for (auto& part : parts) engine.wait(*part.pending);
+        if (rank != last) {
+          all.arrive_and_wait();
+          slow.submit(engine, rank, round);
+          engine.wait(*slow.pending);
+        } else {
+          waiting.join();
+        }
+        for (auto& part : parts) CHECK(part.is_right(3, round));
+        CHECK(slow.is_right(3, round));
+      }
+    });
+  }
+}
+
+TEST_CASE("a burst in which one rank takes the long way, and whose last rank goes to compute") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+    std::barrier all(3);
+    world.run([&](int rank, Engine& engine) {
+      auto parts = burst_of(30);
+      for (int round = 0; round < 24; ++round) {
+        const int last = round % 3;
+        const int negotiates = (last + 1) % 3;
+        if (rank == last) all.arrive_and_wait();  // the others have submitted, and wait for the end of this one's
+        for (auto& part : parts) part.submit(engine, rank, round, rank == negotiates && round > 2 && round % 2 == 0);
+        if (rank != last) all.arrive_and_wait();
+        all.arrive_and_wait();                    // all have submitted
+        if (rank == last) all.arrive_and_wait();  // it neither waits nor polls before the others are done
+        for (auto& part : parts) engine.wait(*part.pending);
+        if (rank != last) all.arrive_and_wait();
+        for (auto& part : parts) CHECK(part.is_right(3, round));
+      }
+    });
+  }
+}
+
 TEST_CASE("a burst that nobody waits for lets go of its memory, and its names can be used again") {
   for (const int domains : {1, 2}) {
     CAPTURE(domains);
