@@ -351,7 +351,7 @@ TEST_CASE("a rank that dies in the middle of a burst is named to all that wait")
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     std::vector<std::vector<Part>> memory(3, burst_of(40));  // outlives the engine of the rank that dies
-    ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+    ThreadWorld world({.size = 3, .domains = domains, .config = {.host_timeout = std::chrono::seconds(10)}});
     world.run(
         [&](int rank, Engine& engine) {
           auto& parts = memory[static_cast<std::size_t>(rank)];
