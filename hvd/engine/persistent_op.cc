@@ -14,7 +14,7 @@ bool is_small_unowned(const Submission& submission) {
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
-    if (tensor.padded) return false;  // it lies where it is reduced, without a copy
+    if (tensor.padded && tensor.input == tensor.output) return false;  // laid out to be reduced where it is, without a copy
     if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr || tensor.dtype != tensors.front().dtype) return false;
     bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   }
