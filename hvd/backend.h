@@ -20,7 +20,8 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-class FastPathMemory;
+class SlotMemory;
+class LeaderMemory;
 
 /// A ProcessSetInfo says which ranks are in a process set.
 struct ProcessSetInfo {
@@ -135,10 +136,10 @@ class Backend {
 
   /// Returns the memory in which one rank of the domain does small operations for all (hvd/fast_path_memory.h), if this backend has any. It
   /// lives as long as the backend.
-  virtual FastPathMemory* fast_path_memory() { return nullptr; }
+  virtual SlotMemory* slot_memory() { return nullptr; }
   /// Returns the memory in which the leaders of all domains do small operations of all ranks for their domains: Allreduce, Allgather,
-  /// Broadcast. Otherwise like `fast_path_memory`.
-  virtual FastPathMemory* direct_memory() { return nullptr; }
+  /// Broadcast. Otherwise like `slot_memory`.
+  virtual LeaderMemory* leader_memory() { return nullptr; }
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }

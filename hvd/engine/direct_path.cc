@@ -154,7 +154,7 @@ DirectPath::Promise DirectPath::try_to_promise(PersistentOp& op, LeaderTree& tre
     board_.promise(op.unit.id);
   }
   Bytes contribution;
-  if (op.memory != nullptr) op.memory->contribute(op.traits, op.count, fast_path_.blocks(), contribution);
+  if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, fast_path_.blocks(), contribution);
   parts_.stats->add(parts_.stats->bytes_to_other_hosts, contribution.size() * domains_elsewhere_);
   rounds_.promise(*number, std::move(contribution), Clock::now());
   return Promise::Made;
@@ -172,7 +172,7 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
     const auto number = complete[i];
     PersistentOp* const op = ops[i];
     if (op != nullptr && fast_path_.find_blocks(*op)) {
-      if (op->memory != nullptr) op->memory->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
+      if (op->leaders != nullptr) op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
       fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
     }
     rounds_.end(number);

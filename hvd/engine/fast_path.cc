@@ -70,25 +70,20 @@ void FastPath::make(const Entry& entry) noexcept {
       drop(entry.key);
     }
     if (!factory_.give_block(*op)) return;
-    if (op->is_pulled) lender_ = op->memory;
+    if (op->is_pulled()) lender_ = op->slots;
     auto fresh = PersistentOpFactory::entry_for(*op, entry);
     op->pending = fresh->pending;
     // By way of the ledger, for its nodes. The entry that has just ended is out of it.
     Entry& placed = ledger_.admit(std::move(fresh));
     ledger_.bind(placed, op->unit);
     op->place = ledger_.take_out(placed);
-    const RouteRow& row = all_routes()[static_cast<std::size_t>(route_of(*op))];
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
     log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
         display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
     log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
   }
-}
-
-Route FastPath::route_of(const PersistentOp& op) {
-  if (op.is_direct) return Route::Direct;
-  return op.is_pulled ? Route::EachItsPart : Route::AtSlot;
 }
 
 void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
@@ -110,22 +105,23 @@ std::size_t FastPath::drop_all() {
 
 /// Looks up what the ranks' table says of the operation, if there is anything new.
 bool FastPath::is_valid(PersistentOp& op) {
-  if (op.judged_at == board_.read_position()) return op.is_valid;
+  if (op.judged_at == board_.read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
   op.judged_at = board_.read_position();
-  op.is_valid = op.all_same = false;
+  op.verdict = PersistentOp::Verdict::Invalid;
   const int set = op.set->id;
   if (!table().has_process_set(set) || !table().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
   const Unit& unit = table().unit(op.unit.id);
   if (unit.generation != op.unit.generation) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
-  op.is_valid = unit.signatures.of(static_cast<std::size_t>(op.set->rank)) == op.signature;
-  op.all_same = op.is_valid && unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
-  return op.is_valid;
+  if (unit.signatures.of(static_cast<std::size_t>(op.set->rank)) != op.signature) return false;
+  const bool all_same = unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
+  op.verdict = all_same ? PersistentOp::Verdict::AllSame : PersistentOp::Verdict::Valid;
+  return true;
 }
 
 bool FastPath::is_ready(PersistentOp& op) {
   if (op.place.entry.empty() || !is_valid(op)) return false;
-  if (op.memory != nullptr && !op.is_pulled && !op.memory->is_free(op.location)) return false;
+  if (op.memory != nullptr && !op.is_pulled() && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key()) == nullptr;
 }
 
@@ -192,13 +188,13 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     is_ours = true;
     board_.prepare_arrival(op->unit.id);
     bool arrived = false;
-    const bool is_too_large = gathers && op->is_direct && op->input_bytes > limit(Limit::DirectBurstBytes);
-    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled || pulled_.begin(*op))) {
+    const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || pulled_.begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);
     }
     if (!arrived) {
-      if (op->is_pulled) pulled_.end(*op, false);
+      if (op->is_pulled()) pulled_.end(*op, false);
       op->in_use.store(false);
       if (known) call.known->reset();  // another may have taken its place
       return nullptr;
@@ -222,12 +218,12 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
 bool FastPath::arrive(PersistentOp& op, bool gathers) {
   board_.set_location(op.unit.id, op.location);
   for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
-  if (!op.is_direct && !gathers && arrive_last(op)) return true;
+  if (!op.is_direct() && !gathers && arrive_last(op)) return true;
   const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
-  if (op.is_direct) direct_ops_.push_back(&op);
+  if (op.is_direct()) direct_ops_.push_back(&op);
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
@@ -236,11 +232,11 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
     gather(op);
     return true;
   }
-  if (can_run && op.is_direct) {
+  if (can_run && op.is_direct()) {
     if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
     return true;
   }
-  if (can_run && !op.is_direct && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+  if (can_run && !op.is_direct() && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
     run_for_all(op);
     return true;
   }
@@ -260,7 +256,7 @@ Entry& FastPath::adopt(PersistentOp& op) {
   entry.rows.clear();
   entry.before.clear();
   entry.since = entry.reported = Clock::now();
-  if (op.is_pulled) entry.locations.front() = op.location;
+  if (op.is_pulled()) entry.locations.front() = op.location;
   for (std::size_t i = 0; i < op.group.size(); ++i) {
     entry.submission.tensors[i].input = op.group[i].input;
     entry.submission.tensors[i].output = op.group[i].output;
@@ -295,7 +291,7 @@ bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pend
 /// it is not woken for each.
 void FastPath::gather(const PersistentOp& op) {
   gathers_.store(true, std::memory_order_relaxed);
-  if (has_called_help_ || !(op.is_direct || board_.has_watchers())) return;
+  if (has_called_help_ || !(op.is_direct() || board_.has_watchers())) return;
   has_called_help_ = true;
   mutex_.wake_worker();
 }
@@ -313,7 +309,7 @@ const PersistentOp* FastPath::find(const HandleState& pending) const {
 bool FastPath::has_complete() const {
   for (const PersistentOp* op : arrived_) {
     if (board_.has_result(op->unit.id)) return true;
-    if (!op->is_direct && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
+    if (!op->is_direct() && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
   }
   return false;
 }
@@ -328,7 +324,7 @@ void FastPath::end_complete() {
   bool is_leaders = false;
   for (PersistentOp* op : arrived_) {
     if (!board_.is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
-    if (!op->is_direct) {
+    if (!op->is_direct()) {
       complete_.push_back(op);
     } else if (can_run_for_all(*op)) {
       is_leaders = is_leaders || !board_.is_promised(op->unit.id);
@@ -387,12 +383,12 @@ bool FastPath::arrive_last(PersistentOp& op) {
 /// Finds the ranks' blocks. Requires that all but this rank have arrived.
 bool FastPath::can_run_for_all(PersistentOp& op) {
   // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
-  if (!is_valid(op) || !op.all_same || board_.tail() != board_.read_position()) return false;
+  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.tail() != board_.read_position()) return false;
   return find_blocks(op);
 }
 
 bool FastPath::find_blocks(const PersistentOp& op) {
-  if (op.is_pulled) return pulled_.have_all_begun(op);
+  if (op.is_pulled()) return pulled_.have_all_begun(op);
   const std::uint32_t unit = op.unit.id;
   blocks_.clear();
   for (const int index : op.indices) {
@@ -406,10 +402,10 @@ bool FastPath::find_blocks(const PersistentOp& op) {
 
 /// Does the work in the blocks that were found. Requires the claim.
 void FastPath::do_for_all(const PersistentOp& op) {
-  if (op.is_pulled) {
+  if (op.is_pulled()) {
     pulled_.tell(op);
   } else if (op.memory != nullptr) {
-    op.memory->run_for_all(op.traits, op.count, blocks_, op.parts);
+    op.slots->run_for_all(op.traits, op.count, blocks_, op.parts);
   }
 }
 
@@ -434,7 +430,7 @@ void FastPath::end_round(const PersistentOp& op, Board::Company company) {
 
 void FastPath::tell_results(PersistentOp& op, Board::Company company) {
   end_round(op, company);
-  const bool is_pulled = op.is_pulled;
+  const bool is_pulled = op.is_pulled();
   if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
   take_result(op);
   if (!is_pulled) mutex_.wake_watchers();
@@ -463,19 +459,19 @@ void FastPath::copy_result(PersistentOp& op) {
 
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
-  if (op.is_pulled) pulled_.find_sources(op);
+  if (op.is_pulled()) pulled_.find_sources(op);
   const auto company = board_.take_result(op.unit.id);  // from here on the note may be another operation's
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
   op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
-  if (op.is_pulled) {
+  if (op.is_pulled()) {
     if (!op.is_to_fetch) PulledRounds::pull(op, is_there ? nullptr : op.output);
   } else if (!is_there) {
     copy_result(op);
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
-  stats.add(parts_.stats->routes[static_cast<std::size_t>(route_of(op))], 1);
+  stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
   if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
@@ -500,7 +496,7 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
     std::copy_n(op.pending->rows.at(0).begin(), call.received.size(), call.received.begin());
   }
   if (!std::exchange(op.is_to_fetch, false)) return;
-  if (op.is_pulled) {
+  if (op.is_pulled()) {
     // Whatever becomes of it here, the others' blocks are theirs again.
     struct Reading {
       PersistentOp& op;
@@ -515,12 +511,12 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
 bool FastPath::end(Entry& entry, bool failed) {
   PersistentOp& op = *entry.op;
   // Asked before the result: a round that ends in between has one.
-  const bool is_open = failed && op.is_pulled && board_.has_arrived(entry.unit.id, board_.self());
+  const bool is_open = failed && op.is_pulled() && board_.has_arrived(entry.unit.id, board_.self());
   if (failed && board_.has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
     take_result(op);  // it was done before that
     return false;
   }
-  if (op.is_pulled) pulled_.end(op, is_open);
+  if (op.is_pulled()) pulled_.end(op, is_open);
   ended(op);
   let_go(op);
   return true;
@@ -529,7 +525,7 @@ bool FastPath::end(Entry& entry, bool failed) {
 void FastPath::ended(PersistentOp& op) {
   op.state = PersistentOp::State::Idle;
   std::erase(arrived_, &op);
-  if (op.is_direct) std::erase(direct_ops_, &op);
+  if (op.is_direct()) std::erase(direct_ops_, &op);
 }
 
 /// It has ended: it is nobody's where its caller does not come back.

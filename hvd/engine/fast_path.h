@@ -111,7 +111,6 @@ class FastPath {
   void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   static void copy_result(PersistentOp& op);
-  static Route route_of(const PersistentOp& op);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
@@ -128,7 +127,7 @@ class FastPath {
   const unsigned looks_at_result_;
   const std::size_t most_batch_bytes_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  FastPathMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;       ///< of the blocks of pulled rounds, once there are any
+  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;           ///< of the blocks of pulled rounds, once there are any
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);

@@ -69,8 +69,8 @@ struct PersistentOp {
   /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone. Any thread, under the
   /// engine's mutex or not.
   ~PersistentOp() {
-    if (has_block) memory->drop(location);
-    if (!sources.empty()) memory->finish_reading(sources);
+    if (block != nullptr && !is_pulled()) memory->drop(location);
+    if (!sources.empty()) slots->finish_reading(sources);
   }
 
   std::atomic<bool> in_use{false};  ///< a caller has started it and not yet come back for the result
@@ -80,15 +80,19 @@ struct PersistentOp {
 
   // ---- what stays
   std::shared_ptr<const ProcessSetInfo> set;
-  std::vector<int> indices;  ///< of the set's ranks in the domain
-  bool is_pulled = false;    ///< each rank takes its result from the others' blocks: a block is lent for each round
-  bool is_direct = false;    ///< of all ranks of several domains: the leaders end its rounds (hvd/engine/direct_path.h)
+  std::vector<int> indices;     ///< of the set's ranks in the domain
+  Route route = Route::AtSlot;  ///< one of three
+  /// Returns whether each rank takes its result from the others' blocks: a block is lent for each round.
+  [[nodiscard]] bool is_pulled() const { return route == Route::EachItsPart; }
+  /// Returns whether it is of all ranks of several domains: the leaders end its rounds (hvd/engine/direct_path.h).
+  [[nodiscard]] bool is_direct() const { return route == Route::Direct; }
   UnitRef unit;
   SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
-  FastPathMemory* memory = nullptr;  ///< null for a Barrier
+  FastPathMemory* memory = nullptr;  ///< one of the next two; null for a Barrier
+  SlotMemory* slots = nullptr;
+  LeaderMemory* leaders = nullptr;
   BatchTraits traits;
-  std::int64_t count = 0;  ///< elements of the input, of a group together
-  bool has_block = false;
+  std::int64_t count = 0;           ///< elements of the input, of a group together
   std::uint64_t location = 0;       ///< of the block, or of what was lent last
   std::byte* block = nullptr;       ///< this rank's own, or what was lent
   std::byte* note = nullptr;        ///< its note on the board, if inputs and results fit in there: the fewest cache lines to travel
@@ -109,8 +113,12 @@ struct PersistentOp {
   // ---- what the ranks' table says of it, up to a position of the log
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
   std::uint64_t judged_at = kNever;
-  bool is_valid = false;  ///< the unit is known, with this rank's signature, and nobody of the set has joined or left
-  bool all_same = false;  ///< all ranks of the set have that signature
+  enum class Verdict : std::uint8_t {
+    Invalid,
+    Valid,    ///< the unit is known, with this rank's signature, and nobody of the set has joined or left
+    AllSame,  ///< and all ranks of the set have that signature
+  };
+  Verdict verdict = Verdict::Invalid;
 
   // ---- of the call that is in flight
   const void* input = nullptr;
@@ -130,7 +138,7 @@ struct PersistentOp {
     std::size_t ranks = 0;  ///< of the domain
     bool is_direct = false;
   };
-  [[nodiscard]] Awaited awaited() const { return {unit.id, indices.size(), is_direct}; }
+  [[nodiscard]] Awaited awaited() const { return {unit.id, indices.size(), is_direct()}; }
 
   [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
   [[nodiscard]] bool fits(const SmallCall& call) const;

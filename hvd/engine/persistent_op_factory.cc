@@ -16,7 +16,7 @@ bool is_one_block(const Entry& entry) {
 
 /// Whether each rank may take its result from the others' blocks.
 bool may_be_pulled(const PersistentOp& op) {
-  return !op.is_direct && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
+  return !op.is_direct() && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ bool may_be_pulled(const PersistentOp& op) {
 /// Whether the leaders of all domains may end the operation's rounds among themselves.
 bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
   if (!routes::may_be_direct(entry.key.kind, static_cast<std::size_t>(parts_.topology.domains))) return false;
-  if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->direct_memory() == nullptr)) return false;
+  if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr)) return false;
   return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
 }
 
@@ -40,7 +40,7 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   auto op = std::make_shared<PersistentOp>();
   op->set = table().share_process_set(entry.key.process_set);
   if (!op->set) return nullptr;
-  op->is_direct = is_direct;
+  if (is_direct) op->route = Route::Direct;
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : set.ranks)
     if (parts_.is_here(rank))
@@ -61,7 +61,11 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
   const ProcessSetInfo& set = *op.set;
   const std::size_t ranks = set.ranks.size();
   const TensorSignature& tensor = entry.signature.tensors.front();
-  op.memory = op.is_direct ? entry.backends.front()->direct_memory() : entry.backends.front()->fast_path_memory();
+  if (op.is_direct()) {
+    op.memory = op.leaders = entry.backends.front()->leader_memory();
+  } else {
+    op.memory = op.slots = entry.backends.front()->slot_memory();
+  }
   op.traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op.set);
   for (const auto& member : entry.signature.tensors) {
     const auto before = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
@@ -86,11 +90,11 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
   }
   op.block_bytes = std::max<std::size_t>(most, 1);
   const bool is_small = routes::is_at_slot(most);
-  op.is_pulled = !is_small && may_be_pulled(op);
-  if (!is_small && !op.is_pulled) return false;
-  if (op.is_pulled) op.sources.reserve(ranks);
+  if (!is_small && !may_be_pulled(op)) return false;
+  if (!is_small) op.route = Route::EachItsPart;
+  if (op.is_pulled()) op.sources.reserve(ranks);
   const auto domains = static_cast<std::size_t>(parts_.topology.domains);
-  if (op.is_direct && !routes::is_direct(op.memory->contribution_bytes(op.traits, op.count), domains)) return false;
+  if (op.is_direct() && !routes::is_direct(op.leaders->contribution_bytes(op.traits, op.count), domains)) return false;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
     const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
@@ -99,7 +103,7 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
       op.result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
     op.result_rows = scattered_rows(rows, ranks, place);
     op.result_bytes = static_cast<std::size_t>(op.result_rows) * row;
-    for (std::size_t to = 0; op.is_pulled && to < ranks; ++to)
+    for (std::size_t to = 0; op.is_pulled() && to < ranks; ++to)
       op.parts.push_back(scattered_rows(rows, ranks, to) * (op.count / std::max<std::int64_t>(rows, 1)));
   }
   return true;
@@ -108,11 +112,10 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
 bool PersistentOpFactory::give_block(PersistentOp& op) const {
   if (op.location == kNoBlock) return true;
   if (op.memory == nullptr) return false;
-  if (op.is_pulled) return true;  // each round has its own
+  if (op.is_pulled()) return true;  // each round has its own
   const auto location = op.memory->keep(op.traits, op.block_bytes);
   if (!location) return false;
   op.location = *location;
-  op.has_block = true;
   op.block = op.memory->kept(board_.self(), *location);
   if (op.block_bytes <= Board::kNoteBytes) op.note = board_.note(op.unit.id, board_.self()).data();
   return true;

@@ -10,8 +10,8 @@ namespace hvd {
 
 namespace {
 
-using Words = std::array<std::uint64_t, FastPathMemory::kMostPullers>;
-static_assert(sizeof(Words) <= Board::kNoteBytes && FastPathMemory::kMostPullers == limit(Limit::LentRanks));
+using Words = std::array<std::uint64_t, SlotMemory::kMostPullers>;
+static_assert(sizeof(Words) <= Board::kNoteBytes && SlotMemory::kMostPullers == limit(Limit::LentRanks));
 
 constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as never come
 
@@ -23,16 +23,16 @@ bool PulledRounds::is_read(const PersistentOp& op, int rank) const { return op.t
 bool PulledRounds::begin(PersistentOp& op) const {
   let_go(op);  // of a result that nobody has fetched
   const bool is_source = is_read(op, rank_);
-  const auto location = op.memory->lend(is_source ? op.input_bytes : 0);
+  const auto location = op.slots->lend(is_source ? op.input_bytes : 0);
   if (!location) return false;
   op.location = *location;
-  op.block = is_source ? op.memory->kept(board_.self(), *location) : nullptr;
+  op.block = is_source ? op.slots->kept(board_.self(), *location) : nullptr;
   op.is_lent = true;
   return true;
 }
 
 bool PulledRounds::have_all_begun(const PersistentOp& op) const {
-  return std::ranges::all_of(op.indices, [&](int index) { return op.memory->is_lent(board_.coming_location(op.unit.id, index)); });
+  return std::ranges::all_of(op.indices, [&](int index) { return op.slots->is_lent(board_.coming_location(op.unit.id, index)); });
 }
 
 void PulledRounds::tell(const PersistentOp& op) const {
@@ -48,25 +48,25 @@ void PulledRounds::find_sources(PersistentOp& op) const {
   std::memcpy(words.data(), board_.note(op.unit.id, board_.self()).data(), sizeof words);
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
-    if (is_read(op, op.set->ranks[i])) op.sources.push_back(op.memory->kept(op.indices[i], words[count++]));
-  op.memory->take_back(op.location, static_cast<std::uint32_t>(op.indices.size()));
+    if (is_read(op, op.set->ranks[i])) op.sources.push_back(op.slots->kept(op.indices[i], words[count++]));
+  op.slots->take_back(op.location, static_cast<std::uint32_t>(op.indices.size()));
   op.is_lent = false;
 }
 
 void PulledRounds::pull(PersistentOp& op, void* output) {
-  if (output != nullptr) op.memory->pull(op.traits, op.count, op.sources, op.parts, output);
+  if (output != nullptr) op.slots->pull(op.traits, op.count, op.sources, op.parts, output);
   let_go(op);
 }
 
 void PulledRounds::let_go(PersistentOp& op) {
   if (op.sources.empty()) return;
-  op.memory->finish_reading(op.sources);
+  op.slots->finish_reading(op.sources);
   op.sources.clear();
 }
 
 void PulledRounds::end(PersistentOp& op, bool is_open) const {
   if (!std::exchange(op.is_lent, false)) return;
-  op.memory->take_back(op.location, is_open ? kNobodyKnows : 0);
+  op.slots->take_back(op.location, is_open ? kNobodyKnows : 0);
 }
 
 }  // namespace hvd

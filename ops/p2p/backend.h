@@ -29,7 +29,7 @@ class P2pBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  FastPathMemory* direct_memory() override { return &direct_; }
+  LeaderMemory* leader_memory() override { return &direct_; }
   void look_again() override { context_.exchange().wire().look_again(); }
   bool looks_again() const override { return context_.looks_again(); }
   void abort() noexcept override;

@@ -15,7 +15,7 @@
 
 namespace hvd {
 
-class DirectMemory final : public FastPathMemory {
+class DirectMemory final : public LeaderMemory {
  public:
   explicit DirectMemory(P2pContext& context) : context_(context) {}
 

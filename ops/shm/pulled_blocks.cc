@@ -92,7 +92,7 @@ void PulledBlocks::pull(const BatchTraits& traits, std::int64_t count, std::span
   const auto before = parts.empty() ? std::int64_t{0} : std::accumulate(parts.begin(), parts.begin() + traits.set->rank, std::int64_t{0});
   const std::size_t skipped = bytes_of(traits, before);
   if (traits.kind == OpKind::Reducescatter) {
-    std::array<const void*, FastPathMemory::kMostPullers> inputs;
+    std::array<const void*, SlotMemory::kMostPullers> inputs;
     for (std::size_t i = 0; i < blocks.size(); ++i) inputs[i] = blocks[i] + skipped;
     const std::array<void*, 1> outputs{output};
     kernels::reduce(reduction_of(traits), std::span(inputs).first(blocks.size()), outputs, static_cast<std::size_t>(own));

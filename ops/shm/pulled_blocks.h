@@ -33,7 +33,7 @@ class PulledBlocks {
   void trim() noexcept;
 
   /// Copies this rank's part of the operation to `output` from the blocks of all ranks of the set, in its order, or of the root alone.
-  /// `parts`: as FastPathMemory::pull says.
+  /// `parts`: as SlotMemory::pull says.
   static void pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks,
                    std::span<const std::int64_t> parts, void* output);
   static void finish_reading(std::span<const std::byte* const> blocks) noexcept;

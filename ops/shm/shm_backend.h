@@ -20,7 +20,7 @@ namespace hvd {
 /// Returns the arena of the rank with this index. `memory`, whose board has been formatted, must stay mapped.
 std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index);
 
-class ShmBackend final : public Backend, private FastPathMemory {
+class ShmBackend final : public Backend, private SlotMemory {
  public:
   ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology, std::shared_ptr<StatsCounters> stats);
 
@@ -30,7 +30,7 @@ class ShmBackend final : public Backend, private FastPathMemory {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  FastPathMemory* fast_path_memory() override { return this; }
+  SlotMemory* slot_memory() override { return this; }
   bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 

@@ -115,7 +115,7 @@ class RendezvousExecution final : public Execution {
 
 /// Blocks of small operations that come back on all ranks of several domains: ordinary memory, for all ranks are threads. A domain
 /// contributes its ranks' inputs.
-class CommonMemory final : public FastPathMemory {
+class CommonMemory final : public LeaderMemory {
  public:
   explicit CommonMemory(Topology topology) : topology_(std::move(topology)) {}
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override {
@@ -178,7 +178,7 @@ class RendezvousBackend final : public Backend {
  public:
   RendezvousBackend(std::shared_ptr<Rendezvous> place, const Topology& topology)
       : place_(std::move(place)), rank_(topology.rank), memory_(topology) {}
-  FastPathMemory* direct_memory() override { return &memory_; }
+  LeaderMemory* leader_memory() override { return &memory_; }
   std::string_view name() const override { return "rendezvous"; }
   bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
   std::unique_ptr<Execution> launch(Batch batch) override {

@@ -81,7 +81,7 @@ struct RoundWorld {
 
 /// Runs allreduces of bytes, whose results are whatever was there, and stops the engine of a rank where it asks for memory to repeat one:
 /// with its mutex held.
-class FreezingBackend final : public Backend, private FastPathMemory {
+class FreezingBackend final : public Backend, private SlotMemory {
  public:
   struct Frost {
     std::atomic<bool> frozen{false};
@@ -96,7 +96,7 @@ class FreezingBackend final : public Backend, private FastPathMemory {
     };
     return std::make_unique<Done>();
   }
-  FastPathMemory* fast_path_memory() override { return this; }
+  SlotMemory* slot_memory() override { return this; }
 
  private:
   std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) override {
@@ -107,6 +107,16 @@ class FreezingBackend final : public Backend, private FastPathMemory {
   void drop(std::uint64_t /*location*/) noexcept override {}
   bool is_free(std::uint64_t /*location*/) override { return true; }
   std::byte* kept(int /*index*/, std::uint64_t /*location*/) override { return nullptr; }
+  // No block is kept, and small operations of this kind are never pulled.
+  void run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<std::byte* const> /*blocks*/,
+                   std::span<const std::int64_t> /*parts*/) override {}
+  std::optional<std::uint64_t> lend(std::size_t /*bytes*/) override { return std::nullopt; }
+  bool is_lent(std::uint64_t /*location*/) override { return false; }
+  void take_back(std::uint64_t /*location*/, std::uint32_t /*readers*/) noexcept override {}
+  void trim() noexcept override {}
+  void pull(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::byte* const> /*blocks*/,
+            std::span<const std::int64_t> /*parts*/, void* /*output*/) override {}
+  void finish_reading(std::span<const std::byte* const> /*blocks*/) noexcept override {}
 
   Frost& frost_;
   const bool freezes_;

@@ -39,7 +39,7 @@ class WithDirectMemory final : public Backend {
   std::string_view name() const override { return backend_->name(); }
   bool supports(const BatchTraits& traits) const override { return backend_->supports(traits); }
   std::unique_ptr<Execution> launch(Batch batch) override { return backend_->launch(std::move(batch)); }
-  FastPathMemory* direct_memory() override { return &memory_; }
+  LeaderMemory* leader_memory() override { return &memory_; }
 
  private:
   std::unique_ptr<Backend> backend_;
