@@ -19,20 +19,9 @@ RepeatedCall::RepeatedCall(std::shared_ptr<Engine> engine, Submission submission
     : engine_(std::move(engine)), submission_(std::move(submission)) {
   const TensorArgument& tensor = submission_.tensors.front();
   if (submission_.kind == OpKind::Alltoall) received_.resize(tensor.splits.size());
-  call_.kind = submission_.kind;
-  call_.process_set = submission_.process_set;
-  call_.name = submission_.name;
-  call_.dtype = tensor.dtype;
-  call_.shape = tensor.shape;
-  call_.input = tensor.input;
+  call_ = call_of(submission_);
   call_.output = output;
-  call_.splits = tensor.splits;
   call_.received = received_;
-  call_.output_rows = tensor.output_rows;
-  call_.op = submission_.op;
-  call_.prescale_factor = submission_.prescale_factor;
-  call_.postscale_factor = submission_.postscale_factor;
-  call_.root = submission_.root;
   call_.known = &known_;
   const std::int64_t bytes = element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   is_small_ = submission_.device == Device() && tensor.input != nullptr && output != nullptr && routes::may_repeat(call_.kind, bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <stdexcept>
 #include <utility>
 
 namespace hvd {
@@ -20,18 +21,12 @@ std::uint64_t domains_on_other_hosts(const Topology& topology) {
 
 }  // namespace
 
-std::optional<Message> DirectLane::take(std::deque<Message>& messages) {
-  if (messages.empty()) return std::nullopt;
-  Message message = std::move(messages.front());
-  messages.pop_front();
-  return message;
-}
-
 bool DirectLane::look() {
   auto message = wire_.receive();
   if (!message) return false;
   if (DirectRounds::is_direct(*message)) {
-    DirectRounds::split(std::move(*message), [this](Message one) { direct_.push_back(std::move(one)); });
+    const int from = message->from;
+    DirectRounds::split(std::move(*message), [&](DirectRounds::Part one) { direct_.push_back({from, std::move(one)}); });
   } else {
     others_.push_back(std::move(*message));
   }
@@ -43,8 +38,6 @@ std::optional<Message> DirectLane::receive() {
   }
   return take(others_);
 }
-
-std::optional<Message> DirectLane::take_direct() { return take(direct_); }
 
 DirectPath::DirectPath(const EngineParts& parts, NegotiationLog& log, FastPath& fast_path, Transport& wire)
     : parts_(parts),
@@ -79,30 +72,34 @@ bool DirectPath::look(LeaderTree& tree) {
   return any && drive(tree);
 }
 
-PersistentOp* DirectPath::find(const UnitKey& key) const {
-  const Unit* const unit = table().find(key);
-  if (unit == nullptr) return nullptr;
+/// Returns the operation in flight that the leaders call so; null if there is none any more. They are mostly asked for in their order.
+PersistentOp* DirectPath::find(std::uint32_t number, const UnitKey& key) {
   const auto& ops = fast_path_.direct_ops();
-  const auto found = std::find_if(ops.begin(), ops.end(), [&](const PersistentOp* op) { return op->unit == unit->ref(); });
-  return found == ops.end() ? nullptr : *found;
+  for (std::size_t looks = 0; looks < ops.size(); ++looks) {
+    if (found_at_ >= ops.size()) found_at_ = 0;
+    PersistentOp* const op = ops[found_at_++];
+    if (op->number == number && op->key == key) return op;
+  }
+  return nullptr;
 }
 
 bool DirectPath::act_on_messages(LeaderTree& tree) {
   bool any = false;
   while (auto message = lane_.take_direct()) {
     any = true;
-    const UnitKey* const key = tree.key_of(DirectRounds::number_of(*message));
+    const auto number = DirectRounds::number_of(message->message);
+    const UnitKey* const key = tree.key_of(number);
     const bool cannot_come =
         key != nullptr && table().has_process_set(key->process_set) && (!table().joined(key->process_set).empty() || table().any_left());
     std::uint32_t fallen_back = 0;
-    if (rounds_.receive(std::move(*message), key != nullptr, cannot_come, fallen_back)) fall_back(UnitKey(*key));
+    if (rounds_.receive(message->from, std::move(message->message), key != nullptr, cannot_come, fallen_back)) fall_back(number, *key);
   }
   return any;
 }
 
 /// What this domain has contributed is of no use: its ranks take the long way.
-void DirectPath::fall_back(const UnitKey& key) {
-  PersistentOp* const op = find(key);
+void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
+  PersistentOp* const op = find(number, key);
   if (op == nullptr) return;  // it has failed meanwhile
   {
     const BoardLock lock(board_);
@@ -113,29 +110,64 @@ void DirectPath::fall_back(const UnitKey& key) {
 
 /// Whether all ranks of this domain have arrived, and nothing has been said of it yet.
 bool DirectPath::is_to_begin(const PersistentOp& op) const {
-  if (!table().knows(op.unit.id) || board_.arrivals(op.unit.id) != op.indices.size()) return false;
+  if (board_.is_promised(op.unit.id) || board_.arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id)) return false;
   const Unit& unit = table().unit(op.unit.id);
-  return unit.generation == op.unit.generation && !unit.undecided && !board_.is_promised(op.unit.id);
+  return unit.generation == op.unit.generation && !unit.undecided;
+}
+
+bool DirectPath::has_any_to_begin() const {
+  return std::ranges::any_of(fast_path_.direct_ops(), [this](const PersistentOp* op) { return is_to_begin(*op); });
 }
 
 /// For each operation that all ranks of this domain have arrived at: contributes, or takes the long way.
 bool DirectPath::promise_rounds(LeaderTree& tree) {
-  bool any = false;
-  const auto& ops = fast_path_.direct_ops();
-  for (std::size_t i = 0; i < ops.size();) {
-    PersistentOp& op = *ops[i];
-    Promise promise = Promise::ReadFirst;
-    for (int tries = 0; promise == Promise::ReadFirst && is_to_begin(op); ++tries) {
-      log_.read();  // which may end it, or others
-      if (i >= ops.size() || ops[i] != &op) break;
-      promise = tries < kTries ? try_to_promise(op, tree) : Promise::No;
-    }
-    if (i >= ops.size() || ops[i] != &op) continue;
-    any = any || promise != Promise::ReadFirst;
-    if (promise == Promise::No) fast_path_.take_long_way(op);
-    if (i < ops.size() && ops[i] == &op) ++i;
+  if (!has_any_to_begin()) return false;
+  promised_.clear();
+  slow_.clear();
+  for (int tries = 0; tries <= kTries; ++tries) {
+    log_.read();                   // which may end some of them
+    const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the promise
+    const bool is_read = board_.tail() == board_.read_position();
+    if (!is_read && tries < kTries) continue;
+    judge(tree, is_read);
+    break;
   }
-  return any;
+  for (PersistentOp* const op : promised_) contribute(*op);
+  for (const UnitRef& unit : slow_) {
+    const auto& ops = fast_path_.direct_ops();
+    const auto op = std::ranges::find_if(ops, [&](const PersistentOp* other) { return other->unit == unit; });
+    if (op != ops.end() && is_to_begin(**op)) fast_path_.take_long_way(**op);
+  }
+  return !promised_.empty() || !slow_.empty();
+}
+
+/// Promises the rounds that this domain can contribute to, and notes which it cannot.
+void DirectPath::judge(LeaderTree& tree, bool may_promise_any) {
+  for (PersistentOp* const op : fast_path_.direct_ops()) {
+    if (!is_to_begin(*op)) continue;
+    if (may_promise_any && may_promise(*op, tree)) {
+      board_.promise(op->unit.id);
+      promised_.push_back(op);
+    } else {
+      slow_.push_back(op->unit);
+    }
+  }
+}
+
+bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
+  const UnitKey* const called = tree.key_of(op.number);
+  if (called == nullptr || !(*called == op.key)) op.number = tree.number_of(op.key).value_or(PersistentOp::kNoNumber);
+  return op.number != PersistentOp::kNoNumber && rounds_.may_promise(op.number) && !is_being_removed(op.set->id) &&
+         fast_path_.can_run_for_all(op);
+}
+
+void DirectPath::contribute(PersistentOp& op) {
+  rounds_.promise(op.number, Clock::now(), [&](Bytes& message) {
+    const std::size_t before = message.size();
+    if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a promised round without the blocks that were there");
+    if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, fast_path_.blocks(), message);
+    parts_.stats->add(parts_.stats->bytes_to_other_hosts, (message.size() - before) * domains_elsewhere_);
+  });
 }
 
 /// Whether ranks of this domain have said that they remove the set: a round that was promised now might end here alone.
@@ -144,33 +176,17 @@ bool DirectPath::is_being_removed(int process_set) const {
   return removal != nullptr && (removal->undecided || board_.arrivals(removal->id) > 0);
 }
 
-DirectPath::Promise DirectPath::try_to_promise(PersistentOp& op, LeaderTree& tree) {
-  const auto number = tree.number_of(op.key());
-  const bool may_promise = number && rounds_.may_promise(*number);
-  {
-    const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the promise
-    if (board_.tail() != board_.read_position() || !is_to_begin(op)) return Promise::ReadFirst;
-    if (!may_promise || is_being_removed(op.set->id) || !fast_path_.can_run_for_all(op)) return Promise::No;
-    board_.promise(op.unit.id);
-  }
-  Bytes contribution;
-  if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, fast_path_.blocks(), contribution);
-  parts_.stats->add(parts_.stats->bytes_to_other_hosts, contribution.size() * domains_elsewhere_);
-  rounds_.promise(*number, std::move(contribution), Clock::now());
-  return Promise::Made;
-}
-
 bool DirectPath::end_rounds(LeaderTree& tree) {
   if (!rounds_.has_promised()) return false;
   const auto complete = rounds_.complete();
-  std::vector<PersistentOp*> ops;
-  for (const auto number : complete) ops.push_back(find(*tree.key_of(number)));
+  ended_.clear();
+  for (const auto number : complete) ended_.push_back(find(number, *tree.key_of(number)));
   const auto together = [&](std::size_t i) {  // with the one before
-    return i > 0 && i < ops.size() && ops[i - 1] != nullptr && ops[i] != nullptr && share_batch(*ops[i - 1], *ops[i]);
+    return i > 0 && i < ended_.size() && ended_[i - 1] != nullptr && ended_[i] != nullptr && share_batch(*ended_[i - 1], *ended_[i]);
   };
   for (std::size_t i = 0; i < complete.size(); ++i) {
     const auto number = complete[i];
-    PersistentOp* const op = ops[i];
+    PersistentOp* const op = ended_[i];
     if (op != nullptr && fast_path_.find_blocks(*op)) {
       if (op->leaders != nullptr) op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
       fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));

@@ -28,15 +28,27 @@ class DirectLane final : public Transport {
   std::optional<Message> receive() override;
   /// Looks for messages once. Returns whether there was one.
   bool look();
-  /// Returns the next message of a round among leaders that has been seen.
-  std::optional<Message> take_direct();
+  /// A message of a round among leaders.
+  struct Direct {
+    int from = 0;
+    DirectRounds::Part message;
+  };
+  /// Returns the next of them that has been seen.
+  std::optional<Direct> take_direct() { return take(direct_); }
   /// Returns whether one of the tree's has been seen.
   [[nodiscard]] bool has_others() const { return !others_.empty(); }
 
  private:
-  static std::optional<Message> take(std::deque<Message>& messages);
+  template <class T>
+  static std::optional<T> take(std::deque<T>& messages) {
+    if (messages.empty()) return std::nullopt;
+    T message = std::move(messages.front());
+    messages.pop_front();
+    return message;
+  }
   Transport& wire_;
-  std::deque<Message> direct_, others_;
+  std::deque<Direct> direct_;
+  std::deque<Message> others_;
 };
 
 class DirectPath {
@@ -64,12 +76,13 @@ class DirectPath {
   [[nodiscard]] bool is_to_begin(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
   bool promise_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_being_removed(int process_set) const HVD_REQUIRES(engine_mutex);
-  /// What came of it; unless it is made nothing has happened, and the operation is to take the long way, or first the log to be read.
-  enum class Promise : std::uint8_t { Made, No, ReadFirst };
-  Promise try_to_promise(PersistentOp& op, LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool has_any_to_begin() const HVD_REQUIRES(engine_mutex);
+  void judge(LeaderTree& tree, bool may_promise_any) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  void contribute(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
-  void fall_back(const UnitKey& key) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] PersistentOp* find(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
+  void fall_back(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] PersistentOp* find(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;
@@ -78,6 +91,10 @@ class DirectPath {
   const std::uint64_t domains_elsewhere_;  ///< on other hosts
   DirectLane lane_;
   DirectRounds rounds_;
+  std::vector<PersistentOp*> promised_;  ///< of `promise_rounds`: those that this rank's domain contributes to
+  std::vector<UnitRef> slow_;            ///< likewise: those that take the long way
+  std::vector<PersistentOp*> ended_;     ///< of `end_rounds`, in the order of the rounds; null where there is none any more
+  std::size_t found_at_ = 0;             ///< where `find` goes on
 };
 
 }  // namespace hvd

@@ -131,8 +131,18 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     if (loop_.is_taken()) board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
     return pending;
   }
-  if (work || parts_.transport) hand_over(small_work);
+  if (parts_.transport && fast_path_.begin_burst()) {
+    call_for_burst();
+  } else if (work || parts_.transport) {
+    hand_over(small_work);
+  }
   return pending;
+}
+
+/// What has been announced goes to the other hosts with what comes next: a thread that waits or polls takes it there, or the coordination
+/// thread, which is called once for all that gathers until it comes.
+void Engine::call_for_burst() {
+  if (!has_gathered_.exchange(true)) board_.ring_worker(board_.self());
 }
 
 /// There may be something to drive: small work this thread does, unless another does.
@@ -160,7 +170,7 @@ std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, Aft
   {
     const EngineLock lock(mutex_);
     if (!may_start()) return nullptr;
-    const bool in_burst = fast_path_.is_in_burst();
+    const bool in_burst = fast_path_.burst() > 0;
     op = fast_path_.start(call, after == After::Wait);
     const bool waits = after == After::Wait;  // and then drives, unless the operation is done
     if (op && (!waits || op->pending->done.load())) work = work_left(in_burst || waits);
@@ -182,17 +192,7 @@ Engine::Work Engine::work_left(bool in_burst) {
 std::shared_ptr<HandleState> Engine::start_small(const Submission& submission) {
   std::array<SmallTensor, limit(Limit::GroupTensors)> group;
   const auto& tensors = submission.tensors;
-  SmallCall call;
-  call.kind = submission.kind;
-  call.process_set = submission.process_set;
-  call.name = submission.name;
-  call.dtype = tensors.front().dtype;
-  call.op = submission.op;
-  call.prescale_factor = submission.prescale_factor;
-  call.postscale_factor = submission.postscale_factor;
-  call.input = tensors.front().input;
-  call.output = tensors.front().output;
-  call.shape = tensors.front().shape;
+  SmallCall call = call_of(submission);
   if (tensors.size() > 1) {
     std::ranges::transform(tensors, group.begin(), [](const auto& tensor) {
       return SmallTensor{tensor.input, tensor.output, tensor.shape};
@@ -209,7 +209,7 @@ std::shared_ptr<HandleState> Engine::start_unowned(const SmallCall& call, const 
   {
     const EngineLock lock(mutex_);
     if (!may_start()) return nullptr;
-    const bool in_burst = fast_path_.is_in_burst();
+    const bool in_burst = fast_path_.burst() > 0;
     pending = fast_path_.start_unowned(call, owner);
     if (pending) work = work_left(in_burst);
   }
@@ -322,6 +322,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
 
 bool Engine::progress(const Turn& turn) noexcept {
   const EngineMutex::Driver driver(mutex_);
+  has_gathered_.store(false);  // before the log is read
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());

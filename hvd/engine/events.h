@@ -24,6 +24,8 @@ class EngineEvents : public OutcomeListener {
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
   /// Returns whether a thread of the program is submitting operations that are to travel together.
   [[nodiscard]] virtual bool is_gathering() const = 0;
+  /// Returns how many it has submitted so far.
+  [[nodiscard]] virtual std::uint32_t burst() const = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
   /// Returns whether messages of other hosts may come at any time, which ring no doorbell.

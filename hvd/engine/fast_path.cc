@@ -122,7 +122,7 @@ bool FastPath::is_valid(PersistentOp& op) {
 bool FastPath::is_ready(PersistentOp& op) {
   if (op.place.entry.empty() || !is_valid(op)) return false;
   if (op.memory != nullptr && !op.is_pulled() && !op.memory->is_free(op.location)) return false;
-  return ledger_.empty() || ledger_.find(op.key()) == nullptr;
+  return ledger_.empty() || ledger_.find(op.key) == nullptr;
 }
 
 void FastPath::begin(PersistentOp& op, const SmallCall& call) {
@@ -164,7 +164,7 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std:
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
   if (ops_.size() == 0) return nullptr;
-  const bool gathers = !waits && in_burst_.exchange(true, std::memory_order_relaxed);
+  const bool gathers = !waits && begin_burst();
   std::shared_ptr<PersistentOp> op;
   bool is_ours = false;
   try {
@@ -393,7 +393,8 @@ bool FastPath::find_blocks(const PersistentOp& op) {
   blocks_.clear();
   for (const int index : op.indices) {
     const std::uint64_t location = board_.coming_location(unit, index);
-    std::byte* const block = op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
+    const bool is_own = location == op.location && index == board_.self();
+    std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
     if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
     blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
   }

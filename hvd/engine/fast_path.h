@@ -41,9 +41,13 @@ class FastPath {
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
 
   // ---- rounds that gather
-  /// A thread of this rank waits, or polls: what is started next is not part of what was started before. Any thread, no lock.
-  void end_burst() { in_burst_.store(false, std::memory_order_relaxed); }
-  [[nodiscard]] bool is_in_burst() const { return in_burst_.load(std::memory_order_relaxed); }
+  /// Something is started that nobody waits for yet. Returns whether something was before, since a thread of this rank has waited or
+  /// polled: the two travel together. Any thread, no lock, as the next two.
+  bool begin_burst() { return burst_.fetch_add(1, std::memory_order_relaxed) > 0; }
+  /// A thread of this rank waits, or polls: what is started next is not part of what was started before.
+  void end_burst() { burst_.store(0, std::memory_order_relaxed); }
+  /// Returns how many have been started since.
+  [[nodiscard]] std::uint32_t burst() const { return burst_.load(std::memory_order_relaxed); }
   /// Returns whether this rank may have arrived last in rounds that nobody has ended. Any thread, no lock.
   [[nodiscard]] bool is_gathering() const { return gathers_.load(std::memory_order_relaxed); }
   /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
@@ -131,7 +135,7 @@ class FastPath {
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
-  std::atomic<bool> in_burst_{false};                                 ///< started something since a thread has waited
+  std::atomic<std::uint32_t> burst_{0};                               ///< started since a thread has waited
   std::atomic<bool> gathers_{false};                                  ///< written under the engine's mutex
   bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
   std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended

@@ -7,6 +7,26 @@
 
 namespace hvd {
 
+SmallCall call_of(const Submission& submission) {
+  SmallCall call;
+  call.kind = submission.kind;
+  call.process_set = submission.process_set;
+  call.name = submission.name;
+  call.op = submission.op;
+  call.prescale_factor = submission.prescale_factor;
+  call.postscale_factor = submission.postscale_factor;
+  call.root = submission.root;
+  if (submission.tensors.empty()) return call;
+  const TensorArgument& tensor = submission.tensors.front();
+  call.dtype = tensor.dtype;
+  call.shape = tensor.shape;
+  call.input = tensor.input;
+  call.output = tensor.output;
+  call.splits = tensor.splits;
+  call.output_rows = tensor.output_rows;
+  return call;
+}
+
 bool is_small_unowned(const Submission& submission) {
   const auto& tensors = submission.tensors;
   if (submission.kind != OpKind::Allreduce || submission.device != Device() || submission.internal || tensors.empty() ||

@@ -53,6 +53,9 @@ struct SmallCall {
   std::weak_ptr<PersistentOp>* known = nullptr;
 };
 
+/// Returns the call that does what a submission of one tensor, or of none, would; of a group all but its tensors. It refers to the
+/// submission. Of an alltoall the caller adds where the received splits go.
+[[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a persistent operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission);
 /// Where an operation that has no block, a Barrier, says that its rank takes the fast path.
@@ -79,6 +82,7 @@ struct PersistentOp {
   std::shared_ptr<HandleState> pending;
 
   // ---- what stays
+  UnitKey key;
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;     ///< of the set's ranks in the domain
   Route route = Route::AtSlot;  ///< one of three
@@ -120,6 +124,9 @@ struct PersistentOp {
   };
   Verdict verdict = Verdict::Invalid;
 
+  std::uint32_t number = kNoNumber;  ///< that the leaders have last called it by (hvd/negotiation/tensor_numbers.h)
+  static constexpr std::uint32_t kNoNumber = ~std::uint32_t{0};
+
   // ---- of the call that is in flight
   const void* input = nullptr;
   void* output = nullptr;
@@ -140,7 +147,6 @@ struct PersistentOp {
   };
   [[nodiscard]] Awaited awaited() const { return {unit.id, indices.size(), is_direct()}; }
 
-  [[nodiscard]] const UnitKey& key() const { return place.entry.key(); }
   [[nodiscard]] bool fits(const SmallCall& call) const;
 };
 

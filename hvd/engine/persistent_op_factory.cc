@@ -38,6 +38,7 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   const bool is_direct = table().scope_of(entry.key.process_set) != Scope::Domain;
   if (is_direct && !may_be_direct(entry, set)) return nullptr;
   auto op = std::make_shared<PersistentOp>();
+  op->key = entry.key;
   op->set = table().share_process_set(entry.key.process_set);
   if (!op->set) return nullptr;
   if (is_direct) op->route = Route::Direct;

@@ -12,8 +12,10 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Before the coordination thread ends what a burst has gathered: its caller is about to.
+/// Before the coordination thread ends what a burst has gathered: its caller is about to, and goes on if more has come meanwhile, for a few
+/// times.
 constexpr auto kGatherTime = 50us;
+constexpr int kMostGatherTimes = 4;
 /// Before it tries once more where another thread has the turn.
 constexpr auto kGatherAgain = 10ms;
 
@@ -89,6 +91,17 @@ std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
   return pause;
 }
 
+/// Gives a thread of the program that is submitting operations which are to travel together the time to submit more of them.
+void ProgressLoop::let_gather() {
+  std::uint32_t before = 0;
+  for (int times = 0; times < kMostGatherTimes && engine_.is_gathering(); ++times) {
+    const std::uint32_t burst = engine_.burst();
+    if (times > 0 && burst == before) return;
+    before = burst;
+    std::this_thread::sleep_for(kGatherTime);
+  }
+}
+
 void ProgressLoop::coordinate() {
   const InsideLibrary inside;
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
@@ -97,7 +110,7 @@ void ProgressLoop::coordinate() {
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
-    if (engine_.is_gathering()) std::this_thread::sleep_for(kGatherTime);
+    let_gather();
     if (Turn turn = try_take()) {
       pause = coordinate_once(std::move(turn));
     } else {

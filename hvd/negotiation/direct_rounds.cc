@@ -14,14 +14,11 @@ constexpr std::size_t kPadding = 16;    // and so is the next message's
 
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + kPadding - 1) / kPadding * kPadding; }
 
-Bytes direct_message(std::uint64_t what, std::uint32_t number, std::uint64_t round, std::span<const std::byte> more = {}) {
-  Bytes bytes;
-  bytes.reserve(kHeadBytes + padded(more.size()));
-  Writer writer(std::move(bytes));
-  bytes = writer.put(kDirect).put(number).put(round).put(what).put(std::uint64_t{more.size()}).take();
-  bytes.insert(bytes.end(), more.begin(), more.end());
-  bytes.resize(padded(bytes.size()));
-  return bytes;
+constexpr std::size_t kLengthAt = kHeadBytes - sizeof(std::uint64_t);
+
+/// Appends a message that has nothing but its head.
+void append_head(Bytes& bytes, std::uint64_t what, std::uint32_t number, std::uint64_t round) {
+  bytes = Writer(std::move(bytes)).put(kDirect).put(number).put(round).put(what).put(std::uint64_t{0}).take();
 }
 
 bool is_direct_word(std::span<const std::byte> message) {
@@ -33,7 +30,7 @@ bool is_direct_word(std::span<const std::byte> message) {
 
 std::size_t length_in(std::span<const std::byte> message) {
   std::uint64_t length = 0;
-  std::memcpy(&length, message.data() + kHeadBytes - sizeof length, sizeof length);
+  std::memcpy(&length, message.data() + kLengthAt, sizeof length);
   return length;
 }
 
@@ -41,8 +38,8 @@ std::size_t length_in(std::span<const std::byte> message) {
 
 bool DirectRounds::is_direct(const Message& message) { return is_direct_word(message.bytes); }
 
-std::uint32_t DirectRounds::number_of(const Message& message) {
-  Reader reader(message.bytes);
+std::uint32_t DirectRounds::number_of(const Part& message) {
+  Reader reader(message.bytes());
   static_cast<void>(reader.get<std::uint32_t>());
   return reader.get<std::uint32_t>();
 }
@@ -56,15 +53,28 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
   return !unit.promised && !unit.gathering().is_long && unit.over >= unit.left_out_until;
 }
 
-void DirectRounds::promise(std::uint32_t number, Bytes contribution, Clock::time_point now) {
-  Unit& unit = units_.at(number);
-  Bytes message = direct_message(static_cast<std::uint64_t>(What::Contribution), number, unit.over, contribution);
-  const bool joins =
-      !outgoing_.empty() && outgoing_.back().to == kAllOthers && outgoing_.back().bytes.size() + message.size() <= kMostTogether;
-  if (!joins) outgoing_.push_back({kAllOthers, {}});
-  auto& together = outgoing_.back().bytes;
-  together.insert(together.end(), message.begin(), message.end());
-  put(unit, unit.over, self_, std::move(message));
+/// Returns the message to which the contribution is to be appended.
+Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number) {
+  if (outgoing_.empty() || outgoing_.back().to != kAllOthers) outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
+  Bytes& bytes = *outgoing_.back().bytes;
+  contribution_at_ = bytes.size();
+  append_head(bytes, static_cast<std::uint64_t>(What::Contribution), number, unit.over);
+  return bytes;
+}
+
+void DirectRounds::end_contribution(Unit& unit, std::uint32_t number, Clock::time_point now) {
+  Bytes& bytes = *outgoing_.back().bytes;
+  const std::uint64_t length = bytes.size() - contribution_at_ - kHeadBytes;
+  std::memcpy(bytes.data() + contribution_at_ + kLengthAt, &length, sizeof length);
+  bytes.resize(padded(bytes.size()));
+  if (contribution_at_ > 0 && bytes.size() > kMostTogether) {  // it travels in a message of its own
+    auto alone = std::make_shared<Bytes>(bytes.begin() + static_cast<std::ptrdiff_t>(contribution_at_), bytes.end());
+    bytes.resize(contribution_at_);
+    outgoing_.push_back({kAllOthers, std::move(alone)});
+    contribution_at_ = 0;
+  }
+  const auto& whole = outgoing_.back().bytes;
+  put(unit, unit.over, self_, Part(whole, contribution_at_, whole->size() - contribution_at_));
   unit.promised = true;
   unit.promised_at = now;
   promised_.push_back(number);
@@ -97,11 +107,11 @@ std::vector<std::uint32_t> DirectRounds::complete() const {
   return complete;
 }
 
-std::vector<std::span<const std::byte>> DirectRounds::contributions(std::uint32_t number) const {
-  std::vector<std::span<const std::byte>> contributions;
-  for (const auto& bytes : units_.at(number).gathering().bytes)
-    contributions.push_back(std::span(bytes).subspan(kHeadBytes, length_in(bytes)));
-  return contributions;
+std::span<const std::span<const std::byte>> DirectRounds::contributions(std::uint32_t number) {
+  contributions_.clear();
+  for (const auto& message : units_.at(number).gathering().messages)
+    contributions_.push_back(message.bytes().subspan(kHeadBytes, length_in(message.bytes())));
+  return contributions_;
 }
 
 void DirectRounds::end(std::uint32_t number) {
@@ -112,6 +122,7 @@ void DirectRounds::end(std::uint32_t number) {
   }
   Gathered& gathered = unit.gathering();
   std::fill(gathered.here.begin(), gathered.here.end(), false);
+  std::ranges::fill(gathered.messages, Part());
   gathered.count = 0;
   gathered.is_long = false;
   ++unit.over;
@@ -129,19 +140,20 @@ std::uint64_t DirectRounds::rounds_over(std::uint32_t number) const {
 
 // ------------------------------------------------------------------------------------------------------------------------ messages
 
-void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Bytes message) {
+void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Part message) {
   Gathered& gathered = unit.rounds[round % 2];
-  gathered.bytes.resize(domains_);
+  gathered.messages.resize(domains_);
   gathered.here.resize(domains_);
   const auto place = static_cast<std::size_t>(from);
   if (gathered.here.at(place)) throw WireError("a second contribution to a round");
   gathered.here[place] = true;
-  gathered.bytes[place] = std::move(message);
+  gathered.messages[place] = std::move(message);
   ++gathered.count;
 }
 
 void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t round) {
-  outgoing_.push_back({to, direct_message(static_cast<std::uint64_t>(what), number, round)});
+  outgoing_.push_back({to, std::make_shared<Bytes>()});
+  append_head(*outgoing_.back().bytes, static_cast<std::uint64_t>(what), number, round);
 }
 
 std::size_t DirectRounds::length_of(std::span<const std::byte> messages) {
@@ -152,18 +164,18 @@ std::size_t DirectRounds::length_of(std::span<const std::byte> messages) {
   return kHeadBytes + padded(length);
 }
 
-bool DirectRounds::receive(Message message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
-  Reader reader(message.bytes);
+bool DirectRounds::receive(int from, Part message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
+  Reader reader(message.bytes());
   static_cast<void>(reader.get<std::uint32_t>());
   const auto number = reader.get<std::uint32_t>();
   const auto round = reader.get<std::uint64_t>();
   const auto what = static_cast<What>(reader.get<std::uint64_t>());
   const auto length = reader.get<std::uint64_t>();
-  if (length_of(message.bytes) != message.bytes.size() || (what != What::Contribution && length != 0))
+  if (length_of(message.bytes()) != message.size || (what != What::Contribution && length != 0))
     throw WireError("not a message between leaders");
   if (what > What::Ask) throw WireError("not a message between leaders");
   if (!is_known) {  // refused meanwhile, which the sender has still to hear
-    if (what != What::Slow) send(message.from, What::Slow, number, round);
+    if (what != What::Slow) send(from, What::Slow, number, round);
     return false;
   }
   Unit& unit = units_[number];
@@ -173,7 +185,7 @@ bool DirectRounds::receive(Message message, bool is_known, bool cannot_come, std
     // tree.
     if (unit.promised) throw WireError("a message of a round that cannot be under way");
     unit.left_out_until = std::max(unit.left_out_until, round + 1);
-    if (what != What::Slow) send(message.from, What::Slow, number, round);
+    if (what != What::Slow) send(from, What::Slow, number, round);
     return false;
   }
   const bool is_gathering = round == unit.over;
@@ -190,10 +202,10 @@ bool DirectRounds::receive(Message message, bool is_known, bool cannot_come, std
     fallen_back = number;
     return true;
   }
-  if (what == What::Contribution) put(unit, round, message.from, std::move(message.bytes));
+  if (what == What::Contribution) put(unit, round, from, std::move(message));
   if (is_gathering && unit.promised) return false;
   if (unit.rounds[round % 2].is_long) {
-    send(message.from, What::Slow, number, round);
+    send(from, What::Slow, number, round);
   } else if (what == What::Ask || cannot_come || round < unit.left_out_until) {
     take_long_way(unit, number, round);  // which tells the sender too: it has contributed
   }
@@ -222,9 +234,9 @@ bool DirectRounds::flush(Transport& transport) {
   const bool any = !outgoing_.empty();
   for (; !outgoing_.empty(); outgoing_.pop_front()) {
     const auto& [to, bytes] = outgoing_.front();
-    if (to != kAllOthers) transport.send(to, bytes);
+    if (to != kAllOthers) transport.send(to, *bytes);
     for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)  // each begins with another one, so that not all send to the same
-      transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), bytes);
+      transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), *bytes);
   }
   return any;
 }

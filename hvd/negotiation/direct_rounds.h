@@ -25,6 +25,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hvd/base/wire.h"
@@ -41,24 +42,40 @@ class DirectRounds {
   /// `domain`: this leader's, of so many.
   DirectRounds(int domain, int domains) : self_(domain), domains_(static_cast<std::size_t>(domains)) {}
 
+  /// A Part is one message of those that have travelled as one, which it keeps.
+  struct Part {
+    Part() = default;
+    Part(std::shared_ptr<const Bytes> whole_, std::size_t at_, std::size_t size_) : whole(std::move(whole_)), at(at_), size(size_) {}
+    explicit Part(Bytes alone) : whole(std::make_shared<const Bytes>(std::move(alone))), size(whole->size()) {}
+    [[nodiscard]] std::span<const std::byte> bytes() const { return std::span(*whole).subspan(at, size); }
+    std::shared_ptr<const Bytes> whole;
+    std::size_t at = 0, size = 0;
+  };
+
   /// Returns whether the message is one of these, or several of them.
   [[nodiscard]] static bool is_direct(const Message& message);
   /// Calls `take` with each of those that have travelled as `message`. Throws WireError where it is not made of such.
   template <class Take>
   static void split(Message message, Take take) {
-    std::size_t first = length_of(message.bytes);
-    if (first == message.bytes.size()) return take(std::move(message));
-    for (std::span<const std::byte> left = message.bytes; !left.empty(); left = left.subspan(first)) {
-      first = length_of(left);
-      take(Message{message.from, Bytes(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(first))});
+    const auto whole = std::make_shared<const Bytes>(std::move(message.bytes));
+    for (std::size_t at = 0, size = 0; at < whole->size(); at += size) {
+      size = length_of(std::span(*whole).subspan(at));
+      take(Part(whole, at, size));
     }
   }
 
   // ---- this domain's part in the round that is gathering
   /// Returns whether this domain may contribute to it: it has not, and does not take the long way.
   [[nodiscard]] bool may_promise(std::uint32_t number) const;
-  /// Contributes to it: it is not to be ended in another way, unless `receive` says so.
-  void promise(std::uint32_t number, Bytes contribution, Clock::time_point now);
+  /// Contributes to it: it is not to be ended in another way, unless `receive` says so. `contribute` appends the contribution to the bytes
+  /// that it is given.
+  template <class Contribute>
+  void promise(std::uint32_t number, Clock::time_point now, Contribute contribute) {
+    Unit& unit = units_.at(number);
+    Bytes& bytes = begin_contribution(unit, number);
+    contribute(bytes);
+    end_contribution(unit, number, now);
+  }
   [[nodiscard]] bool is_promised(std::uint32_t number) const;
   [[nodiscard]] bool has_promised() const { return !promised_.empty(); }
   /// This domain takes the long way in it.
@@ -67,8 +84,8 @@ class DirectRounds {
   // ---- ends
   /// Returns the numbers of the rounds that this domain has contributed to and has all contributions of.
   [[nodiscard]] std::vector<std::uint32_t> complete() const;
-  /// Returns the contributions by domain. Requires a complete round.
-  [[nodiscard]] std::vector<std::span<const std::byte>> contributions(std::uint32_t number) const;
+  /// Returns the contributions by domain, until it is called again. Requires a complete round, which has not been ended.
+  [[nodiscard]] std::span<const std::span<const std::byte>> contributions(std::uint32_t number);
   /// The round is over, one way or another.
   void end(std::uint32_t number);
   /// The number is given up.
@@ -79,10 +96,10 @@ class DirectRounds {
   // ---- messages
   /// Acts on a message. Returns true if this domain is to take the long way in the round to which it has contributed, whose number
   /// `fallen_back` then is. `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's
-  /// rounds. The message is one alone: see `split`.
-  bool receive(Message message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
-  /// Returns the number in a message that `is_direct`.
-  [[nodiscard]] static std::uint32_t number_of(const Message& message);
+  /// rounds.
+  bool receive(int from, Part message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
+  /// Returns the number in a message. Throws WireError if it is too short for one.
+  [[nodiscard]] static std::uint32_t number_of(const Part& message);
   /// Asks for what has been missed for long.
   void ask(Clock::time_point now);
   /// Sends what has gathered. Returns whether there was anything.
@@ -96,7 +113,7 @@ class DirectRounds {
   enum class What : std::uint64_t { Contribution, Slow, Ask };
   /// Of one round.
   struct Gathered {
-    std::vector<Bytes> bytes;  ///< messages, by domain
+    std::vector<Part> messages;  ///< by domain
     std::vector<bool> here;
     std::size_t count = 0;
     bool is_long = false;  ///< this domain takes the long way
@@ -113,14 +130,16 @@ class DirectRounds {
   };
   struct Outgoing {
     int to;  ///< a domain, or all others
-    Bytes bytes;
+    std::shared_ptr<Bytes> bytes;
   };
   static constexpr int kAllOthers = -1;
   static constexpr std::size_t kMostTogether = 60 << 10;  ///< what MPI takes at once, less its head
   static constexpr unsigned kMostStreak = 10;
 
   static std::size_t length_of(std::span<const std::byte> messages);
-  void put(Unit& unit, std::uint64_t round, int from, Bytes message);
+  Bytes& begin_contribution(const Unit& unit, std::uint32_t number);
+  void end_contribution(Unit& unit, std::uint32_t number, Clock::time_point now);
+  void put(Unit& unit, std::uint64_t round, int from, Part message);
   void send(int to, What what, std::uint32_t number, std::uint64_t round);
   void take_long_way(Unit& unit, std::uint32_t number, std::uint64_t round);
 
@@ -129,6 +148,8 @@ class DirectRounds {
   std::unordered_map<std::uint32_t, Unit> units_;
   std::vector<std::uint32_t> promised_;
   std::deque<Outgoing> outgoing_;
+  std::size_t contribution_at_ = 0;  ///< in the last of them, of what is being contributed
+  std::vector<std::span<const std::byte>> contributions_;
 };
 
 }  // namespace hvd

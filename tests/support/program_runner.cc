@@ -6,7 +6,6 @@
 
 #include "tests/support/expectations.h"
 #include "tests/support/oracle.h"
-#include "tests/support/small_call.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -111,7 +110,7 @@ Submission submission_of(const Call& call, int rank, Arena& arena, Started& star
 
 /// Returns the same for the fast path. `received`: of an alltoall.
 SmallCall small_call(Submission& submission, std::vector<std::int64_t>& received) {
-  SmallCall call = small_call_of(submission);
+  SmallCall call = call_of(submission);
   received.resize(call.splits.size());
   call.received = received;
   if (call.output != nullptr || submission.tensors.empty()) return call;

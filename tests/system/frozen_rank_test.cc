@@ -13,7 +13,6 @@
 
 #include "hvd/engine/engine.h"
 #include "hvd/fast_path_memory.h"
-#include "tests/support/small_call.h"
 #include "tests/support/stderr_text.h"
 #include "tests/support/thread_world.h"
 
@@ -53,7 +52,7 @@ struct RoundWorld {
     std::vector<float> values(4, static_cast<float>(rank));
     for (int i = 0; i < 4; ++i) {
       const Submission submission = allreduce_of(values, "x", DataType::Float32);
-      if (!engine.try_fast_path(small_call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+      if (!engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
     }
   }
   /// What a rank has started, for the last one.
@@ -174,11 +173,11 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
           if (rank == 1) return all.claim(dies).give_results(all.unit.id, both);  // and does not end it
           std::vector<float> values(4);
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
-          const auto op = engine.start_fast_path(small_call_of(submission), After::Wait);
+          const auto op = engine.start_fast_path(call_of(submission), After::Wait);
           REQUIRE(op);
           all.tell(*op);
           text = words_of_failure([&] {
-            engine.finish_fast_path(*op, small_call_of(submission));
+            engine.finish_fast_path(*op, call_of(submission));
             engine.wait(*engine.submit(submission, After::Wait));
           });
         },
@@ -223,7 +222,7 @@ TEST_CASE("frozen: a round that who came last does not end is ended by who waits
         }
         std::vector<float> values(4);
         const Submission submission = allreduce_of(values, "x", DataType::Float32);
-        const SmallCall call = small_call_of(submission);
+        const SmallCall call = call_of(submission);
         const auto op = engine.start_fast_path(call, After::Wait);
         REQUIRE(op);
         all.tell(*op);
@@ -244,7 +243,7 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
           all.warm_up(rank, engine);
           std::vector<float> values(4);
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
-          const SmallCall call = small_call_of(submission);
+          const SmallCall call = call_of(submission);
           if (rank == 2) {
             all.claim(dies);
             claimed = true;

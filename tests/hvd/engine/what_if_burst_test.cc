@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "hvd/engine/engine.h"
-#include "tests/support/small_call.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -123,7 +122,7 @@ TEST_CASE("a burst: whatever the order on each rank and the manner of waiting, e
         if (round % 6 == 0) {  // one that is waited for at once, with all others in flight
           Part one(3, "one.");
           const Submission submission = one.fill(rank, round);
-          if (round % 12 == 0 || !engine.try_fast_path(small_call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+          if (round % 12 == 0 || !engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
           wrong += one.is_right(3, round) ? 0 : 1;
         }
         wait_for_all(engine, parts, manner, random);
@@ -188,7 +187,8 @@ TEST_CASE("a burst whose last rank goes to compute: the others get their results
         const int last = round % 3;
         if (rank == last) all.arrive_and_wait();                               // the others have submitted
         if (rank == last && round % 2 == 0) std::this_thread::sleep_for(2ms);  // and sleep
-        for (auto& part : parts) part.submit(engine, rank, round);
+        const bool negotiated = round % 5 == 4;                                // by all of them
+        for (auto& part : parts) part.submit(engine, rank, round, negotiated);
         if (rank != last) all.arrive_and_wait();
         if (rank == last) all.arrive_and_wait();  // it neither waits nor polls before the others are done
         for (auto& part : parts) engine.wait(*part.pending);

@@ -48,13 +48,14 @@ struct Leaders {
     const Message message = line.front();
     line.pop_front();
     std::uint32_t fallen_back = 0;
-    const bool falls = (*this)[to].receive(message, is_known, cannot_come, fallen_back);
+    const bool falls = (*this)[to].receive(message.from, DirectRounds::Part(message.bytes), is_known, cannot_come, fallen_back);
     if (falls) CHECK(fallen_back == kNumber);
     flush();
     return falls;
   }
   void promise(int domain, DirectRounds::Clock::time_point now = {}) {
-    (*this)[domain].promise(kNumber, contribution_of(domain, (*this)[domain].rounds_over(kNumber)), now);
+    const Bytes contribution = contribution_of(domain, (*this)[domain].rounds_over(kNumber));
+    (*this)[domain].promise(kNumber, now, [&](Bytes& bytes) { bytes.insert(bytes.end(), contribution.begin(), contribution.end()); });
     flush();
   }
   [[nodiscard]] std::size_t waiting(int from, int to) { return lines[{from, to}].size(); }
@@ -204,16 +205,19 @@ TEST_CASE("direct rounds: what is malformed is refused") {
     bytes.resize(bytes.size() + (more + 15) / 16 * 16);
     return Message{1, bytes};
   };
+  const auto receive = [&](const Message& said) {
+    return rounds.receive(said.from, DirectRounds::Part(said.bytes), true, false, fallen_back);
+  };
   CHECK(DirectRounds::is_direct(message(1, 0, 0)));
   CHECK_FALSE(DirectRounds::is_direct({1, Bytes(3)}));
   CHECK_FALSE(DirectRounds::is_direct({1, Bytes(40)}));
-  CHECK_THROWS_AS(rounds.receive(message(1, 3, 0), true, false, fallen_back), WireError);  // what it is
-  CHECK_THROWS_AS(rounds.receive(message(1, 1, 4), true, false, fallen_back), WireError);  // too long
+  CHECK_THROWS_AS(receive(message(1, 3, 0)), WireError);  // what it is
+  CHECK_THROWS_AS(receive(message(1, 1, 4)), WireError);  // too long
   Message cut = message(1, 0, 0);
   cut.bytes.resize(20);
-  CHECK_THROWS_AS(rounds.receive(cut, true, false, fallen_back), WireError);
-  CHECK_FALSE(rounds.receive(message(1, 0, 8), true, false, fallen_back));
-  CHECK_THROWS_AS(rounds.receive(message(1, 0, 8), true, false, fallen_back), WireError);  // twice
+  CHECK_THROWS_AS(receive(cut), WireError);
+  CHECK_FALSE(receive(message(1, 0, 8)));
+  CHECK_THROWS_AS(receive(message(1, 0, 8)), WireError);  // twice
 }
 
 TEST_CASE("direct rounds: one that the others have left behind says so, and contributes to none of those rounds") {

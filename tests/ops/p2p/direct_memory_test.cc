@@ -10,7 +10,6 @@
 #include "hvd/base/text.h"
 #include "ops/host_ops.h"
 #include "tests/support/mpi_cases.h"
-#include "tests/support/small_call.h"
 
 namespace hvd::test {
 namespace {
@@ -19,7 +18,7 @@ constexpr int kDirectTestRounds = 6;  // the first two make it a persistent oper
 
 /// Returns whether it took the fast path.
 bool run_again(Engine& engine, const Submission& submission) {
-  if (engine.try_fast_path(small_call_of(submission))) return true;
+  if (engine.try_fast_path(call_of(submission))) return true;
   run(engine, submission);
   return false;
 }
@@ -69,7 +68,7 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
       group.tensors.push_back({second.data(), second.data(), DataType::Float32, {70}, nullptr, true});
       const std::vector<SmallTensor> members{{first.data(), first.data(), group.tensors[0].shape},
                                              {second.data(), second.data(), group.tensors[1].shape}};
-      SmallCall call = small_call_of(group);
+      SmallCall call = call_of(group);
       call.group = members;
       const bool grouped = world.engine().try_fast_path(call);
       if (!grouped) run(world.engine(), group);
@@ -82,7 +81,7 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
       Bytes all(row.size() * static_cast<std::size_t>(mpi_size()));
       Submission gather = submission_of(OpKind::Allgather, "gather", row.data(), nullptr, 3, DataType::Int64);
       gather.allocate = [&all](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(all.data()); };
-      SmallCall gathering = small_call_of(gather);
+      SmallCall gathering = call_of(gather);
       gathering.output = all.data();
       gathering.output_rows = 3 * mpi_size();
       if (world.engine().try_fast_path(gathering)) {
