@@ -365,12 +365,9 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
     failure = failure_of_current_exception();
   }
   agree(failure);  // before the old file goes
-  try {
+  agree(failure_of([&] {
     if (file) file->replace(options_.keep_last);
-  } catch (...) {
-    failure = failure_of_current_exception();
-  }
-  agree(failure);
+  }));
 }
 
 std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const {

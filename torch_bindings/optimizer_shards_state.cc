@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -111,16 +112,22 @@ void OptimizerShards::gather_pieces(const std::vector<at::Tensor>& whole, const 
   all.erase(*only);
   std::int64_t most = 0;
   for (const auto& [sender, count] : all) most = std::max(most, count);
+  std::optional<std::size_t> current;  // the piece whose bytes these are: what has to be turned is turned once, not for each portion
+  at::Tensor current_bytes;
+  const auto bytes_to_send = [&](std::size_t i) -> const at::Tensor& {
+    if (current == i) return current_bytes;
+    const Piece& piece = pieces_[i];
+    const at::Tensor typed = own[i].to(state_type(piece));
+    const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();  // it may lie in another order than `whole`
+    const at::Tensor like = is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false)) : at::Tensor();
+    current = i;
+    return current_bytes = (is_turned ? detail::in_memory_order_of(typed, like) : detail::in_memory_order(typed)).view(at::kByte);
+  };
   for (std::int64_t at = 0; at < most; at += kPortionBytes) {
     std::vector<at::Tensor> parts{torch::empty({0}, torch::kUInt8)};
     if (!gets_whole(only))
       for_each_part(hvd::rank(), at, [&](std::size_t i, std::int64_t first, std::int64_t count) {
-        const Piece& piece = pieces_[i];
-        const at::Tensor typed = own[i].to(state_type(piece));
-        const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();  // it may lie in another order than `whole`
-        const at::Tensor like = is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false)) : at::Tensor();
-        const at::Tensor ordered = is_turned ? detail::in_memory_order_of(typed, like) : detail::in_memory_order(typed);
-        parts.push_back(ordered.view(at::kByte).narrow(0, first, count).cpu());
+        parts.push_back(bytes_to_send(i).narrow(0, first, count).cpu());
       });
     const at::Tensor mine = torch::cat(parts);
     const at::Tensor splits = torch::zeros({process_set_.size()}, torch::kInt64);

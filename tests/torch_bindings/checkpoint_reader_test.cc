@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
 
 namespace checkpoint_reader {
@@ -15,27 +16,6 @@ namespace {
 using namespace hvd::test;
 using hvd::Checkpoint, hvd::CheckpointError, hvd::DistributedOptimizer;
 using torch::nn::Sequential;
-
-/// A folder of the first rank, whose name all know.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_reader_XXXXXX").string();
-    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
-    name_ = hvd::broadcast_object(name, 0);
-  }
-  ~Folder() {
-    hvd::barrier();
-    std::error_code ignored;
-    if (hvd::rank() == 0) std::filesystem::remove_all(name_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] std::string file() const { return name_ + "/run.pt"; }
-
- private:
-  std::string name_;
-};
 
 constexpr double kMiB = 1 << 20;
 
@@ -85,7 +65,7 @@ void train(Sequential& net, DistributedOptimizer& optimizer, int begin, int end)
 
 TEST_CASE("checkpoints of a sharded optimizer: who writes needs memory for the file, who reads for its share, and no rank for more") {
   const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = true};
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = large_model();
   DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
   train(net, optimizer, 0, 2);
@@ -124,7 +104,7 @@ TEST_CASE("checkpoints: a state comes into parameters of another memory order, s
   for (const bool sharded : {false, true}) {
     CAPTURE(sharded);
     const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = sharded};
-    const Folder folder;
+    const SharedFolder folder;
     auto net = convolutions(at::MemoryFormat::ChannelsLast);
     DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
     step(net, optimizer, 0);
@@ -163,7 +143,7 @@ struct Doubling {
 };
 
 TEST_CASE("checkpoints: what shares memory with the model in the file is there, too, and a part may change what it has read") {
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const at::Tensor weight = net->parameters()[0];
@@ -185,7 +165,7 @@ TEST_CASE("checkpoints: what shares memory with the model in the file is there, 
 }
 
 TEST_CASE("checkpoints: parameters of an optimizer in another order than in the file are refused on all ranks, by name") {
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   const auto parameters = net->parameters();
   const auto named = net->named_parameters();
@@ -205,7 +185,7 @@ TEST_CASE("checkpoints: parameters of an optimizer in another order than in the 
 }
 
 TEST_CASE("checkpoints: what is left of a file that was cut short, at any place, is refused on all ranks and changes nothing") {
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters());
   small_loss(net, hvd::rank(), 0).backward();
@@ -228,7 +208,7 @@ TEST_CASE("checkpoints: what is left of a file that was cut short, at any place,
 
 TEST_CASE("checkpoints: a disk that is full is told on all ranks, and the old file stays") {
   if (::access("/dev/full", W_OK) != 0) return;
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const Checkpoint checkpoint(folder.file());

@@ -2,7 +2,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <sstream>
 #include <vector>
 
+#include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
 
 namespace checkpoint_run {
@@ -19,27 +19,6 @@ using namespace hvd::test;
 using at::kDouble;
 using hvd::Checkpoint, hvd::CheckpointError, hvd::DistributedOptimizer, hvd::ReduceOp;
 using torch::nn::Sequential;
-
-/// A folder of the first rank, whose name all know.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_run_XXXXXX").string();
-    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
-    name_ = hvd::broadcast_object(name, 0);
-  }
-  ~Folder() {
-    hvd::barrier();
-    std::error_code ignored;
-    if (hvd::rank() == 0) std::filesystem::remove_all(name_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] std::string file() const { return name_ + "/run.pt"; }
-
- private:
-  std::string name_;
-};
 
 using MakeSchedule = std::function<std::unique_ptr<hvd::Schedule>(torch::optim::Optimizer&)>;
 struct KindOfSchedule {
@@ -123,7 +102,7 @@ void goes_on_after_each_step(const KindOfSchedule& kind, const hvd::DistributedO
   unbroken.steps(0, kSteps);
   for (int at = 1; at < kSteps; ++at) {
     CAPTURE(at);
-    const Folder folder;
+    const SharedFolder folder;
     {
       Run first(kind.make, options);
       first.steps(0, at);
@@ -156,7 +135,7 @@ TEST_CASE("what happens if I break off Adasum with an optimizer that has a state
     const hvd::DistributedOptimizerOptions options{.op = ReduceOp::Adasum};
     Sequential net = small_model();
     DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.05), net->named_parameters(), options);
-    const Folder folder;
+    const SharedFolder folder;
     train(net, optimizer, 0, at);
     Checkpoint(folder.file()).save(net, optimizer, at);
     train(net, optimizer, at, 5);
@@ -169,7 +148,7 @@ TEST_CASE("what happens if I break off Adasum with an optimizer that has a state
 }
 
 TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing is changed") {
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.5);
   hvd::StepSchedule schedule(sgd, 1, 0.5);
@@ -253,7 +232,7 @@ TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {
 }
 
 TEST_CASE("what happens if I load a file with more than the model has: refused by name on all ranks") {
-  const Folder folder;
+  const SharedFolder folder;
   Sequential more(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 2));
   torch::manual_seed(3);
   hvd::broadcast_parameters(*more, 0);
@@ -272,7 +251,7 @@ TEST_CASE("what happens if I load a file with more than the model has: refused b
 
 TEST_CASE("what happens if replicas differ when I save: told on all ranks, by parameter, and no file is written") {
   if (hvd::size() == 1) return;
-  const Folder folder;
+  const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const Checkpoint checkpoint(folder.file());

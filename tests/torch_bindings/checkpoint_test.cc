@@ -1,13 +1,11 @@
 // Checkpoint: atomic files that bring everything back, on as many ranks or another number of them.
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
 
+#include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
 
 namespace {
@@ -16,29 +14,6 @@ using namespace hvd::test;
 using at::kDouble, at::kFloat;
 using hvd::Checkpoint;
 using hvd::DistributedOptimizer;
-
-/// A folder of rank 0, whose name all know.
-class CheckpointFolder {
- public:
-  CheckpointFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "hvd_checkpoint_XXXXXX").string();
-    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
-    name_ = hvd::broadcast_object(name, 0);
-  }
-  ~CheckpointFolder() {
-    hvd::barrier();
-    if (hvd::rank() != 0) return;
-    for (const char* file : {"run.pt", "run.pt.1", "run.pt.2", "run.pt.3", "run.pt.4", "deep/er/run.pt"})
-      ::unlink((name_ + "/" + file).c_str());
-    for (const char* folder : {"/deep/er", "/deep", ""}) ::rmdir((name_ + folder).c_str());
-  }
-  CheckpointFolder(const CheckpointFolder&) = delete;
-  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
-  [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
-
- private:
-  std::string name_;
-};
 
 /// Batch norm has buffers, dropout uses random numbers.
 torch::nn::Sequential noisy_model() {
@@ -82,7 +57,7 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
       {"powersgd, sharded", {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
   for (const auto& [name, options] : ways) {
     CAPTURE(name);
-    const CheckpointFolder folder;
+    const SharedFolder folder;
     torch::manual_seed(7 + hvd::rank());
     InterruptedRun unbroken(options);
     const Checkpoint checkpoint(folder.file(), {.keep_last = 5});
@@ -106,7 +81,7 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
 }
 
 TEST_CASE("checkpoint: buffers of single ranks, and their means for another number of ranks") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   for (const bool average : {false, true}) {
     CAPTURE(average);
     torch::nn::BatchNorm1d layer(3);
@@ -139,7 +114,7 @@ struct Buffers : torch::nn::Module {
 };
 
 TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of them, before anything waits for them") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   const at::Tensor mean = torch::zeros({3}), count = torch::zeros({}, at::kLong);
   const std::vector<std::pair<hvd::NamedTensors, std::string>> others{
       {{}, "no further buffer"},
@@ -176,7 +151,7 @@ TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of t
 }
 
 TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers goes on") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   struct Run {
     Run() : ddp(net, {.compression = hvd::Compression::topk(0.1)}), sgd(ddp.parameters(), 0.1) {}
     void steps(int begin, int end) {
@@ -217,7 +192,7 @@ TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one proces
       optimizer.step();
     }
   };
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   std::vector<int> others;
   for (int rank = std::min(1, hvd::size() - 1); rank < hvd::size(); ++rank) others.push_back(rank);
   const auto fewer = hvd::add_process_set(others);
@@ -248,7 +223,7 @@ TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one proces
 }
 
 TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   InterruptedRun all({.shard_optimizer_state = true});
   all.net->eval();  // no dropout, and the same statistics everywhere
   all.steps(0, 3);
@@ -273,7 +248,7 @@ TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
 }
 
 TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file("deep/er/run.pt"));
   torch::nn::Linear layer(3, 2);
   hvd::broadcast_parameters(layer, 0);
@@ -305,7 +280,7 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
 }
 
 TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
-  const CheckpointFolder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear layer(3, 2);
   hvd::broadcast_parameters(layer, 0);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/torch_bindings/own_optimizer.h"
+#include "tests/torch_bindings/shared_folder.h"
 
 namespace {
 
@@ -12,27 +13,6 @@ using namespace hvd::test;
 using at::kDouble, at::kFloat;
 using hvd::Checkpoint;
 using hvd::CheckpointError;
-
-/// A folder of the first rank, whose name all know.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "hvd_what_if_XXXXXX").string();
-    if (hvd::rank() == 0) REQUIRE(::mkdtemp(name.data()) != nullptr);
-    name_ = hvd::broadcast_object(name, 0);
-  }
-  ~Folder() {
-    hvd::barrier();
-    std::error_code ignored;
-    if (hvd::rank() == 0) std::filesystem::remove_all(name_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
-
- private:
-  std::string name_;
-};
 
 template <class Net>
 void steps_of(Net& net, torch::optim::Optimizer& optimizer, int steps, int variant = 0) {
@@ -59,7 +39,7 @@ bool same_all(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b
 /// A run of two parts gives what an unbroken one gives.
 template <class Net, class MakeNet, class MakeOptimizer>
 void goes_on(MakeNet make_net, MakeOptimizer make_optimizer, int steps_before_load = 0) {
-  const Folder folder;
+  const SharedFolder folder;
   Net net = make_net();
   auto optimizer = make_optimizer(net->parameters());
   steps_of(net, optimizer, 3);
@@ -88,7 +68,7 @@ TEST_CASE("what happens if I save a model with tied weights: it goes on as if it
 }
 
 TEST_CASE("what happens if the model in the file is tied and mine is not, or the other way: refused on all ranks, or equal") {
-  const Folder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   Tied tied, untied(false);
   torch::optim::SGD of_tied(tied->parameters(), 0.1), of_untied(untied->parameters(), 0.1);
@@ -125,7 +105,7 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: sav
   goes_on<Net>(linear, make.template operator()<Overrides{.save = true}>(), 0);
   goes_on<Net>(linear, make.template operator()<Overrides{.rate = false, .options = false, .state = false, .save = true}>(), 0);
 
-  const Folder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   Net net = linear();
   OwnOptimizer<Overrides{}> optimizer(net->parameters(), 0.25, 0.5);
@@ -158,7 +138,7 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: sav
 }
 
 TEST_CASE("what happens if only some ranks shard their optimizer: Mismatch on all, and the old file stays") {
-  const Folder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -173,7 +153,7 @@ TEST_CASE("what happens if only some ranks shard their optimizer: Mismatch on al
 }
 
 TEST_CASE("what happens if my of_rank or my optimizer's save throws on one rank: its words on all, and the old file stays") {
-  const Folder folder;
+  const SharedFolder folder;
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
@@ -204,7 +184,7 @@ TEST_CASE("what happens if my of_rank or my optimizer's save throws on one rank:
 }
 
 TEST_CASE("what happens if each host has its own disk: the first rank's file counts, whatever the others find") {
-  const Folder folder;
+  const SharedFolder folder;
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -230,7 +210,7 @@ TEST_CASE("what happens if each host has its own disk: the first rank's file cou
 }
 
 TEST_CASE("what happens if one rank's model or optimizer does not fit the file: refused on all, nothing changes on any") {
-  const Folder folder;
+  const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -268,7 +248,7 @@ TEST_CASE("what happens if modules register their buffers in another order when 
         register_buffer(name, torch::full({2}, (*name == 'a' ? 10.0 : 20.0) + hvd::rank()));
     }
   };
-  const Folder folder;
+  const SharedFolder folder;
   const Net saved(false);
   torch::optim::SGD sgd(saved.parameters(), 0.1);
   Checkpoint(folder.file()).save(saved, sgd, 1);
@@ -284,7 +264,7 @@ TEST_CASE("what happens if modules register their buffers in another order when 
 }
 
 TEST_CASE("what happens if compression's memory is large: it goes to the rank that writes, and back to its own") {
-  const Folder folder;
+  const SharedFolder folder;
   std::vector<at::Tensor> memory{data({1000 + 100 * hvd::rank()}, kFloat, hvd::rank()), data({3}, kDouble, hvd::rank())};
   const Checkpoint checkpoint(folder.file(), {.of_rank = [&] { return memory; }});
   torch::nn::Linear net(3, 2);
@@ -298,7 +278,7 @@ TEST_CASE("what happens if compression's memory is large: it goes to the rank th
 }
 
 TEST_CASE("what happens if a process set saves by itself: its first rank writes, the others are not asked") {
-  const Folder folder;
+  const SharedFolder folder;
   const auto set = hvd::add_process_set(hvd::size() > 1 ? std::vector<int>{hvd::size() - 1} : std::vector<int>{0});
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -315,7 +295,7 @@ TEST_CASE("what happens if a process set saves by itself: its first rank writes,
 }
 
 TEST_CASE("what happens if two checkpoints share a folder, and steps go backwards: each keeps what it wrote last") {
-  const Folder folder;
+  const SharedFolder folder;
   const Checkpoint best(folder.file("best.pt"), {.keep_last = 2}), run(folder.file(), {.keep_last = 3});
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
