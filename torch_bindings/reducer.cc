@@ -46,6 +46,12 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
     owner_.add(slot.named.parameter);
   }
   replicas_.watch(this->parameters());
+  const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters;  // a convolution takes a block more of each size
+  const bool is_alone = options_.process_set.size() == 1;
+  memory_terms_ = {.compression = options_.compression,
+                   .are_views = options_.gradients_are_views,
+                   .may_be_made_there = !saves_memory && !is_alone && taking_ == Taking::ByDevice,
+                   .is_alone = is_alone};
   if (deals_as_gradients_come()) arrivals_.follow(slots_.size());
   make_compressor();
   deal();
@@ -112,7 +118,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     return;
   }
   const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
-  if (bucket.together) take_in_together(bucket, round, other_streams);
+  if (bucket.memory.is_taken_together()) take_in_together(bucket, round, other_streams);
   if (weights_.are_asked() && are_weights_known && round != Round::ThrownAway) weigh(bucket);
   static std::byte nowhere;  // of what has no elements
   Submission submission = like(bucket);
@@ -121,22 +127,15 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const bool scattered = submission.kind == OpKind::Reducescatter;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
-    if (!slot.wire.defined()) slot.wire = at::empty({0}, slot.named.parameter.options().dtype(detail::scalar_type_of(wire_type(slot))));
-    if (!slot.sparse) bytes_sent_ += (scattered ? 1 : 2) * slot.wire.nbytes() * (ranks - 1) / ranks;
-    const at::Tensor& input = slot.given.defined() ? slot.given : slot.wire;
-    TensorArgument argument = detail::argument(input, slot.wire, slot.named.name);
+    TensorArgument argument = bucket.memory.argument(slot.member, kept);
+    if (!slot.sparse) bytes_sent_ += (scattered ? 1 : 2) * bucket.memory.result(slot.member).nbytes() * (ranks - 1) / ranks;
     argument.present = slot.present && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
-    argument.name = slot.named.name;
-    argument.padded = bucket.memory != nullptr && !scattered;
     if (scattered) scatter(slot, argument);
     submission.tensors.push_back(std::move(argument));
-    kept.push_back(std::make_shared<at::Tensor>(slot.wire));
-    if (slot.given.defined()) kept.push_back(std::make_shared<at::Tensor>(slot.given));
   }
   if (&bucket == &buckets_.front() && !announced_.empty()) {
-    const Slot& first = slots_[bucket.slots.front()];
-    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, first.wire.options()));
+    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
     TensorArgument argument = detail::argument(*nothing, *nothing, "");
     argument.output = &nowhere;
     argument.shape = announced_;
@@ -148,7 +147,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   }
   Shape& tells_the_round = submission.tensors.front().shape;
   tells_the_round.insert(tells_the_round.begin(), kind_of_round(), 1);
-  if (auto point = detail::stream_point(slots_[bucket.slots.front()].wire, bucket.name)) {
+  if (auto point = detail::stream_point(bucket.memory.result(0), bucket.name)) {
     for (auto& argument : submission.tensors) argument.ready_event = point->event();
     kept.push_back(std::move(point));
   }
@@ -317,7 +316,7 @@ void GradientReducer::reduce_compressed() {
 void GradientReducer::complete(Bucket& bucket, Round round) {
   if (!bucket.is_put_away) wait_for(bucket, round);
   detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions, bucket.name);
-  let_go_of_given(bucket);
+  bucket.memory.let_go_of_given();
   if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) give_back(bucket);
 }
@@ -343,13 +342,13 @@ void GradientReducer::forget() {
     slot.passes = 0;
     slot.ready = slot.present = slot.late = slot.users = false;
     slot.weighed = Weighed::No;
-    slot.given.reset();
   }
   arrivals_.forget();
   for (auto& bucket : buckets_) {
     bucket.counted = bucket.submitted = bucket.is_put_away = false;
     bucket.pending.reset();
     bucket.streams.clear();
+    bucket.memory.let_go_of_given();
   }
   round_begun_ = interrupted_ = false;
   weights_.end_round();
@@ -371,10 +370,8 @@ void GradientReducer::settle() {
   }
   unstepped_ = unstepped_ || rounds_ > 0;
   forget();
-  for (auto& slot : slots_) {
-    slot.reduced = false;
-    go_home(slot);  // what it was made in may go with `.grad`
-  }
+  for (auto& slot : slots_) slot.reduced = false;
+  for (auto& bucket : buckets_) bucket.memory.go_home();  // what a gradient was made in may go with `.grad`
   synchronized_ = shares_kept_ = false;
   rounds_ = 0;
 }

@@ -2,10 +2,7 @@
 /// The gradients of one optimizer on their way. Parameters are dealt to buckets, in the order in which backward gives
 /// their gradients; a bucket is one submission, made when its last gradient is there, or by `synchronize()`.
 /// `on_gradient` runs in autograd's threads, several at once; the rest in the optimizer's. One mutex.
-/// Owns the buckets' memory, which `.grad` is a view of: it is reduced where it is. On the host that is memory that its ranks share; on a
-/// GPU what the backend lends, where it gains from it (Backend::allocate). On the host a gradient that autograd has made in shared memory
-/// (torch_bindings/gradient_memory.h) stays there, another is copied when backward gives it, from the cache; on a GPU all of a bucket by
-/// one launch, when it is complete, which the backend makes on its own stream: until the bucket is reduced, autograd's memory is kept.
+/// Owns the buckets' memory (torch_bindings/bucket_memory.h), which `.grad` is a view of: it is reduced where it is.
 ///
 /// On a GPU, where the user has made no groups, buckets are dealt as PyTorch's DDP deals them: the first is small, so that something
 /// travels early, and after the first round all are dealt anew, in the order in which backward gave the gradients on the set's first rank.
@@ -26,12 +23,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/bucket_memory.h"
 #include "torch_bindings/compressor.h"
 #include "torch_bindings/distributed_options.h"
 #include "torch_bindings/gradient_arrivals.h"
@@ -53,10 +50,7 @@ class GradientKeeper;
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
-  struct Named {
-    std::string name;
-    at::Tensor parameter;
-  };
+  using Named = NamedParameter;
   /// When gradients are copied to where they are reduced.
   enum class Taking : std::uint8_t {
     ByDevice,  ///< as is best there
@@ -159,12 +153,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Kind kind;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
-    at::Tensor place;  ///< memory of the bucket, in the parameter's layout; undefined if another type travels
-    at::Tensor home;   ///< where the gradient lives: `place`, or where autograd made it if that is shared memory; undefined as `place`
-    std::unique_ptr<detail::AnnouncedGradient> announced;  ///< null where autograd makes it in ordinary memory
-    at::Tensor given;                                      ///< what autograd has made, on its way into `wire`; undefined otherwise
-    at::Tensor wire;  ///< what travels: `home`, or its 16-bit form; where the bucket has no memory the gradient itself, or that
-    int passes = 0;   ///< backward passes since the last step that gave a gradient
+    std::size_t member = 0;  ///< of the bucket
+    int passes = 0;          ///< backward passes since the last step that gave a gradient
     bool ready = false;
     bool present = false;                 ///< this rank has a gradient
     bool sparse = false;                  ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
@@ -172,7 +162,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool late = false;                    ///< its gradient came when the bucket was under way without it: it goes in a round of its own
     bool reduced = false;                 ///< `.grad` is what a round gave, the same on all ranks
     bool users = false;                   ///< a user has changed what was under way, in a world of one: that is what counts
-    std::int64_t zeros_at = -1;           ///< version of `wire` when it was made zeros that nothing has been written to since
     detail::GradientMark mark;            ///< `.grad` as it was left
     Weighed weighed = Weighed::No;        ///< in this round
     std::optional<unsigned> before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
@@ -185,14 +174,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   struct Bucket {
     std::string name;
     std::vector<std::size_t> slots;
+    BucketMemory memory;
     bool counted = false;
     std::size_t missing = 0;  ///< gradients that are awaited still, once they have been counted
     bool submitted = false;
-    bool together = false;     ///< see Taking
     bool is_put_away = false;  ///< what it gave has gone to who keeps it
     std::shared_ptr<HandleState> pending;
-    std::shared_ptr<void> memory;  ///< of the slots' `wire`; null on a device that has none to lend
-    detail::StreamSet streams;     ///< on which backward has given its gradients since it was submitted last
+    detail::StreamSet streams;  ///< on which backward has given its gradients since it was submitted last
   };
 
   void make_compressor();
@@ -213,8 +201,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void convert_gradient(Slot& slot);
   void deal();
   void make_room();
-  void make_room(std::span<Bucket> buckets);
-  [[nodiscard]] bool gradients_may_be_made_there() const;
   void scale(AllreduceOptions& terms) const;
   [[nodiscard]] Submission like(const Bucket& bucket) const;
   [[nodiscard]] bool scatters(const Bucket& bucket) const;
@@ -231,19 +217,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] bool sums() const { return options_.op == ReduceOp::Sum && options_.process_set.size() > 1; }
   void share_out(Slot& slot);
   void take_rest(Bucket& bucket, Round round, bool early);
-  void fill_with_zeros(Slot& slot, bool in_memory);
-  static void go_home(Slot& slot);
   void take_in(Slot& slot, bool just_given);
   void pack(Slot& slot);
   void take_in_together(Bucket& bucket, Round round, bool other_streams);
   void submit(Bucket& bucket, Round round, bool wait_follows);
   void give_back(Bucket& bucket);
   void open(Bucket& bucket);
-  void give_up_memory(Bucket& bucket);
   void put_away(Bucket& bucket, Round round, bool early);
   void put_away_what_is_done();
-  void let_go_of_given(Bucket& bucket);
-  void let_go_of_what_is_done();
   void put_given_back(Bucket& bucket);
   [[nodiscard]] bool deals_as_gradients_come() const;
   void drop_shares();
@@ -258,8 +239,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
   void forget();
-  [[nodiscard]] DataType wire_type(const Slot& slot) const;
-  [[nodiscard]] bool travels_compressed(const Slot& slot) const;
 
   detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   mutable std::mutex mutex_;
@@ -270,6 +249,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool hooked_ = false;
   int passes_per_step_;
   std::vector<Slot> slots_;
+  BucketMemory::Terms memory_terms_;
   std::vector<Bucket> buckets_;
   ReplicaComparer replicas_;
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
@@ -295,7 +275,5 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::string refused_;       ///< the parameter whose gradient `synchronize()` has found changed since the last step
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
-
-/// How gradients become their average or sum: of a Submission or of AllreduceOptions.
 
 }  // namespace hvd

@@ -40,7 +40,7 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
   }
   if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
   for (std::size_t i = 0; i < bucket.slots.size(); ++i)
-    if (bucket.pending->present_anywhere[i]) slots_[bucket.slots[i]].zeros_at = -1;
+    if (bucket.pending->present_anywhere[i]) bucket.memory.note_result(i);
 }
 
 void GradientReducer::announce(Shape layout, std::string said) {

@@ -147,7 +147,8 @@ void GradientReducer::count(Slot& slot) {
     submit(complete, Round::Kept, false);
   }
   put_away_what_is_done();
-  let_go_of_what_is_done();
+  for (auto& done : buckets_)  // memory of the gradients that have been copied is for others
+    if (done.submitted && done.memory.is_taken_together() && done.pending->done && done.pending->status.ok()) done.memory.let_go_of_given();
 }
 
 /// With Sum: what a round gave must not be summed again with what is added to it now.

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
-#include <span>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/gradient_keeper.h"
@@ -26,10 +25,11 @@ at::Tensor stand_in(const at::Tensor& parameter) {
 void GradientReducer::keep_shares(GradientKeeper* keeper) {
   const std::lock_guard lock(mutex_);
   keeper_ = keeper;
+  memory_terms_.go_in_parts = keeper != nullptr;
   shares_kept_ = false;
   const at::NoGradGuard no_gradient;
   if (keeper_ == nullptr) return make_room();
-  for (auto& bucket : buckets_) give_up_memory(bucket);
+  for (auto& bucket : buckets_) bucket.memory.give_up();
 }
 
 std::vector<std::vector<at::Tensor>> GradientReducer::parameters_by_bucket() const {
@@ -74,21 +74,8 @@ void GradientReducer::scatter(const Slot& slot, TensorArgument& argument) const 
 
 /// Before a gradient of the bucket is taken in. On a GPU gradients stay where autograd has made them.
 void GradientReducer::open(Bucket& bucket) {
-  if (keeper_ == nullptr || bucket.memory || !slots_[bucket.slots.front()].named.parameter.is_cpu()) return;
-  make_room(std::span(&bucket, 1));
-}
-
-void GradientReducer::give_up_memory(Bucket& bucket) {
-  for (const auto index : bucket.slots) {
-    Slot& slot = slots_[index];
-    slot.home.reset();
-    slot.place.reset();
-    slot.announced.reset();
-    slot.wire.reset();
-    slot.zeros_at = -1;
-  }
-  bucket.memory.reset();
-  bucket.together = false;
+  if (keeper_ == nullptr || bucket.memory.has_room() || !slots_[bucket.slots.front()].named.parameter.is_cpu()) return;
+  BucketMemory::make_room({&bucket.memory}, false, nullptr);
 }
 
 /// What the bucket's round has given goes to who keeps it. `early`: other buckets are still to come, and what stands in `.grad` shows what
@@ -98,7 +85,7 @@ void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
     Slot& slot = slots_[bucket.slots[i]];
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
     if (!bucket.is_put_away && round != Round::ThrownAway && bucket.pending->present_anywhere[i])
-      keeper_->keep(slot.named.parameter, slot.wire);
+      keeper_->keep(slot.named.parameter, bucket.memory.result(i));
     if (slot.late || round == Round::ThrownAway) continue;  // it is what has come since
     if (early && slot.present) {
       gradient = stand_in(slot.named.parameter);
@@ -107,7 +94,7 @@ void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
     }
     slot.mark.set(gradient);
   }
-  give_up_memory(bucket);
+  bucket.memory.give_up();
   bucket.is_put_away = true;
 }
 
@@ -115,7 +102,8 @@ void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
 void GradientReducer::put_away_what_is_done() {
   if (keeper_ == nullptr) return;
   for (auto& bucket : buckets_) {
-    if (!bucket.submitted || bucket.is_put_away || !bucket.memory || !bucket.pending->done || !bucket.pending->status.ok()) continue;
+    if (!bucket.submitted || bucket.is_put_away || !bucket.memory.has_room() || !bucket.pending->done || !bucket.pending->status.ok())
+      continue;
     wait_for(bucket, Round::Kept);
     put_away(bucket, Round::Kept, true);
   }

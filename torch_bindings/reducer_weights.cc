@@ -55,10 +55,8 @@ void GradientReducer::weigh(Bucket& bucket) {
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
     if (!slot.present || slot.sparse || slot.weighed != Weighed::No) continue;
-    all.push_back(slot.given.defined() ? slot.given : slot.wire);
-    const at::Tensor& gradient = slot.named.parameter.grad();
-    const bool itself = slot.given.defined() || (gradient.defined() && gradient.is_alias_of(slot.wire));
-    slot.weighed = itself ? Weighed::Itself : Weighed::Copy;
+    all.push_back(bucket.memory.sent(slot.member));
+    slot.weighed = bucket.memory.sends_gradient(slot.member) ? Weighed::Itself : Weighed::Copy;
   }
   if (all.empty()) return;
   weights_.factor() == 0 ? at::_foreach_zero_(all) : at::_foreach_mul_(all, weights_.factor());
