@@ -39,12 +39,15 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       replicas_(name_, options_.process_set),
       arrivals_(name_, options_.process_set),
       weights_(options_.process_set) {
+  std::size_t compressed = 0;
   for (auto& named : parameters) {
     refuse_other_gpu(named);
     Slot& slot = slots_.emplace_back(std::move(named));
     slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
+    if (slot.compressed) slot.member = compressed++;
     owner_.add(slot.named.parameter);
   }
+  compressed_ = GradientRound(compressed);
   replicas_.watch(this->parameters());
   const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters;  // a convolution takes a block more of each size
   const bool is_alone = options_.process_set.size() == 1;
@@ -113,8 +116,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
   const auto running = engine();
   const bool are_weights_known = weights_.learn();
   if (!are_weights_known && &bucket == &buckets_.front()) {  // other ranks have sent theirs under the name of the weights: all have failed
-    bucket.pending = weights_.pending();
-    bucket.submitted = true;
+    bucket.round.submit(weights_.pending());
     return;
   }
   const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
@@ -129,7 +131,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     Slot& slot = slots_[index];
     TensorArgument argument = bucket.memory.argument(slot.member, kept);
     if (!slot.sparse) bytes_sent_ += (scattered ? 1 : 2) * bucket.memory.result(slot.member).nbytes() * (ranks - 1) / ranks;
-    argument.present = slot.present && !slot.sparse;
+    argument.present = bucket.round.is_present(slot.member) && !slot.sparse;
     if (slot.sparse) argument.shape = {0};  // says so to the others
     if (scattered) scatter(slot, argument);
     submission.tensors.push_back(std::move(argument));
@@ -152,8 +154,7 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     kept.push_back(std::move(point));
   }
   submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
-  bucket.pending = running->submit(std::move(submission), wait_follows ? After::Wait : After::Return);
-  bucket.submitted = true;
+  bucket.round.submit(running->submit(std::move(submission), wait_follows ? After::Wait : After::Return));
 }
 
 struct GradientReducer::Outcome {
@@ -242,7 +243,7 @@ void GradientReducer::finish_pass() {
 
 void GradientReducer::reduce_until_none_is_late() {
   for (bool again = true; again;) {
-    again = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.late; });
+    again = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.round.has_late(); });
     synchronized_ = false;
     reduce(Round::Kept);
     finish(Round::Kept);
@@ -254,7 +255,7 @@ void GradientReducer::reduce_until_none_is_late() {
 
 void GradientReducer::submit_all(Round round) {
   for (auto& bucket : buckets_) {
-    if (bucket.submitted) continue;
+    if (bucket.round.is_submitted()) continue;
     open(bucket);
     take_rest(bucket, round, false);
     submit(bucket, round, true);
@@ -314,8 +315,8 @@ void GradientReducer::reduce_compressed() {
 }
 
 void GradientReducer::complete(Bucket& bucket, Round round) {
-  if (!bucket.is_put_away) wait_for(bucket, round);
-  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.pending->completions, bucket.name);
+  if (bucket.round.state() != RoundState::PutAway) wait_for(bucket, round);
+  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.round.pending()->completions, bucket.name);
   bucket.memory.let_go_of_given();
   if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) give_back(bucket);
@@ -326,7 +327,7 @@ void GradientReducer::finish(Round round) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     const at::Tensor& gradient = slot.named.parameter.grad();
-    slot.reduced = gradient.defined() && !slot.late && (round == Round::Kept || !slot.compressed);
+    slot.reduced = gradient.defined() && !round_of(slot).is_late(slot.member) && (round == Round::Kept || !slot.compressed);
     slot.mark.set(gradient);
     if (!sums() || !slot.reduced || slot.before_hook || !hooked_ || !slot.named.parameter.requires_grad()) continue;
     slot.before_hook = slot.named.parameter.register_hook([weak = weak_from_this(), i](const at::Tensor& /*given*/) {
@@ -340,13 +341,12 @@ void GradientReducer::finish(Round round) {
 void GradientReducer::forget() {
   for (auto& slot : slots_) {
     slot.passes = 0;
-    slot.ready = slot.present = slot.late = slot.users = false;
     slot.weighed = Weighed::No;
   }
   arrivals_.forget();
+  compressed_.forget();
   for (auto& bucket : buckets_) {
-    bucket.counted = bucket.submitted = bucket.is_put_away = false;
-    bucket.pending.reset();
+    bucket.round.forget();
     bucket.streams.clear();
     bucket.memory.let_go_of_given();
   }
@@ -363,7 +363,7 @@ void GradientReducer::settle() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
-  const bool gathered = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready && !slot.compressed; });
+  const bool gathered = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.round.has_given(); });
   if (gathered || interrupted_) {
     reduce(Round::KeptButCompressed);
     ++rounds_;

@@ -35,6 +35,7 @@
 #include "torch_bindings/gradient_mark.h"
 #include "torch_bindings/gradient_memory.h"
 #include "torch_bindings/gradient_owners.h"
+#include "torch_bindings/gradient_round.h"
 #include "torch_bindings/gradient_weights.h"
 #include "torch_bindings/replica_guard.h"
 #include "torch_bindings/stream_set.h"
@@ -153,15 +154,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Kind kind;
     bool compressed = false;  ///< goes by `compressor_`, in no bucket
     std::size_t bucket = 0;
-    std::size_t member = 0;  ///< of the bucket
-    int passes = 0;          ///< backward passes since the last step that gave a gradient
-    bool ready = false;
-    bool present = false;                 ///< this rank has a gradient
+    std::size_t member = 0;               ///< of the bucket, or of what is compressed
+    int passes = 0;                       ///< backward passes since the last step that gave a gradient
     bool sparse = false;                  ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
-    bool awaited = false;                 ///< its bucket is submitted when this and the others of its kind are ready
-    bool late = false;                    ///< its gradient came when the bucket was under way without it: it goes in a round of its own
     bool reduced = false;                 ///< `.grad` is what a round gave, the same on all ranks
-    bool users = false;                   ///< a user has changed what was under way, in a world of one: that is what counts
     detail::GradientMark mark;            ///< `.grad` as it was left
     Weighed weighed = Weighed::No;        ///< in this round
     std::optional<unsigned> before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
@@ -175,11 +171,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::string name;
     std::vector<std::size_t> slots;
     BucketMemory memory;
-    bool counted = false;
-    std::size_t missing = 0;  ///< gradients that are awaited still, once they have been counted
-    bool submitted = false;
-    bool is_put_away = false;  ///< what it gave has gone to who keeps it
-    std::shared_ptr<HandleState> pending;
+    GradientRound round;
     detail::StreamSet streams;  ///< on which backward has given its gradients since it was submitted last
   };
 
@@ -210,6 +202,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void before_gradient(std::size_t slot);
   void begin_pass(const Slot& first);
   void count(Slot& slot);
+  [[nodiscard]] GradientRound& round_of(const Slot& slot) { return slot.compressed ? compressed_ : buckets_[slot.bucket].round; }
+  [[nodiscard]] const GradientRound& round_of(const Slot& slot) const {
+    return slot.compressed ? compressed_ : buckets_[slot.bucket].round;
+  }
   [[nodiscard]] bool is_under_way(const Slot& slot) const;
   [[nodiscard]] std::pair<Fate, const Slot*> fate_of_gradients(const Slot* just_given = nullptr) const;
   void keep_changes();
@@ -252,6 +248,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   BucketMemory::Terms memory_terms_;
   std::vector<Bucket> buckets_;
   ReplicaComparer replicas_;
+  GradientRound compressed_{0};                     ///< of the gradients that are in no bucket
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
   Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it

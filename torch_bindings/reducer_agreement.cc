@@ -25,7 +25,7 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
   const auto running = engine();
   for (bool again = false;; again = true) {
     try {
-      running->wait(*bucket.pending);
+      running->wait(*bucket.round.pending());
       break;
     } catch (const Deadlock&) {  // the others are somewhere else, and answer no question
       put_given_back(bucket);
@@ -34,13 +34,13 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
       put_given_back(bucket);
       // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
       if (again || options_.sparse_as_dense || !learn_sparse(bucket)) throw explained(error, bucket);
-      if (weights_.are_asked() && bucket.pending == weights_.pending()) ask_for_weights();
+      if (weights_.are_asked() && bucket.round.pending() == weights_.pending()) ask_for_weights();
       submit(bucket, round, true);
     }
   }
   if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
   for (std::size_t i = 0; i < bucket.slots.size(); ++i)
-    if (bucket.pending->present_anywhere[i]) bucket.memory.note_result(i);
+    if (bucket.round.pending()->present_anywhere[i]) bucket.memory.note_result(i);
 }
 
 void GradientReducer::announce(Shape layout, std::string said) {

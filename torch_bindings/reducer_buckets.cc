@@ -64,7 +64,8 @@ void GradientReducer::deal() {
     }
     buckets_.push_back({.name = formatted("{}/gradients.{}", name_, buckets_.size()),  // nothing in it that ranks may have in another order
                         .slots = std::move(slots),
-                        .memory = BucketMemory(named, memory_terms_)});
+                        .memory = BucketMemory(named, memory_terms_),
+                        .round = GradientRound(named.size())});
   }
 }
 
@@ -87,11 +88,11 @@ void GradientReducer::make_room() {
 void GradientReducer::take_rest(Bucket& bucket, Round round, bool early) {
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
-    if (slot.ready) continue;
+    if (bucket.round.is_given(slot.member)) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    const bool only_zeros = early && !slot.awaited && gradient.defined();  // backward may add to them yet
-    slot.present = gradient.defined() && round != Round::ThrownAway && !only_zeros;
-    if (slot.present) {
+    const bool only_zeros = early && !bucket.round.is_awaited(slot.member) && gradient.defined();  // backward may add to them yet
+    bucket.round.find(slot.member, gradient.defined() && round != Round::ThrownAway && !only_zeros);
+    if (bucket.round.is_present(slot.member)) {
       if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this)) put_hook(index);  // a user's has taken its place
       share_out(slot);
       take_in(slot, false);
@@ -127,11 +128,13 @@ void GradientReducer::pack(Slot& slot) {
 void GradientReducer::take_in_together(Bucket& bucket, Round round, bool other_streams) {
   std::vector<std::size_t> members;
   for (const auto index : bucket.slots)
-    if (slots_[index].present && !slots_[index].sparse) members.push_back(slots_[index].member);
+    if (bucket.round.is_present(slots_[index].member) && !slots_[index].sparse) members.push_back(slots_[index].member);
   bucket.memory.take_in_together(members, round == Round::ThrownAway, other_streams);
   if (round == Round::ThrownAway) return;
-  for (const auto index : bucket.slots)
-    if (bucket.memory.is_home(slots_[index].member) && slots_[index].present) slots_[index].mark.set(slots_[index].named.parameter.grad());
+  for (const auto index : bucket.slots) {
+    Slot& slot = slots_[index];
+    if (bucket.memory.is_home(slot.member) && bucket.round.is_present(slot.member)) slot.mark.set(slot.named.parameter.grad());
+  }
 }
 
 void GradientReducer::put_given_back(Bucket& bucket) {
@@ -182,8 +185,8 @@ void GradientReducer::give_back(Bucket& bucket) {
   std::vector<std::size_t> members;
   for (const auto index : bucket.slots) {
     const Slot& slot = slots_[index];
-    if (!bucket.pending->present_anywhere[slot.member] || slot.users) continue;
-    if (!slot.late) {
+    if (!bucket.round.pending()->present_anywhere[slot.member] || bucket.round.is_kept(slot.member)) continue;
+    if (!bucket.round.is_late(slot.member)) {
       members.push_back(slot.member);
       continue;
     }

@@ -67,7 +67,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (!listening_) return;
   Slot& slot = slots_[index];
   if (!wanted) {
-    if (!slot.ready) return;
+    if (!round_of(slot).is_given(slot.member)) return;
     refuse(
         formatted("gradient of '{}': another backward pass within the one that is being reduced (a checkpointed part, say) has added to "
                   "it after it had left; use the parameter in one of them only, or make the pass under no_sync()",
@@ -87,7 +87,8 @@ void GradientReducer::on_gradient(std::size_t index) {
   refuse_with_shares(slot);
   begin_pass(slot);
   const auto since = slot.mark.since(gradient);
-  if (slot.passes > 0 && !slot.ready && since == detail::GradientMark::Since::Replaced && !slot.sparse) slot.passes = 0;
+  if (slot.passes > 0 && !round_of(slot).is_given(slot.member) && since == detail::GradientMark::Since::Replaced && !slot.sparse)
+    slot.passes = 0;
   if (slot.passes >= passes_per_step_)
     refuse(
         formatted("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
@@ -113,42 +114,40 @@ void GradientReducer::on_gradient(std::size_t index) {
 /// The gradient is there: takes it in, and submits its bucket if it was the last one.
 void GradientReducer::count(Slot& slot) {
   if (slot.compressed) {
-    slot.ready = slot.passes == passes_per_step_;
-    return;
+    if (slot.passes == passes_per_step_) return compressed_.give(slot.member);
+    return compressed_.find(slot.member, false);
   }
   Bucket& bucket = buckets_[slot.bucket];
-  if (bucket.submitted && !slot.ready) {
-    slot.late = !slot.sparse && !slot.named.parameter.grad().is_sparse();
-    return;
-  }
+  GradientRound& round = bucket.round;
+  if (round.is_submitted() && !round.is_given(slot.member))
+    return round.come_late(slot.member, !slot.sparse && !slot.named.parameter.grad().is_sparse());
   open(bucket);
   arrivals_.note(static_cast<std::size_t>(&slot - slots_.data()));
   bucket.streams.note(slot.named.parameter);
   take_in(slot, true);
   if (slot.passes < passes_per_step_) return;
   pack(slot);
-  slot.ready = slot.present = true;
-  if (!bucket.counted) {
-    bucket.counted = true;
-    bucket.missing = 0;
+  round.give(slot.member);
+  if (round.state() == RoundState::Gathering) {
+    std::vector<bool> are_awaited;
     for (const auto index : bucket.slots) {
-      const at::Tensor& left = slots_[index].named.parameter.grad();
-      slots_[index].awaited = slots_[index].named.parameter.requires_grad() || (left.defined() && (!left.is_cpu() || !is_zero(left)));
-      if (slots_[index].awaited) ++bucket.missing;
+      const at::Tensor& parameter = slots_[index].named.parameter;
+      const at::Tensor& left = parameter.grad();
+      are_awaited.push_back(parameter.requires_grad() || (left.defined() && (!left.is_cpu() || !is_zero(left))));
     }
+    round.count(are_awaited);
   }
-  if (slot.awaited) --bucket.missing;
   // Nobody waits in backward: another rank may wait there for what this one gives later. What is left a later hook submits, or
   // synchronize().
-  if (bucket.missing > 0 || !weights_.is_known()) return;
+  if (!round.is_complete() || !weights_.is_known()) return;
   for (auto& complete : buckets_) {
-    if (!complete.counted || complete.missing > 0 || complete.submitted) continue;
+    if (!complete.round.is_complete()) continue;
     take_rest(complete, Round::Kept, true);
     submit(complete, Round::Kept, false);
   }
   put_away_what_is_done();
   for (auto& done : buckets_)  // memory of the gradients that have been copied is for others
-    if (done.submitted && done.memory.is_taken_together() && done.pending->done && done.pending->status.ok()) done.memory.let_go_of_given();
+    if (done.round.is_reduced() && done.memory.is_taken_together()) done.memory.let_go_of_given();
 }
 
 /// With Sum: what a round gave must not be summed again with what is added to it now.
@@ -169,10 +168,7 @@ void GradientReducer::begin_pass(const Slot& first) {
   begin_round();
 }
 
-bool GradientReducer::is_under_way(const Slot& slot) const {
-  if (slot.compressed || slot.late) return false;
-  return slot.ready || (slot.present && buckets_[slot.bucket].submitted);
-}
+bool GradientReducer::is_under_way(const Slot& slot) const { return !slot.compressed && round_of(slot).is_under_way(slot.member); }
 
 /// What has become of the gradients that are under way, and the first that is not as it was left. `just_given`: backward has added to
 /// this one since.
@@ -205,8 +201,10 @@ void GradientReducer::throw_away() {
 
 /// In a world of one, where nothing is added: what a user has made of gradients that are under way is what counts.
 void GradientReducer::keep_changes() {
-  for (auto& slot : slots_)
-    slot.users = is_under_way(slot) && slot.mark.since(slot.named.parameter.grad()) != detail::GradientMark::Since::Same;
+  for (auto& slot : slots_) {
+    const auto is_changed = [&slot] { return slot.mark.since(slot.named.parameter.grad()) != detail::GradientMark::Since::Same; };
+    round_of(slot).keep(slot.member, is_under_way(slot) && is_changed());
+  }
 }
 
 /// Whether a user has put gradients where a round gave others, or none.

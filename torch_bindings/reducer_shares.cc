@@ -84,10 +84,10 @@ void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
   for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
     Slot& slot = slots_[bucket.slots[i]];
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    if (!bucket.is_put_away && round != Round::ThrownAway && bucket.pending->present_anywhere[i])
+    if (bucket.round.state() != RoundState::PutAway && round != Round::ThrownAway && bucket.round.pending()->present_anywhere[i])
       keeper_->keep(slot.named.parameter, bucket.memory.result(i));
-    if (slot.late || round == Round::ThrownAway) continue;  // it is what has come since
-    if (early && slot.present) {
+    if (bucket.round.is_late(i) || round == Round::ThrownAway) continue;  // it is what has come since
+    if (early && bucket.round.is_present(i)) {
       gradient = stand_in(slot.named.parameter);
     } else {
       gradient.reset();
@@ -95,15 +95,14 @@ void GradientReducer::put_away(Bucket& bucket, Round round, bool early) {
     slot.mark.set(gradient);
   }
   bucket.memory.give_up();
-  bucket.is_put_away = true;
+  bucket.round.put_away();
 }
 
 /// While backward runs: the buckets that are reduced already do not keep their memory until the others are.
 void GradientReducer::put_away_what_is_done() {
   if (keeper_ == nullptr) return;
   for (auto& bucket : buckets_) {
-    if (!bucket.submitted || bucket.is_put_away || !bucket.memory.has_room() || !bucket.pending->done || !bucket.pending->status.ok())
-      continue;
+    if (bucket.round.state() == RoundState::PutAway || !bucket.memory.has_room() || !bucket.round.is_reduced()) continue;
     wait_for(bucket, Round::Kept);
     put_away(bucket, Round::Kept, true);
   }
@@ -114,7 +113,7 @@ void GradientReducer::drop_shares() {
   if (keeper_ == nullptr) return;
   for (auto& slot : slots_) {
     keeper_->drop(slot.named.parameter);
-    const bool stands_in = !slot.compressed && buckets_[slot.bucket].is_put_away && slot.present;
+    const bool stands_in = round_of(slot).state() == RoundState::PutAway && round_of(slot).is_present(slot.member);
     if (stands_in && slot.mark.since(slot.named.parameter.grad()) == detail::GradientMark::Since::Same)
       slot.named.parameter.mutable_grad().reset();
   }

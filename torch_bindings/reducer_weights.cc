@@ -54,7 +54,7 @@ void GradientReducer::weigh(Bucket& bucket) {
   std::vector<at::Tensor> all;
   for (const auto index : bucket.slots) {
     Slot& slot = slots_[index];
-    if (!slot.present || slot.sparse || slot.weighed != Weighed::No) continue;
+    if (!bucket.round.is_present(slot.member) || slot.sparse || slot.weighed != Weighed::No) continue;
     all.push_back(bucket.memory.sent(slot.member));
     slot.weighed = bucket.memory.sends_gradient(slot.member) ? Weighed::Itself : Weighed::Copy;
   }
@@ -68,7 +68,7 @@ void GradientReducer::weigh(Bucket& bucket) {
 void GradientReducer::put_back_weighed() {
   for (auto& slot : slots_) {
     if (std::exchange(slot.weighed, Weighed::No) != Weighed::Itself || weights_.factor() == 0) continue;
-    const auto& pending = buckets_[slot.bucket].pending;
+    const auto& pending = buckets_[slot.bucket].round.pending();
     if (pending && pending->status.ok()) continue;
     at::Tensor& gradient = slot.named.parameter.mutable_grad();
     if (gradient.defined()) gradient.div_(weights_.factor());
