@@ -37,6 +37,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step),
       replicas_(name_, options_.process_set),
+      history_(name_),
       arrivals_(name_, options_.process_set),
       weights_(options_.process_set) {
   std::size_t compressed = 0;
@@ -136,19 +137,19 @@ void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
     if (scattered) scatter(slot, argument);
     submission.tensors.push_back(std::move(argument));
   }
-  if (&bucket == &buckets_.front() && !announced_.empty()) {
+  if (&bucket == &buckets_.front() && !history_.announced().empty()) {
     const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
     TensorArgument argument = detail::argument(*nothing, *nothing, "");
     argument.output = &nowhere;
-    argument.shape = announced_;
+    argument.shape = history_.announced();
     argument.shape.push_back(0);
-    argument.name = formatted("{} {} has", said_.empty() ? "how many parameters each group of" : "a digest of what", name_);
+    argument.name = history_.words();
     submission.tensors.push_back(std::move(argument));
     kept.push_back(nothing);
-    announcing_ = announced_;
+    history_.submit_announcement();
   }
   Shape& tells_the_round = submission.tensors.front().shape;
-  tells_the_round.insert(tells_the_round.begin(), kind_of_round(), 1);
+  tells_the_round.insert(tells_the_round.begin(), history_.kind(), 1);
   if (auto point = detail::stream_point(bucket.memory.result(0), bucket.name)) {
     for (auto& argument : submission.tensors) argument.ready_event = point->event();
     kept.push_back(std::move(point));
@@ -217,7 +218,7 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   reduce_until_none_is_late();
   if (fate != Fate::Changed || alone) return {.reduced = true};
   synchronized_ = false;
-  refused_ = changed->named.name;
+  history_.refuse(changed->named.name);
   return {.reduced = true, .changed = changed, .replaced = replaced};
 }
 
@@ -225,16 +226,16 @@ void GradientReducer::finish_pass() {
   {
     const std::lock_guard lock(mutex_);
     const at::NoGradGuard no_gradient;
-    rounds_ = 0;
+    history_.begin_anew();
     try {
       reduce_until_none_is_late();
     } catch (...) {
-      rounds_ = 0;
+      history_.begin_anew();
       weights_.set({});
-      announced_.clear();
+      history_.drop_announcement();
       throw;
     }
-    rounds_ = 0;
+    history_.begin_anew();
   }
   if (join_) end_join_round();
   weights_.set({});
@@ -247,7 +248,7 @@ void GradientReducer::reduce_until_none_is_late() {
     synchronized_ = false;
     reduce(Round::Kept);
     finish(Round::Kept);
-    ++rounds_;
+    history_.end_round();
   }
   synchronized_ = true;
   follow_parameters(Between::SameBuckets);
@@ -295,23 +296,21 @@ void GradientReducer::reduce(Round round) {
   drop_shares();
   for (auto& slot : slots_) slot.reduced = false;
   forget();
-  rounds_ = 0;
-  unstepped_ = false;
-  refused_.clear();
+  history_.begin_step();
   std::rethrow_exception(first);
 }
 
 void GradientReducer::reduce_compressed() {
   for (auto& slot : slots_)
     if (slot.compressed) share_out(slot);
-  Shape compared = buckets_.empty() ? announced_ : Shape{};
+  Shape compared = buckets_.empty() ? history_.announced() : Shape{};
   if (buckets_.empty() && weights_.own()) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
   compressor_->reduce(compared, [this] {
     if (!weights_.are_asked()) ask_for_weights();
     weights_.learn();
     return weights_.are_asked() ? weights_.factor() : 1;
   });
-  if (buckets_.empty()) announced_.clear();
+  if (buckets_.empty()) history_.drop_announcement();
 }
 
 void GradientReducer::complete(Bucket& bucket, Round round) {
@@ -366,23 +365,20 @@ void GradientReducer::settle() {
   const bool gathered = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.round.has_given(); });
   if (gathered || interrupted_) {
     reduce(Round::KeptButCompressed);
-    ++rounds_;
+    history_.end_round();
   }
-  unstepped_ = unstepped_ || rounds_ > 0;
+  history_.throw_away();
   forget();
   for (auto& slot : slots_) slot.reduced = false;
   for (auto& bucket : buckets_) bucket.memory.go_home();  // what a gradient was made in may go with `.grad`
   synchronized_ = shares_kept_ = false;
-  rounds_ = 0;
 }
 
 void GradientReducer::begin_step() {
   const std::lock_guard lock(mutex_);
   forget();
   synchronized_ = shares_kept_ = false;
-  rounds_ = 0;
-  unstepped_ = false;
-  refused_.clear();
+  history_.begin_step();
   weights_.end_step();
   replicas_.note_step();
 }
@@ -400,7 +396,7 @@ void GradientReducer::check_replicas() {
 void GradientReducer::begin_evaluation() {
   const std::lock_guard lock(mutex_);
   synchronized_ = false;
-  rounds_ = 0;
+  history_.begin_anew();
 }
 
 void GradientReducer::set_passes(int passes) {

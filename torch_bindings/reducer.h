@@ -9,8 +9,7 @@
 ///
 /// A round is one reduction of all buckets. Parameters that require no gradient hold no bucket up, and count as zeros where another rank
 /// has a gradient. What `.grad` holds after a round is the same on all ranks; a later round reduces what has come since, and no more.
-/// Between two steps, each round's submissions say which it is, and whether there was a step after the round before: ranks that differ in
-/// that get a Mismatch, which says what is unusual on which rank, and not each other's gradients.
+/// Each round's submissions say which it is (torch_bindings/round_history.h): ranks that are in another one get a Mismatch.
 /// A round in which gradients have weights begins with their sum, under the name that the first bucket has in any other round: so ranks
 /// that have none meet it there, as a Mismatch.
 /// A gradient that is on its way is marked (torch_bindings/gradient_mark.h): if all of them have been thrown away when the next one
@@ -38,6 +37,7 @@
 #include "torch_bindings/gradient_round.h"
 #include "torch_bindings/gradient_weights.h"
 #include "torch_bindings/replica_guard.h"
+#include "torch_bindings/round_history.h"
 #include "torch_bindings/stream_set.h"
 
 namespace hvd {
@@ -229,8 +229,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void wait_for(Bucket& bucket, Round round);
   void complete(Bucket& bucket, Round round);
   void reduce_compressed();
-  [[nodiscard]] std::size_t kind_of_round() const;
-  [[nodiscard]] std::string peculiarities() const;
   [[nodiscard]] Mismatch explained(const Mismatch& error, const Bucket& bucket) const;
   bool learn_sparse(Bucket& bucket);
   void reduce_sparse(Round round);
@@ -248,12 +246,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   BucketMemory::Terms memory_terms_;
   std::vector<Bucket> buckets_;
   ReplicaComparer replicas_;
+  RoundHistory history_;
   GradientRound compressed_{0};                     ///< of the gradients that are in no bucket
   std::unique_ptr<GradientCompressor> compressor_;  ///< null without a compression that needs a memory
   std::uint64_t bytes_sent_ = 0;                    ///< of the buckets
-  Shape announced_;                                 ///< what `announce()` was given, until a reduction has compared it
-  std::string said_;                                ///< with it
-  Shape announcing_;                                ///< what the first bucket under way compares of it
   bool synchronized_ = false;
   GradientArrivals arrivals_;                   ///< followed where buckets are dealt as gradients come
   bool deal_anew_ = false;                      ///< before the next round
@@ -267,9 +263,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool listening_ = true;
   bool round_begun_ = false;  ///< something may have been given since the last round
   bool interrupted_ = false;  ///< a backward pass was refused since the last round
-  std::size_t rounds_ = 0;    ///< since the last step or zero_grad()
-  bool unstepped_ = false;    ///< there were rounds before the last zero_grad(), and no step after them
-  std::string refused_;       ///< the parameter whose gradient `synchronize()` has found changed since the last step
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
 

@@ -11,16 +11,6 @@
 
 namespace hvd {
 
-namespace {
-
-/// As many rounds between two steps are told apart.
-constexpr std::size_t kMostRoundsTold = 8;
-
-}  // namespace
-
-/// As many dimensions of 1 are put in front of a shape: none in the first round after a step.
-std::size_t GradientReducer::kind_of_round() const { return std::min(rounds_, kMostRoundsTold) + (unstepped_ ? kMostRoundsTold + 1 : 0); }
-
 void GradientReducer::wait_for(Bucket& bucket, Round round) {
   const auto running = engine();
   for (bool again = false;; again = true) {
@@ -38,61 +28,42 @@ void GradientReducer::wait_for(Bucket& bucket, Round round) {
       submit(bucket, round, true);
     }
   }
-  if (&bucket == &buckets_.front() && !announcing_.empty() && std::exchange(announcing_, {}) == announced_) announced_.clear();
+  if (&bucket == &buckets_.front()) history_.end_announcement();
   for (std::size_t i = 0; i < bucket.slots.size(); ++i)
     if (bucket.round.pending()->present_anywhere[i]) bucket.memory.note_result(i);
 }
 
 void GradientReducer::announce(Shape layout, std::string said) {
   const std::lock_guard lock(mutex_);
-  announced_ = std::move(layout);
-  said_ = std::move(said);
+  history_.announce(std::move(layout), std::move(said));
 }
 
 void GradientReducer::compare(Shape layout, std::string said) {
   const std::lock_guard lock(mutex_);
   if (options_.process_set.size() == 1) return;
   const at::NoGradGuard no_gradient;
-  announced_ = std::move(layout);
-  said_ = std::move(said);
+  history_.announce(std::move(layout), std::move(said));
   if (buckets_.empty()) {
     replicas_.begin_round();  // as in any round
     replicas_.end_round();
-    compressor_->compare(announced_);
-    announced_.clear();
+    compressor_->compare(history_.announced());
+    history_.drop_announcement();
     return;
   }
-  ++rounds_;  // it is none that a rank could take for its next one
+  history_.end_round();  // it is none that a rank could take for its next one
   try {
     reduce(Round::ThrownAway);
   } catch (...) {
-    announced_.clear();
+    history_.drop_announcement();
     throw;
   }
-  --rounds_;
+  history_.undo_round();
   forget();
-}
-
-/// What is unusual about this rank's round, so that other ranks may be in another one; empty: nothing is.
-std::string GradientReducer::peculiarities() const {
-  std::vector<std::string> said;
-  if (!announced_.empty()) {
-    said.push_back(said_.empty() ? formatted("has changed the parameters or groups of {}", name_) : said_);
-  } else if (rounds_ > 0) {
-    said.emplace_back("has reduced gradients since its last step() or zero_grad()");
-  }
-  if (weights_.own()) said.emplace_back("has called set_weight() for this step");
-  if (!refused_.empty()) {
-    said.push_back(formatted("has not made its last step, as the gradient of '{}' was changed while on its way", refused_));
-  } else if (unstepped_) {
-    said.emplace_back("has thrown its last gradients away without a step()");
-  }
-  return joined(said, ", and ");
 }
 
 /// Collective over the ranks that have got a Mismatch for the bucket: the error with what is unusual on each of them.
 Mismatch GradientReducer::explained(const Mismatch& error, const Bucket& bucket) const {
-  std::string mine = peculiarities();
+  std::string mine = history_.peculiarities(weights_.own().has_value());
   if (!mine.empty()) mine = formatted("; rank {} {}", hvd::rank(), mine);
   const std::string all = detail::said_by_all(mine, bucket.name + "/differences", options_.process_set);
   if (all.empty()) return error;

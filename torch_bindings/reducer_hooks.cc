@@ -196,7 +196,7 @@ void GradientReducer::throw_away() {
   drop_shares();
   forget();
   for (auto& slot : slots_) slot.reduced = false;
-  ++rounds_;
+  history_.end_round();
 }
 
 /// In a world of one, where nothing is added: what a user has made of gradients that are under way is what counts.

@@ -1,0 +1,57 @@
+#pragma once
+/// Which round of gradients this rank is in, and what it compares with the other ranks in it, so that those that are in another one get a
+/// Mismatch, which says what is unusual on which rank, and not each other's gradients. Pure. Thread: the reducer's, under its lock.
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "hvd/types.h"
+
+namespace hvd {
+
+/// The rounds between two steps. Those of a step are counted, and so is whether there was a step after the round before.
+class RoundHistory {
+ public:
+  /// `name`: of what has the gradients, the same on all ranks.
+  explicit RoundHistory(std::string name) : name_(std::move(name)) {}
+
+  /// Returns how many dimensions of 1 are put in front of a shape, to tell rounds apart: none in the first round after a step.
+  [[nodiscard]] std::size_t kind() const;
+  void end_round() { ++rounds_; }
+  /// Takes the last round back: it was one that no rank could take for its next one.
+  void undo_round() { --rounds_; }
+  /// The next round is the first again, with a step or without one.
+  void begin_anew() { rounds_ = 0; }
+  /// Gradients are thrown away, where there were rounds without a step.
+  void throw_away();
+  void begin_step();
+  /// The step cannot be made: the gradient of this parameter was changed while on its way.
+  void refuse(std::string parameter) { refused_ = std::move(parameter); }
+
+  /// The next round compares the layout as well. `said`: of this rank, where it differs; empty: that parameters or groups have changed.
+  void announce(Shape layout, std::string said);
+  void drop_announcement() { announced_.clear(); }
+  /// Returns the layout; empty: there is none to compare.
+  [[nodiscard]] const Shape& announced() const { return announced_; }
+  /// Returns what messages call it.
+  [[nodiscard]] std::string words() const;
+  /// It is on its way.
+  void submit_announcement() { announcing_ = announced_; }
+  /// What was on its way is compared, and announced no more, unless it is another by now.
+  void end_announcement();
+
+  /// Returns what is unusual about this rank's round, so that other ranks may be in another one; empty: nothing is.
+  [[nodiscard]] std::string peculiarities(bool has_weight) const;
+
+ private:
+  const std::string name_;
+  std::size_t rounds_ = 0;  ///< since the last step or zero_grad()
+  bool unstepped_ = false;  ///< there were rounds before the last zero_grad(), and no step after them
+  std::string refused_;     ///< empty: no step was
+  Shape announced_;
+  std::string said_;
+  Shape announcing_;
+};
+
+}  // namespace hvd
