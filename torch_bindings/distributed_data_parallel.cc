@@ -95,11 +95,10 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   std::vector<GradientReducer::Named> named;
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
   auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
-  // The hooks are taken off before this ends.
-  reducer->ask([this](const GradientReducer::Named& given) { return takes_gradient(given.name, given.parameter); });
   reducer->set_join(rounds_);
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
-  reducer->hook();
+  // The hooks are taken off before this ends.
+  reducer->hook({.wants = [this](const GradientReducer::Named& given) { return takes_gradient(given.name, given.parameter); }});
   reducers_.push_back(std::move(reducer));
 }
 
@@ -112,7 +111,8 @@ void ModuleReducer::set_weight(double n) {
 std::vector<at::Tensor> ModuleReducer::compression_memory() const {
   std::vector<at::Tensor> all;
   for (const auto& reducer : reducers_)
-    for (auto& tensor : reducer->compression_memory()) all.push_back(std::move(tensor));
+    if (const auto* const compressor = reducer->compressor())
+      for (auto& tensor : compressor->memory()) all.push_back(std::move(tensor));
   return all;
 }
 

@@ -39,19 +39,19 @@ class GradientRound {
   /// Returns the handle of its submission; null before.
   [[nodiscard]] const std::shared_ptr<HandleState>& pending() const { return pending_; }
 
-  /// Backward has given the gradient, as often as agreed.
+  /// Notes that backward has given the gradient, as often as agreed.
   void give(std::size_t member);
   /// Sets which gradients it is not to be submitted without while backward runs.
   void count(const std::vector<bool>& are_awaited);
-  /// It is to be submitted, and backward has not given the gradient as often as agreed: `is_there`: it goes as it is, else as zeros.
+  /// Notes what there is, when it is submitted, of a gradient that backward has not given as often as agreed; else it goes as zeros.
   void find(std::size_t member, bool is_there) { members_[member].arrival = is_there ? Arrival::Found : Arrival::Missing; }
-  /// The gradient has come when the bucket was under way without it. `counts`: it goes in a round of its own.
+  /// Notes a gradient that has come when the bucket was under way without it. `counts`: it goes in a round of its own.
   void come_late(std::size_t member, bool counts) { members_[member].is_late = counts; }
-  /// `is_kept`: what a user has made of the gradient counts, not what the round gives.
+  /// Sets whether what a user has made of the gradient counts, and not what the round gives.
   void keep(std::size_t member, bool is_kept) { members_[member].is_kept = is_kept; }
   void submit(std::shared_ptr<HandleState> pending);
   void put_away() { state_ = advance(state_, RoundEvent::PutAway); }
-  /// Ends it: the next one begins.
+  /// Begins the next one.
   void forget();
 
   [[nodiscard]] bool is_given(std::size_t member) const { return members_[member].arrival == Arrival::Given; }

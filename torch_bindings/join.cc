@@ -17,8 +17,9 @@ namespace hvd {
 namespace detail {
 
 std::shared_ptr<JoinRounds> begin_rounds(GradientReducer& reducer, const JoinOptions& options) {
-  if (reducer.is_joining()) throw InvalidArgument(formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
-  if (reducer.has_compressor() && reducer.process_set().size() > 1)
+  if (reducer.join_rounds() != nullptr)
+    throw InvalidArgument(formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
+  if (reducer.compressor() != nullptr && reducer.process_set().size() > 1)
     throw InvalidArgument(
         formatted("{}: join() with a compression that has a memory, which needs all ranks at each step: use none, fp16 or "
                   "bf16",

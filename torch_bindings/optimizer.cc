@@ -270,8 +270,7 @@ void DistributedOptimizer::take_in(std::size_t first) {
   if (reducers_.empty()) reducer->watch(terms_of(*groups_));
   if (!reducers_.empty()) reducer->set_join(reducers_.front()->join_rounds());
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
-  reducer->set_witness(watch_);
-  reducer->hook();
+  reducer->hook({.witness = watch_});
   reducers_.push_back(std::move(reducer));
 }
 
@@ -609,7 +608,8 @@ std::function<void()> DistributedOptimizer::remember_masters() { return shards_-
 std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
   std::vector<at::Tensor> memory;
   for (const auto& reducer : reducers_) {
-    const auto more = reducer->compression_memory();
+    if (reducer->compressor() == nullptr) continue;
+    const auto more = reducer->compressor()->memory();
     memory.insert(memory.end(), more.begin(), more.end());
   }
   return memory;

@@ -1,4 +1,4 @@
-// The rounds of a GradientReducer: what is submitted, waited for, given back and forgotten.
+// When a GradientReducer makes rounds, and what it knows of them afterwards.
 #include "torch_bindings/reducer.h"
 
 #include <torch/torch.h>
@@ -6,25 +6,37 @@
 #include <algorithm>
 #include <utility>
 
-#include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/agreement.h"
-#include "torch_bindings/device.h"
+#include "torch_bindings/gradient_hooks.h"
 #include "torch_bindings/join_rounds.h"
-#include "torch_bindings/tensors.h"
 
 namespace hvd {
 
 namespace {
 
 /// Here, where nothing is under way yet, and not in the middle of a backward pass.
-void refuse_other_gpu(const GradientReducer::Named& named) {
+std::vector<NamedParameter> on_gpu_of_rank(std::vector<NamedParameter> parameters) {
   const int device = engine()->device();
-  if (!named.parameter.is_cuda() || device < 0 || size() == 1 || named.parameter.get_device() == device) return;
-  throw InvalidArgument(formatted(
-      "parameter '{}' is on {}, and the GPU of rank {} is cuda:{} (hvd::local_device()); move the model there before it is wrapped",
-      named.name, named.parameter.device().str(), rank(), device));
+  for (const auto& [name, parameter] : parameters) {
+    if (!parameter.is_cuda() || device < 0 || size() == 1 || parameter.get_device() == device) continue;
+    throw InvalidArgument(formatted(
+        "parameter '{}' is on {}, and the GPU of rank {} is cuda:{} (hvd::local_device()); move the model there before it is wrapped", name,
+        parameter.device().str(), rank(), device));
+  }
+  return parameters;
+}
+
+/// In a world of one, where nothing is added: what a user has made of gradients that are under way is what counts.
+void keep_changes(ReducerBuckets& buckets) {
+  for (const auto& slot : buckets.slots())
+    buckets.round_of(slot).keep(slot.member, buckets.is_under_way(slot) && slot.since_mark() != detail::GradientMark::Since::Same);
+}
+
+/// Whether a user has put gradients where a round gave others, or none.
+bool are_given_anew(const std::vector<GradientSlot>& slots) {
+  return std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.is_replaced(); });
 }
 
 }  // namespace
@@ -32,135 +44,47 @@ void refuse_other_gpu(const GradientReducer::Named& named) {
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
                                  Taking taking, const std::string& part)
     : options_(std::move(options)),
-      taking_(taking),
       owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
       passes_per_step_(options_.backward_passes_per_step),
-      replicas_(name_, options_.process_set),
+      weights_(options_.process_set),
       history_(name_),
-      arrivals_(name_, options_.process_set),
-      weights_(options_.process_set) {
-  std::size_t compressed = 0;
-  for (auto& named : parameters) {
-    refuse_other_gpu(named);
-    Slot& slot = slots_.emplace_back(std::move(named));
-    slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
-    if (slot.compressed) slot.member = compressed++;
-    owner_.add(slot.named.parameter);
-  }
-  compressed_ = GradientRound(compressed);
+      replicas_(name_, options_.process_set),
+      buckets_(on_gpu_of_rank(std::move(parameters)), options_, name_, taking,
+               {.weights = weights_, .history = history_, .replicas = replicas_, .found = [this](const GradientSlot& slot) {
+                  if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this))  // a user's has taken its place
+                    put_hook(static_cast<std::size_t>(&slot - buckets_.slots().data()));
+                }}) {
+  for (const auto& slot : buckets_.slots()) owner_.add(slot.named.parameter);
   replicas_.watch(this->parameters());
-  const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters;  // a convolution takes a block more of each size
-  const bool is_alone = options_.process_set.size() == 1;
-  memory_terms_ = {.compression = options_.compression,
-                   .are_views = options_.gradients_are_views,
-                   .may_be_made_there = !saves_memory && !is_alone && taking_ == Taking::ByDevice,
-                   .is_alone = is_alone};
-  if (deals_as_gradients_come()) arrivals_.follow(slots_.size());
-  make_compressor();
-  deal();
+}
+
+void GradientReducer::keep_shares(GradientKeeper* keeper) {
+  const std::lock_guard lock(mutex_);
+  shares_kept_ = false;
   const at::NoGradGuard no_gradient;
-  make_room();
-}
-
-void GradientReducer::make_compressor() {
-  if (!options_.compression.needs_memory()) return;
-  GradientCompressor::Parameters parameters;
-  for (const auto& slot : slots_)
-    if (slot.compressed) parameters.emplace_back(slot.named.name, slot.named.parameter);
-  compressor_ = GradientCompressor::make({.compression = options_.compression,
-                                          .op = options_.op,
-                                          .predivide_factor = options_.gradient_predivide_factor,
-                                          .process_set = options_.process_set,
-                                          .name = formatted("{}/compressed", name_)},
-                                         std::move(parameters));
-}
-
-std::vector<at::Tensor> GradientReducer::compression_memory() const {
-  return compressor_ ? compressor_->memory() : std::vector<at::Tensor>{};
+  buckets_.keep_shares(keeper);
 }
 
 std::uint64_t GradientReducer::bytes_sent() const {
   const std::lock_guard lock(mutex_);
-  return bytes_sent_ + (compressor_ ? compressor_->bytes_sent() : 0);
+  return buckets_.bytes_sent();
 }
 
-void GradientReducer::scale(AllreduceOptions& terms) const {
-  terms.op = options_.op;
-  if (options_.gradient_predivide_factor == 1) return;
-  terms.op = ReduceOp::Sum;
-  terms.prescale_factor = 1 / options_.gradient_predivide_factor;
-  terms.postscale_factor = options_.gradient_predivide_factor / options_.process_set.size();
+std::vector<std::pair<std::string, at::Tensor>> GradientReducer::parameters() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& slot : buckets_.slots()) all.emplace_back(slot.named.name, slot.named.parameter);
+  return all;
 }
 
-/// On the host the order of the parameters does: what is reduced early there takes cores that backward needs.
-bool GradientReducer::deals_as_gradients_come() const {
-  if (!std::holds_alternative<std::monostate>(options_.groups)) return false;
-  if (options_.process_set.size() == 1 || !options_.process_set.included()) return false;
-  if (options_.shard_optimizer_state || options_.share_parameters) return false;
-  const auto wanted = [this](const Slot& slot) { return taking_ == Taking::Together || !slot.named.parameter.is_cpu(); };
-  return std::any_of(slots_.begin(), slots_.end(), wanted);
-}
-
-/// How the bucket is submitted, without its tensors.
-Submission GradientReducer::like(const Bucket& bucket) const {
-  const bool follows_weights = weights_.own() && &bucket == &buckets_.front();
-  AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
-  scale(terms);
-  const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
-  Submission submission = request(kind, terms, detail::device_of(slots_[bucket.slots.front()].named.parameter));
-  submission.on_stream = submission.device.kind == DeviceKind::Cuda;
-  return submission;
-}
-
-void GradientReducer::submit(Bucket& bucket, Round round, bool wait_follows) {
-  const auto running = engine();
-  const bool are_weights_known = weights_.learn();
-  if (!are_weights_known && &bucket == &buckets_.front()) {  // other ranks have sent theirs under the name of the weights: all have failed
-    bucket.round.submit(weights_.pending());
-    return;
-  }
-  const bool other_streams = bucket.streams.join(slots_[bucket.slots.front()].named.parameter.device());
-  if (bucket.memory.is_taken_together()) take_in_together(bucket, round, other_streams);
-  if (weights_.are_asked() && are_weights_known && round != Round::ThrownAway) weigh(bucket);
-  static std::byte nowhere;  // of what has no elements
-  Submission submission = like(bucket);
-  std::vector<std::shared_ptr<void>> kept;
-  const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
-  const bool scattered = submission.kind == OpKind::Reducescatter;
-  for (const auto index : bucket.slots) {
-    Slot& slot = slots_[index];
-    TensorArgument argument = bucket.memory.argument(slot.member, kept);
-    if (!slot.sparse) bytes_sent_ += (scattered ? 1 : 2) * bucket.memory.result(slot.member).nbytes() * (ranks - 1) / ranks;
-    argument.present = bucket.round.is_present(slot.member) && !slot.sparse;
-    if (slot.sparse) argument.shape = {0};  // says so to the others
-    if (scattered) scatter(slot, argument);
-    submission.tensors.push_back(std::move(argument));
-  }
-  if (&bucket == &buckets_.front() && !history_.announced().empty()) {
-    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
-    TensorArgument argument = detail::argument(*nothing, *nothing, "");
-    argument.output = &nowhere;
-    argument.shape = history_.announced();
-    argument.shape.push_back(0);
-    argument.name = history_.words();
-    submission.tensors.push_back(std::move(argument));
-    kept.push_back(nothing);
-    history_.submit_announcement();
-  }
-  Shape& tells_the_round = submission.tensors.front().shape;
-  tells_the_round.insert(tells_the_round.begin(), history_.kind(), 1);
-  if (auto point = detail::stream_point(bucket.memory.result(0), bucket.name)) {
-    for (auto& argument : submission.tensors) argument.ready_event = point->event();
-    kept.push_back(std::move(point));
-  }
-  submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
-  bucket.round.submit(running->submit(std::move(submission), wait_follows ? After::Wait : After::Return));
+bool GradientReducer::requires_gradients() const {
+  const auto& slots = buckets_.slots();
+  return std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.named.parameter.requires_grad(); });
 }
 
 struct GradientReducer::Outcome {
   bool reduced = false;  ///< false if there was nothing to reduce
-  const Slot* changed = nullptr;
+  const GradientSlot* changed = nullptr;
   bool replaced = false;  ///< by a gradient in other memory
 };
 
@@ -191,32 +115,28 @@ void GradientReducer::end_join_round() {
   if (join_factor_ == 1) return;
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
-  for (auto& slot : slots_) {
-    at::Tensor& gradient = slot.named.parameter.mutable_grad();
-    if (!gradient.defined()) continue;
-    gradient.mul_(factor);
-    slot.mark.set(gradient);
+  for (auto& slot : buckets_.slots()) {
+    if (!slot.gradient().defined()) continue;
+    slot.gradient().mul_(factor);
+    slot.set_mark();
   }
-}
-
-std::vector<std::pair<std::string, at::Tensor>> GradientReducer::parameters() const {
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& slot : slots_) all.emplace_back(slot.named.name, slot.named.parameter);
-  return all;
 }
 
 GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
-  if (synchronized_ && !given_anew()) return {};
-  refuse_replaced();
-  const auto [fate, changed] = fate_of_gradients();
-  const bool replaced = changed != nullptr && changed->mark.since(changed->named.parameter.grad()) == detail::GradientMark::Since::Replaced;
+  if (synchronized_ && !are_given_anew(buckets_.slots())) return {};
+  if (synchronized_ && shares_kept_)
+    throw InvalidArgument(
+        "with shard_gradients the gradients are in shares after synchronize(), and a gradient that is put into `.grad` then would be added "
+        "to them: change gradient_shares() instead, or step under skip_synchronize()");
+  const auto [fate, changed] = buckets_.fate_of_gradients();
+  const bool replaced = changed != nullptr && changed->is_replaced();
   const bool alone = options_.process_set.size() == 1;
-  if (alone) keep_changes();
-  if (fate == Fate::ThrownAway && !alone) throw_away();
+  if (alone) keep_changes(buckets_);
+  if (fate == ReducerBuckets::Fate::ThrownAway && !alone) buckets_.throw_away();
   reduce_until_none_is_late();
-  if (fate != Fate::Changed || alone) return {.reduced = true};
+  if (fate != ReducerBuckets::Fate::Changed || alone) return {.reduced = true};
   synchronized_ = false;
   history_.refuse(changed->named.name);
   return {.reduced = true, .changed = changed, .replaced = replaced};
@@ -242,115 +162,28 @@ void GradientReducer::finish_pass() {
   replicas_.note_step();
 }
 
+/// What a round gave is not to be summed again.
 void GradientReducer::reduce_until_none_is_late() {
+  auto& slots = buckets_.slots();
   for (bool again = true; again;) {
-    again = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.round.has_late(); });
+    again = buckets_.has_late();
     synchronized_ = false;
-    reduce(Round::Kept);
-    finish(Round::Kept);
+    buckets_.reduce(ReducerBuckets::Round::Kept);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      GradientSlot& slot = slots[i];
+      slot.reduced = slot.gradient().defined() && !buckets_.round_of(slot).is_late(slot.member);
+      slot.set_mark();
+      if (buckets_.summed_ranks() == 1 || !slot.reduced || slot.before_hook || !hooked_ || !slot.named.parameter.requires_grad()) continue;
+      slot.before_hook = slot.named.parameter.register_hook([weak = weak_from_this(), i](const at::Tensor& /*given*/) {
+        if (const auto self = weak.lock()) self->before_gradient(i);
+      });
+    }
+    shares_kept_ = buckets_.keeps_shares();
+    buckets_.forget();
     history_.end_round();
   }
   synchronized_ = true;
-  follow_parameters(Between::SameBuckets);
-}
-
-void GradientReducer::submit_all(Round round) {
-  for (auto& bucket : buckets_) {
-    if (bucket.round.is_submitted()) continue;
-    open(bucket);
-    take_rest(bucket, round, false);
-    submit(bucket, round, true);
-  }
-}
-
-/// One round. Throws what the first failed bucket threw, when all are over.
-void GradientReducer::reduce(Round round) {
-  begin_round();
-  replicas_.begin_round();
-  submit_all(round);
-  if (keeper_ == nullptr) arrivals_.submit(round == Round::Kept);
-  std::exception_ptr first;
-  const auto attempt = [&first](const auto& call) {
-    try {
-      call();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  };
-  // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
-  if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
-  try {
-    replicas_.end_round();
-  } catch (const detail::OtherTensors&) {  // says why gradients do not fit, and which is whose
-    first = std::current_exception();
-  } catch (...) {  // ranks that are not in the same kind of round have said above why replicas differ
-    if (!first) first = std::current_exception();
-  }
-  if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
-  for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
-  if (!first) attempt([&] { reduce_sparse(round); });
-  if (!first) attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
-  if (!first) return;
-  for (auto& bucket : buckets_) put_given_back(bucket);
-  put_back_weighed();
-  drop_shares();
-  for (auto& slot : slots_) slot.reduced = false;
-  forget();
-  history_.begin_step();
-  std::rethrow_exception(first);
-}
-
-void GradientReducer::reduce_compressed() {
-  for (auto& slot : slots_)
-    if (slot.compressed) share_out(slot);
-  Shape compared = buckets_.empty() ? history_.announced() : Shape{};
-  if (buckets_.empty() && weights_.own()) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
-  compressor_->reduce(compared, [this] {
-    if (!weights_.are_asked()) ask_for_weights();
-    weights_.learn();
-    return weights_.are_asked() ? weights_.factor() : 1;
-  });
-  if (buckets_.empty()) history_.drop_announcement();
-}
-
-void GradientReducer::complete(Bucket& bucket, Round round) {
-  if (bucket.round.state() != RoundState::PutAway) wait_for(bucket, round);
-  detail::wait_on_current_stream(slots_[bucket.slots.front()].named.parameter, bucket.round.pending()->completions, bucket.name);
-  bucket.memory.let_go_of_given();
-  if (keeper_ != nullptr) return put_away(bucket, round, false);
-  if (round != Round::ThrownAway) give_back(bucket);
-}
-
-/// After a round that went well: what it gave is not to be summed again.
-void GradientReducer::finish(Round round) {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
-    const at::Tensor& gradient = slot.named.parameter.grad();
-    slot.reduced = gradient.defined() && !round_of(slot).is_late(slot.member) && (round == Round::Kept || !slot.compressed);
-    slot.mark.set(gradient);
-    if (!sums() || !slot.reduced || slot.before_hook || !hooked_ || !slot.named.parameter.requires_grad()) continue;
-    slot.before_hook = slot.named.parameter.register_hook([weak = weak_from_this(), i](const at::Tensor& /*given*/) {
-      if (const auto self = weak.lock()) self->before_gradient(i);
-    });
-  }
-  shares_kept_ = keeper_ != nullptr;
-  forget();
-}
-
-void GradientReducer::forget() {
-  for (auto& slot : slots_) {
-    slot.passes = 0;
-    slot.weighed = Weighed::No;
-  }
-  arrivals_.forget();
-  compressed_.forget();
-  for (auto& bucket : buckets_) {
-    bucket.round.forget();
-    bucket.streams.clear();
-    bucket.memory.let_go_of_given();
-  }
-  round_begun_ = interrupted_ = false;
-  weights_.end_round();
+  buckets_.follow_parameters(ReducerBuckets::Between::SameBuckets);
 }
 
 bool GradientReducer::is_synchronized() const {
@@ -362,35 +195,24 @@ void GradientReducer::settle() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
   // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
-  const bool gathered = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.round.has_given(); });
-  if (gathered || interrupted_) {
-    reduce(Round::KeptButCompressed);
+  if (buckets_.has_gathered()) {
+    buckets_.reduce(ReducerBuckets::Round::KeptButCompressed);
     history_.end_round();
   }
   history_.throw_away();
-  forget();
-  for (auto& slot : slots_) slot.reduced = false;
-  for (auto& bucket : buckets_) bucket.memory.go_home();  // what a gradient was made in may go with `.grad`
+  buckets_.forget();
+  for (auto& slot : buckets_.slots()) slot.reduced = false;
+  buckets_.go_home();
   synchronized_ = shares_kept_ = false;
 }
 
 void GradientReducer::begin_step() {
   const std::lock_guard lock(mutex_);
-  forget();
+  buckets_.forget();
   synchronized_ = shares_kept_ = false;
   history_.begin_step();
   weights_.end_step();
   replicas_.note_step();
-}
-
-void GradientReducer::watch(ReplicaComparer::Terms terms) {
-  const std::lock_guard lock(mutex_);
-  replicas_.watch(std::move(terms));
-}
-
-void GradientReducer::check_replicas() {
-  const std::lock_guard lock(mutex_);
-  replicas_.check();
 }
 
 void GradientReducer::begin_evaluation() {
@@ -404,11 +226,60 @@ void GradientReducer::set_passes(int passes) {
   passes_per_step_ = passes;
 }
 
+void GradientReducer::refuse_late_weight() const {
+  const std::lock_guard lock(mutex_);
+  const auto& slots = buckets_.slots();
+  if (buckets_.has_begun() || std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.passes > 0; }))
+    throw InvalidArgument(
+        "set_weight(): backward has begun, and gradients may have left; call it before the step's first backward(), with the number of all "
+        "rows or tokens of the step");
+}
+
+void GradientReducer::set_weight(std::optional<double> weight) {
+  refuse_late_weight();
+  const std::lock_guard lock(mutex_);
+  weights_.set(weight);
+}
+
+std::optional<double> GradientReducer::weight() const {
+  const std::lock_guard lock(mutex_);
+  return weights_.own();
+}
+
+void GradientReducer::tell_weight() {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_gradient;
+  if (weights_.own() && !synchronized_) buckets_.begin_round();
+}
+
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss, const std::string& refusal) const {
   const AllreduceOptions options{.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
   const at::Tensor own = weights_.own() ? weights_.weighed(loss.detach()) : loss.detach();
   const at::Tensor all = detail::allreduce_unless_refused(own, options, refusal);
   return join_factor_ == 1 ? all : all * join_factor_;
+}
+
+void GradientReducer::announce(Shape layout, std::string said) {
+  const std::lock_guard lock(mutex_);
+  history_.announce(std::move(layout), std::move(said));
+}
+
+void GradientReducer::compare(Shape layout, std::string said) {
+  const std::lock_guard lock(mutex_);
+  if (options_.process_set.size() == 1) return;
+  const at::NoGradGuard no_gradient;
+  history_.announce(std::move(layout), std::move(said));
+  buckets_.compare();
+}
+
+void GradientReducer::watch(ReplicaComparer::Terms terms) {
+  const std::lock_guard lock(mutex_);
+  replicas_.watch(std::move(terms));
+}
+
+void GradientReducer::check_replicas() {
+  const std::lock_guard lock(mutex_);
+  replicas_.check();
 }
 
 }  // namespace hvd

@@ -19,26 +19,26 @@ class RoundHistory {
   /// Returns how many dimensions of 1 are put in front of a shape, to tell rounds apart: none in the first round after a step.
   [[nodiscard]] std::size_t kind() const;
   void end_round() { ++rounds_; }
-  /// Takes the last round back: it was one that no rank could take for its next one.
+  /// Takes the last round back, which no rank could take for its next one.
   void undo_round() { --rounds_; }
-  /// The next round is the first again, with a step or without one.
+  /// Makes the next round the first again, with a step or without one.
   void begin_anew() { rounds_ = 0; }
-  /// Gradients are thrown away, where there were rounds without a step.
+  /// Notes that gradients are thrown away, where there were rounds without a step.
   void throw_away();
   void begin_step();
-  /// The step cannot be made: the gradient of this parameter was changed while on its way.
+  /// Notes that the step cannot be made, as the gradient of this parameter was changed while on its way.
   void refuse(std::string parameter) { refused_ = std::move(parameter); }
 
-  /// The next round compares the layout as well. `said`: of this rank, where it differs; empty: that parameters or groups have changed.
+  /// Has the next round compare the layout. `said`: of this rank, where it differs; empty: that parameters or groups have changed.
   void announce(Shape layout, std::string said);
   void drop_announcement() { announced_.clear(); }
   /// Returns the layout; empty: there is none to compare.
   [[nodiscard]] const Shape& announced() const { return announced_; }
   /// Returns what messages call it.
   [[nodiscard]] std::string words() const;
-  /// It is on its way.
+  /// Notes that it is on its way.
   void submit_announcement() { announcing_ = announced_; }
-  /// What was on its way is compared, and announced no more, unless it is another by now.
+  /// Drops what was on its way and is compared, unless another has been announced since.
   void end_announcement();
 
   /// Returns what is unusual about this rank's round, so that other ranks may be in another one; empty: nothing is.
