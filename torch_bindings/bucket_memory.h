@@ -29,7 +29,8 @@ struct NamedParameter {
 /// The memory of one bucket. A member is a parameter; its gradient is what `.grad` holds, and what travels of it is that itself, its 16-bit
 /// form, or a copy in this memory, where the gradient lives from then on. Without room (a device that has none to lend) gradients travel
 /// from where autograd has made them.
-/// Thread: the reducer's, under its lock, without recording of gradients. Errors: what making memory throws.
+/// Thread: the reducer's, under its lock, without recording of gradients. Errors: what making memory throws;
+/// InvalidArgument for a type that is not carried.
 class BucketMemory {
  public:
   /// What holds for all buckets of a reducer.
@@ -38,7 +39,7 @@ class BucketMemory {
     bool are_views = true;           ///< gradients live in the memory, where they travel in their own type
     bool may_be_made_there = false;  ///< autograd may make them in memory that the ranks of the host share
     bool is_alone = false;           ///< a user may change what is under way, as nothing is added to it
-    bool go_in_parts = false;        ///< each rank is sent another part of the result, by the order of the parameters' memory
+    bool go_in_parts = false;        ///< each rank keeps another part of the result, by the order of the parameters' memory
   };
   /// Returns memory of a GPU for gradients that travel in this type; null where there is none to have.
   using Lend = std::function<std::shared_ptr<void>(DataType, std::size_t bytes)>;
@@ -60,8 +61,9 @@ class BucketMemory {
   void take_in(std::size_t member, bool just_given);
   /// Makes what travels of a gradient that does not live here, once it is complete.
   void pack(std::size_t member);
-  /// Does what `take_in` and `pack` do for these members, all at once. `are_thrown_away`: they count as zeros, and `.grad` may be what has
-  /// come after them. `other_streams`: some were written on streams that this one waits for, and their memory is those streams'.
+  /// Does what `take_in` does for these members, which have been packed, all at once. `are_thrown_away`: they count as zeros, and `.grad`
+  /// may be what has come after them. `other_streams`: some were written on streams that this one waits for, and their memory is those
+  /// streams'.
   void take_in_together(const std::vector<std::size_t>& members, bool are_thrown_away, bool other_streams);
   /// Makes what travels zeros.
   void fill_with_zeros(std::size_t member);

@@ -68,10 +68,11 @@ struct GradientSlot {
 /// Gradients that travel together: one submission. Its members are slots of a reducer, which stay where they are.
 struct GradientBucket {
   GradientBucket(std::string called, std::vector<GradientSlot*> members, const BucketMemory::Terms& terms);
-  /// Returns the parameter of its first member: all are of one kind.
+  /// Returns the parameter of its first member: all were of one kind when they were dealt.
   [[nodiscard]] const at::Tensor& parameter() const { return slots.front()->named.parameter; }
 
-  /// Takes in what is present, where a bucket's gradients are taken in together. `are_thrown_away`: as zeros.
+  /// Makes the current stream wait for those on which backward has given its gradients, and takes in what is present where a bucket's
+  /// gradients are taken in together. `are_thrown_away`: as zeros.
   void take_in_together(bool are_thrown_away);
   /// Multiplies what is sent by this rank's weight, in place.
   void weigh(const GradientWeights& weights);

@@ -15,7 +15,7 @@ namespace hvd {
 enum class RoundState : std::uint8_t {
   Gathering,  ///< none of its gradients is complete
   Counted,    ///< one is, and it is known how many are awaited
-  UnderWay,   ///< submitted: what comes now is late
+  UnderWay,   ///< submitted: a gradient that comes now is late
   PutAway,    ///< what it gave has gone to who keeps it, where it is not left in `.grad`
 };
 enum class RoundEvent : std::uint8_t { Count, Submit, PutAway };
@@ -36,14 +36,15 @@ class GradientRound {
   [[nodiscard]] bool is_complete() const { return state_ == RoundState::Counted && missing_ == 0; }
   /// Returns whether it has been reduced, without an error.
   [[nodiscard]] bool is_reduced() const { return is_submitted() && pending_->done && pending_->status.ok(); }
-  /// Returns the handle of its submission; null before.
+  /// Returns the handle of its submission, or of what has failed in its place; null before.
   [[nodiscard]] const std::shared_ptr<HandleState>& pending() const { return pending_; }
 
   /// Notes that backward has given the gradient, as often as agreed.
   void give(std::size_t member);
   /// Sets which gradients it is not to be submitted without while backward runs.
   void count(const std::vector<bool>& are_awaited);
-  /// Notes what there is, when it is submitted, of a gradient that backward has not given as often as agreed; else it goes as zeros.
+  /// Notes whether there is something of a gradient that backward has not given as often as agreed, or that is not to count as given; else
+  /// it goes as zeros.
   void find(std::size_t member, bool is_there) { members_[member].arrival = is_there ? Arrival::Found : Arrival::Missing; }
   /// Notes a gradient that has come when the bucket was under way without it. `counts`: it goes in a round of its own.
   void come_late(std::size_t member, bool counts) { members_[member].is_late = counts; }

@@ -147,7 +147,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   JoinGuard join(const JoinOptions& options);
   JoinGuard join();  ///< With the default options.
 
-  /// Changes DistributedOptimizerOptions::backward_passes_per_step. Throws InvalidArgument for less than 1.
+  /// Changes DistributedOptimizerOptions::backward_passes_per_step, from the next step on: where gradients have left already, one more pass
+  /// is refused until then. Throws InvalidArgument for less than 1.
   void set_backward_passes_per_step(int passes);
 
   /// Says what this rank's gradients count in the next step: the ranks' average becomes sum(n * g) / sum(n), so that N ranks with batches

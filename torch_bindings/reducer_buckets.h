@@ -7,7 +7,8 @@
 ///
 /// A round in which gradients have weights begins with their sum, under the name that the first bucket has in any other round: so ranks
 /// that have none meet it there, as a Mismatch.
-/// Thread: the reducer's, under its lock, without recording of gradients. Errors: of the first bucket that failed, when all are over.
+/// Thread: the reducer's, under its lock (but for `slots` and `parameters`), without recording of gradients. Errors: of the first bucket
+/// that failed, when all that were submitted are over.
 
 #include <ATen/core/Tensor.h>
 

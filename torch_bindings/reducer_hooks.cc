@@ -78,12 +78,14 @@ void GradientReducer::on_gradient(std::size_t index) {
   refuse_with_shares(slot);
   begin_pass(slot);
   if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() && !slot.sparse) slot.passes = 0;
-  if (slot.passes >= passes_per_step_)
+  const GradientRound& round = buckets_.round_of(slot);
+  const bool has_left = round.is_submitted() && round.is_given(slot.member);  // the number of passes was raised after that
+  if (slot.passes >= passes_per_step_ || has_left)
     refuse(
         formatted("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
                   "step(), synchronize() or the optimizer's zero_grad() in between (the module's is recognised only where it drops all "
                   "gradients of the optimizer)",
-                  name, passes_per_step_));
+                  name, slot.passes));
   synchronized_ = false;
   ++slot.passes;
   if (const int ranks = buckets_.summed_ranks(); std::exchange(slot.reduced, false) && ranks > 1) {

@@ -52,6 +52,28 @@ struct Wrapped {
       : net(of), plain(net->parameters(), SGDOptions(0.1)), optimizer(plain, net->named_parameters(), options) {}
 };
 
+// ------------------------------------------------------------------------------------------------------ passes that change
+
+TEST_CASE("what happens if I raise the passes of a step when its gradients have left: the next pass is refused, the next step has them") {
+  for (const bool views : {true, false}) {
+    CAPTURE(views);
+    Wrapped it({.gradients_are_views = views});
+    backward(it.net, hvd::rank(), 0);
+    it.optimizer.set_backward_passes_per_step(2);
+    CHECK(
+        contains(error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 1); }), "more than 1 backward passes without step()"));
+    it.optimizer.zero_grad();
+    for (int pass = 0; pass < 2; ++pass) backward(it.net, hvd::rank(), pass);
+    it.optimizer.synchronize();
+    const auto all = gradients_of_all([](Sequential& net, int rank) {
+      for (int pass = 0; pass < 2; ++pass) backward(net, rank, pass);
+    });
+    CHECK(difference(gradients(it.net), reduced(all, ReduceOp::Average)) < 1e-12);
+    it.optimizer.step();
+    CHECK(same_on_all_ranks(flat(it.net)));
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------ synchronize() twice
 
 TEST_CASE("what happens if I call synchronize() twice: it reduces once") {
