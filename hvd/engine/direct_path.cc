@@ -9,8 +9,6 @@ namespace hvd {
 
 namespace {
 
-constexpr int kTries = 8;  // to read the log to its end
-
 std::uint64_t domains_on_other_hosts(const Topology& topology) {
   std::set<int> elsewhere;
   for (int rank = 0; rank < topology.size; ++rank)
@@ -124,13 +122,10 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
   if (!has_any_to_begin()) return false;
   promised_.clear();
   slow_.clear();
-  for (int tries = 0; tries <= kTries; ++tries) {
-    log_.read();                   // which may end some of them
+  {
     const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the promise
-    const bool is_read = board_.tail() == board_.read_position();
-    if (!is_read && tries < kTries) continue;
-    judge(tree, is_read);
-    break;
+    log_.read();
+    judge(tree);
   }
   for (PersistentOp* const op : promised_) contribute(*op);
   for (const UnitRef& unit : slow_) {
@@ -141,11 +136,11 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
   return !promised_.empty() || !slow_.empty();
 }
 
-/// Promises the rounds that this domain can contribute to, and notes which it cannot.
-void DirectPath::judge(LeaderTree& tree, bool may_promise_any) {
+/// Promises the rounds that this domain can contribute to, and notes which it cannot. Requires the board's lock, and that the log is read.
+void DirectPath::judge(LeaderTree& tree) {
   for (PersistentOp* const op : fast_path_.direct_ops()) {
     if (!is_to_begin(*op)) continue;
-    if (may_promise_any && may_promise(*op, tree)) {
+    if (may_promise(*op, tree)) {
       board_.promise(op->unit.id);
       promised_.push_back(op);
     } else {

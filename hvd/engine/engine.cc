@@ -131,7 +131,9 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     if (loop_.is_taken()) board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
     return pending;
   }
-  if (parts_.transport && fast_path_.begin_burst()) {
+  const bool is_in_burst = parts_.transport != nullptr && burst() > 0;
+  if (parts_.transport) negotiated_.fetch_add(1, std::memory_order_relaxed);
+  if (is_in_burst && !work) {
     call_for_burst();
   } else if (work || parts_.transport) {
     hand_over(small_work);
@@ -322,7 +324,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
 
 bool Engine::progress(const Turn& turn) noexcept {
   const EngineMutex::Driver driver(mutex_);
-  has_gathered_.store(false);  // before the log is read
+  if (has_gathered_.load()) has_gathered_.store(false);  // before the log is read
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());
@@ -406,7 +408,7 @@ std::optional<PersistentOp::Awaited> Engine::find_round(const HandleState& pendi
 }
 
 void Engine::wait_longer(HandleState& pending) {
-  fast_path_.end_burst();
+  end_burst();
   pending.waited_for.store(true, std::memory_order_relaxed);
   if (!may_go_on(pending)) {
     const CallerThreads::Wait waiting(callers_, pending);
@@ -418,7 +420,7 @@ void Engine::wait_longer(HandleState& pending) {
 bool Engine::poll(const HandleState& pending) {
   const LibraryCall inside;
   if (may_go_on(pending)) return true;
-  fast_path_.end_burst();
+  end_burst();
   end_gathered();
   loop_.poll();
   return may_go_on(pending);

@@ -130,13 +130,17 @@ class Engine : private EngineEvents {
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
-  [[nodiscard]] std::uint32_t burst() const override { return fast_path_.burst(); }
+  [[nodiscard]] std::uint32_t burst() const override { return fast_path_.burst() + negotiated_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool is_gathering() const override { return fast_path_.is_gathering() || has_gathered_.load(); }
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   void hand_over(bool small_work);
   void call_for_burst();
+  void end_burst() {
+    fast_path_.end_burst();
+    negotiated_.store(0, std::memory_order_relaxed);
+  }
   void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
   void end_complete() HVD_REQUIRES(engine_mutex);
   void end_gathered();
@@ -176,7 +180,8 @@ class Engine : private EngineEvents {
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;                             // of the thread that has the turn
   std::atomic<bool> stopped_cleanly_{false};
-  std::atomic<bool> has_gathered_{false};  ///< announced in a burst since somebody has driven, and the coordination thread called
+  std::atomic<std::uint32_t> negotiated_{0};  ///< of a burst between hosts: what the fast path has no part in
+  std::atomic<bool> has_gathered_{false};     ///< announced in a burst since somebody has driven, and the coordination thread called
 };
 
 }  // namespace hvd

@@ -164,7 +164,7 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std:
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
   if (ops_.size() == 0) return nullptr;
-  const bool gathers = !waits && begin_burst();
+  const bool gathers = !waits && burst() > 0;
   std::shared_ptr<PersistentOp> op;
   bool is_ours = false;
   try {
@@ -209,6 +209,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
       return nullptr;
     }
   }
+  if (!waits) burst_.fetch_add(1, std::memory_order_relaxed);
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
   return op;

@@ -41,13 +41,11 @@ class FastPath {
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
 
   // ---- rounds that gather
-  /// Something is started that nobody waits for yet. Returns whether something was before, since a thread of this rank has waited or
-  /// polled: the two travel together. Any thread, no lock, as the next two.
-  bool begin_burst() { return burst_.fetch_add(1, std::memory_order_relaxed) > 0; }
+  /// Returns how many operations were started that nobody waits for, since a thread of this rank has waited or polled: they travel
+  /// together. Any thread, no lock, as the next.
+  [[nodiscard]] std::uint32_t burst() const { return burst_.load(std::memory_order_relaxed); }
   /// A thread of this rank waits, or polls: what is started next is not part of what was started before.
   void end_burst() { burst_.store(0, std::memory_order_relaxed); }
-  /// Returns how many have been started since.
-  [[nodiscard]] std::uint32_t burst() const { return burst_.load(std::memory_order_relaxed); }
   /// Returns whether this rank may have arrived last in rounds that nobody has ended. Any thread, no lock.
   [[nodiscard]] bool is_gathering() const { return gathers_.load(std::memory_order_relaxed); }
   /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.

@@ -96,7 +96,7 @@ void ProgressLoop::let_gather() {
   std::uint32_t before = 0;
   for (int times = 0; times < kMostGatherTimes && engine_.is_gathering(); ++times) {
     const std::uint32_t burst = engine_.burst();
-    if (times > 0 && burst == before) return;
+    if (times > 0 && burst <= before) return;
     before = burst;
     std::this_thread::sleep_for(kGatherTime);
   }

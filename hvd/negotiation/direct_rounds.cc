@@ -14,6 +14,7 @@ constexpr std::size_t kPadding = 16;    // and so is the next message's
 
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + kPadding - 1) / kPadding * kPadding; }
 
+constexpr std::size_t kMostOfOne = 256;  // bytes of a message that is made without growing: most carry one small contribution
 constexpr std::size_t kLengthAt = kHeadBytes - sizeof(std::uint64_t);
 
 /// Appends a message that has nothing but its head.
@@ -57,6 +58,7 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
 Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number) {
   if (outgoing_.empty() || outgoing_.back().to != kAllOthers) outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
   Bytes& bytes = *outgoing_.back().bytes;
+  if (bytes.empty()) bytes.reserve(kMostOfOne);
   contribution_at_ = bytes.size();
   append_head(bytes, static_cast<std::uint64_t>(What::Contribution), number, unit.over);
   return bytes;
@@ -153,6 +155,7 @@ void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Part message) 
 
 void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t round) {
   outgoing_.push_back({to, std::make_shared<Bytes>()});
+  outgoing_.back().bytes->reserve(kHeadBytes);
   append_head(*outgoing_.back().bytes, static_cast<std::uint64_t>(what), number, round);
 }
 
