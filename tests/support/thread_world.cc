@@ -39,6 +39,14 @@ class RendezvousExecution final : public Execution {
     meeting().batches[rank_] = &batch_;
     if (meeting().batches.size() == batch_.ranks.size()) compute();
   }
+  /// Of a world that has failed it may be given up before all have come: nobody is to find it then.
+  ~RendezvousExecution() override {
+    const std::lock_guard lock(place_.mutex);
+    const auto found = place_.meetings.find(key());
+    if (!left_ && found != place_.meetings.end()) found->second.batches.erase(rank_);
+  }
+  RendezvousExecution(const RendezvousExecution&) = delete;
+  RendezvousExecution& operator=(const RendezvousExecution&) = delete;
   Progress advance() override {
     const std::lock_guard lock(place_.mutex);
     if (!meeting().computed) return Progress::Idle;
