@@ -114,7 +114,8 @@ bool DirectPath::is_to_begin(const PersistentOp& op) const {
 }
 
 bool DirectPath::has_any_to_begin() const {
-  return std::ranges::any_of(fast_path_.direct_ops(), [this](const PersistentOp* op) { return is_to_begin(*op); });
+  const auto& ops = fast_path_.direct_ops();
+  return std::ranges::any_of(ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
 }
 
 /// For each operation that all ranks of this domain have arrived at: contributes, or takes the long way.
@@ -157,10 +158,10 @@ bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
 }
 
 void DirectPath::contribute(PersistentOp& op) {
-  rounds_.promise(op.number, Clock::now(), [&](Bytes& message) {
+  if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a promised round without the blocks that were there");
+  rounds_.promise(op.number, Clock::now(), [&, blocks = fast_path_.blocks()](Bytes& message) {
     const std::size_t before = message.size();
-    if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a promised round without the blocks that were there");
-    if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, fast_path_.blocks(), message);
+    if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, blocks, message);
     parts_.stats->add(parts_.stats->bytes_to_other_hosts, (message.size() - before) * domains_elsewhere_);
   });
 }

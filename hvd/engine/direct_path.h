@@ -77,7 +77,7 @@ class DirectPath {
   bool promise_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_being_removed(int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_any_to_begin() const HVD_REQUIRES(engine_mutex);
-  void judge(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  void judge(LeaderTree& tree) HVD_REQUIRES(engine_mutex, board_lock);
   [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   void contribute(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
