@@ -86,6 +86,7 @@ struct Batch {
 enum class Progress : std::uint8_t { Idle, Advanced, Done };
 
 enum class Route : std::uint8_t;  // hvd/routes.h
+enum class Access : std::uint8_t;
 
 /// An Execution is a batch under way.
 class Execution {
@@ -104,6 +105,8 @@ class Execution {
   [[nodiscard]] virtual bool is_rung() const { return false; }
   /// Returns which way the batch takes (hvd/routes.h); none where the backend has ways of its own.
   [[nodiscard]] virtual std::optional<Route> route() const { return std::nullopt; }
+  /// Returns how ranks get at each other's inputs, where each takes its part.
+  [[nodiscard]] virtual Access access() const { return Access{}; }
   /// Returns, of a batch that is done and was to be timed, since when results were copied to where the user keeps them, if they were.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> copying_out_since() const { return std::nullopt; }
 };
@@ -137,8 +140,8 @@ class Backend {
   /// Returns the memory in which one rank of the domain does small operations for all (hvd/fast_path_memory.h), if this backend has any. It
   /// lives as long as the backend.
   virtual SlotMemory* slot_memory() { return nullptr; }
-  /// Returns the memory in which the leaders of all domains do small operations of all ranks for their domains: Allreduce, Allgather,
-  /// Broadcast. Otherwise like `slot_memory`.
+  /// Returns the memory in which the leaders of all domains do small operations of all ranks for their domains. Otherwise like
+  /// `slot_memory`.
   virtual LeaderMemory* leader_memory() { return nullptr; }
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.

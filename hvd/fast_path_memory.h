@@ -61,17 +61,16 @@ class SlotMemory : public FastPathMemory {
 };
 
 /// A LeaderMemory does operations of all ranks of several domains, in two steps: a domain's contribution, and the result from all of them.
-/// Allreduce, Allgather, Broadcast.
 class LeaderMemory : public FastPathMemory {
  public:
   /// Returns the most that any domain contributes to such an operation, in bytes.
   virtual std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) = 0;
   /// Appends to `message` what this domain contributes. `blocks`: of its ranks, as in SlotMemory::run_for_all.
   virtual void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) = 0;
-  /// Does the operation for all ranks of this domain. `contributions`: by domain, this one's too. Throws WireError if one of them is not
-  /// as long as it must be.
+  /// Does the operation for all ranks of this domain. `contributions`: by domain, this one's too. `parts`: as in SlotMemory::run_for_all.
+  /// Throws WireError if one of them is not as long as it must be.
   virtual void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
-                       std::span<std::byte* const> blocks) = 0;
+                       std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) = 0;
 };
 
 }  // namespace hvd

@@ -5,10 +5,12 @@
 /// tests. Any thread; nothing fails.
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "hvd/types.h"
@@ -18,29 +20,38 @@ namespace hvd {
 
 /// A Route is a way that an operation takes: within a host, then between hosts, then on GPUs.
 enum class Route : std::uint8_t {
-  AtSlot,        ///< the last rank to arrive does it for all, in blocks that stay
-  EachItsPart,   ///< each takes its part out of blocks that the others have lent for the round
-  Agreed,        ///< nothing but the agreement
-  Claimed,       ///< chunks, each reduced by whichever rank claims it
-  Adasum,        ///< the same with whole tensors
-  Copied,        ///< inputs are copied into shared memory, each takes what it needs
-  Read,          ///< each takes what it needs where it lies
-  Relayed,       ///< the same, and owners copy ahead of their readers into rings
-  Direct,        ///< the leaders of the hosts send each other what their hosts contribute
-  OneStep,       ///< the same as a batch: each host sends all it has to every other
-  Slices,        ///< each rank has a slice: contributions go to its owner, results come back
-  Tree,          ///< leaders hand a broadcast down a binomial tree
-  Chain,         ///< leaders hand a broadcast on along a chain
-  ToLeaders,     ///< each rank sends its input to every other host's leader
-  Pairs,         ///< each pair of ranks of different hosts exchanges chunks
-  Shares,        ///< each host sends each rank what it contributes to that rank's share
-  AdasumAcross,  ///< Adasum of the hosts' sums
-  Nccl,          ///< a GPU for each rank
-  SharedGpu,     ///< all ranks have one GPU
-  Staged,        ///< a GPU's tensors go through host memory, there by one of the ways above
+  AtSlot,       ///< the last rank to arrive does it for all, in blocks that stay
+  EachItsPart,  ///< each takes its part of the others' inputs; an Access says how
+  Agreed,       ///< nothing but the agreement
+  Claimed,      ///< chunks, each reduced by whichever rank claims it
+  Adasum,       ///< the same with whole tensors; between hosts the sums of the hosts, in pairs
+  Direct,       ///< the leaders of the hosts send each other what their hosts contribute
+  Slices,       ///< each rank combines a part of what the hosts contribute; between hosts
+  Streams,      ///< chunks go to whoever needs them, by way of leaders where several do; between hosts
+  Nccl,         ///< a GPU for each rank
+  SharedGpu,    ///< all ranks have one GPU
+  Staged,       ///< a GPU's tensors go through host memory, there by one of the ways above
 };
 /// The number of routes.
 inline constexpr std::size_t kRoutes = static_cast<std::size_t>(Route::Staged) + 1;
+
+/// An Access is how ranks of a host get at each other's inputs where each takes its part.
+enum class Access : std::uint8_t {
+  None,    ///< it takes no part
+  Lent,    ///< repeated: each owner copies its input into a block that is lent for the round
+  Copied,  ///< each owner copies its input into shared memory
+  Read,    ///< where it lies, by the system unless it is shared memory
+  Ring,    ///< the same, and owners copy ahead of their readers into rings
+};
+/// The number of accesses.
+inline constexpr std::size_t kAccesses = static_cast<std::size_t>(Access::Ring) + 1;
+
+/// A RouteChoice is a way in all its details.
+struct RouteChoice {
+  Route route;                                                 ///< who does what
+  Access access = Access::None;                                ///< how it gets at the others' memory, where each takes its part
+  auto operator<=>(const RouteChoice& other) const = default;  ///< by number
+};
 
 /// A Limit is a number at which one way ends and another begins.
 enum class Limit : std::uint8_t {
@@ -166,10 +177,7 @@ constexpr bool is_lent(OpKind kind, std::size_t bytes, std::size_t ranks) {
   return takes(kind) && ranks > 1 && ranks <= limit(Limit::LentRanks) && bytes <= limit(Limit::LentBytes);
 }
 /// Returns whether leaders may do it among themselves.
-constexpr bool may_be_direct(OpKind kind, std::size_t hosts) {
-  const bool is_known = kind == OpKind::Barrier || kind == OpKind::Allreduce || kind == OpKind::Allgather || kind == OpKind::Broadcast;
-  return is_known && hosts <= limit(Limit::DirectHosts);
-}
+constexpr bool may_be_direct(std::size_t hosts) { return hosts <= limit(Limit::DirectHosts); }
 /// Returns whether they do: a host contributes so many bytes at most.
 constexpr bool is_direct(std::size_t contribution_bytes, std::size_t hosts) {
   return contribution_bytes * (hosts - 1) <= limit(Limit::DirectBytes);
@@ -255,10 +263,12 @@ struct RouteRow {
 
 /// Returns what is known of all routes, in the order of their numbers.
 std::span<const RouteRow, kRoutes> all_routes();
-/// Returns the row of the way that the operation takes.
-const RouteRow& choose(const RouteQuestion& question);
+/// Returns the way that the operation takes.
+RouteChoice choose(const RouteQuestion& question);
 /// Returns "at the slot", ...
 std::string_view name_of(Route route);
+/// Returns "each its part: copied in", ...
+std::string name_of(RouteChoice way);
 
 }  // namespace hvd
 #pragma GCC visibility pop

@@ -30,7 +30,9 @@ struct StatsCounters {
   /// @}
 
   /// Counts the batches and rounds that took each way, by its number (hvd/routes.h).
-  std::array<std::atomic<std::uint64_t>, 24> routes{};
+  std::array<std::atomic<std::uint64_t>, 16> routes{};
+  /// Counts them by how ranks got at each other's inputs, by its number, likewise.
+  std::array<std::atomic<std::uint64_t>, 8> accesses{};
 
   /// Adds `amount` to one of the counters.
   void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }

@@ -17,6 +17,7 @@ namespace {
 
 using hvd::OpKind;
 using hvd::Route;
+using hvd::RouteChoice;
 using hvd::RouteQuestion;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
@@ -44,16 +45,16 @@ RouteQuestion question_of(const Options& options) {
 }
 
 struct Pair {
-  Route repeated, otherwise;
+  RouteChoice repeated, otherwise;
   bool operator==(const Pair&) const = default;
 };
 
 Pair routes_of(RouteQuestion question, std::size_t bytes) {
   question.bytes = bytes;
   question.repeats = true;
-  const Route repeated = hvd::choose(question).route;
+  const RouteChoice repeated = hvd::choose(question);
   question.repeats = false;
-  return {repeated, hvd::choose(question).route};
+  return {repeated, hvd::choose(question)};
 }
 
 /// Returns the largest size up to `end` that goes as `begin` does, if there is one change between them at most.
@@ -84,7 +85,7 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
       to = alike;
       if (alike < next) break;
     }
-    taken.insert({pair.repeated, pair.otherwise});
+    taken.insert({pair.repeated.route, pair.otherwise.route});
     const bool is_last = to == kMostBytes;
     const std::string sizes = is_last ? (from == 0 ? "any" : "more") : "to " + text_of(to);
     text += fmt::format("| {} | {} | {} | {} |\n", from == 0 ? hvd::name_of(question.kind) : "", sizes, hvd::name_of(pair.repeated),

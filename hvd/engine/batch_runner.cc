@@ -135,17 +135,20 @@ void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
 }
 
 /// Counts the batch, and says once of each name which way it takes.
-void BatchRunner::note_route(const Prepared& prepared, std::optional<Route> route) {
+void BatchRunner::note_way(const Prepared& prepared, const Execution& execution) {
+  const auto route = execution.route();
   if (!route) return;
+  const RouteChoice way{*route, execution.access()};
   StatsCounters& stats = *parts_.stats;
-  stats.add(stats.routes[static_cast<std::size_t>(*route)], 1);
+  stats.add(stats.routes[static_cast<std::size_t>(way.route)], 1);
+  stats.add(stats.accesses[static_cast<std::size_t>(way.access)], 1);
   if (!log_enabled(LogLevel::Debug)) return;
   for (const Entry* entry : prepared.entries) {
     const std::string name(display_name(entry->key.name));
-    if (told_routes_.size() >= kMostTold || !told_routes_.emplace(name, *route).second) continue;
-    const RouteRow& row = all_routes()[static_cast<std::size_t>(*route)];
+    if (told_ways_.size() >= kMostTold || !told_ways_.emplace(name, way).second) continue;
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(way.route)];
     log(LogLevel::Debug, "{} '{}', in a batch of {} bytes: {}, by {}: {}", name_of(entry->key.kind), name, prepared.cut.plan.bytes,
-        row.name, row.who, row.why);
+        name_of(way), row.who, row.why);
   }
 }
 
@@ -165,7 +168,7 @@ void BatchRunner::launch(Prepared prepared) {
   for (const Entry* entry : prepared.entries)
     if (entry->trace != 0) parts_.timeline->launched(entry->trace, backend->name());
   std::shared_ptr<Execution> execution = backend->launch(std::move(batch));
-  note_route(prepared, execution->route());
+  note_way(prepared, *execution);
   running_.push_back({std::move(prepared), backend, std::move(execution), false});
 }
 

@@ -14,6 +14,7 @@
 #include "hvd/engine/cutter.h"
 #include "hvd/engine/events.h"
 #include "hvd/engine/parts.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -60,7 +61,7 @@ class BatchRunner {
   };
 
   void launch(Prepared batch) HVD_EXCLUDES(engine_mutex);
-  void note_route(const Prepared& prepared, std::optional<Route> route);
+  void note_way(const Prepared& prepared, const Execution& execution);
   [[nodiscard]] Batch make_batch(const Prepared& prepared) const;
   void count(const Prepared& prepared, const Batch& batch) const;
   [[nodiscard]] BatchMember make_member(const Prepared& prepared, std::size_t index) const;
@@ -75,7 +76,7 @@ class BatchRunner {
   EngineEvents& engine_;
   std::vector<Prepared> queued_ HVD_GUARDED_BY(engine_mutex);
   std::deque<Running> running_;  // of the thread that has the turn, as is the next
-  std::set<std::pair<std::string, Route>> told_routes_;
+  std::set<std::pair<std::string, RouteChoice>> told_ways_;
 };
 
 }  // namespace hvd

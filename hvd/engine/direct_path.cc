@@ -184,7 +184,8 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
     const auto number = complete[i];
     PersistentOp* const op = ended_[i];
     if (op != nullptr && fast_path_.find_blocks(*op)) {
-      if (op->leaders != nullptr) op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks());
+      if (op->leaders != nullptr)
+        op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks(), op->parts);
       fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
     }
     rounds_.end(number);

@@ -109,7 +109,10 @@ class Engine : private EngineEvents {
   [[nodiscard]] const Negotiator& negotiator() const { return log_.table(); }
   [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
   /// Returns how many batches and rounds of this rank took the way.
-  [[nodiscard]] std::uint64_t taken(Route route) const { return parts_.stats->routes[static_cast<std::size_t>(route)].load(); }
+  [[nodiscard]] std::uint64_t taken(RouteChoice way) const {
+    return way.access == Access::None ? parts_.stats->routes[static_cast<std::size_t>(way.route)].load()
+                                      : parts_.stats->accesses[static_cast<std::size_t>(way.access)].load();
+  }
   [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
 

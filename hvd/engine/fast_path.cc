@@ -474,6 +474,7 @@ void FastPath::take_result(PersistentOp& op) {
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
   stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
+  if (op.is_pulled()) stats.add(parts_.stats->accesses[static_cast<std::size_t>(Access::Lent)], 1);
   if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
@@ -493,7 +494,7 @@ void FastPath::take_result(PersistentOp& op) {
 
 void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
   if (op.is_alike) {
-    std::fill(call.received.begin(), call.received.end(), op.result_rows / static_cast<std::int64_t>(op.indices.size()));
+    std::fill(call.received.begin(), call.received.end(), op.result_rows / static_cast<std::int64_t>(op.set->ranks.size()));
   } else if (!call.received.empty()) {
     std::copy_n(op.pending->rows.at(0).begin(), call.received.size(), call.received.begin());
   }

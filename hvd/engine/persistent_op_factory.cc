@@ -23,7 +23,7 @@ bool may_be_pulled(const PersistentOp& op) {
 
 /// Whether the leaders of all domains may end the operation's rounds among themselves.
 bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
-  if (!routes::may_be_direct(entry.key.kind, static_cast<std::size_t>(parts_.topology.domains))) return false;
+  if (!routes::may_be_direct(static_cast<std::size_t>(parts_.topology.domains))) return false;
   if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr)) return false;
   return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
 }

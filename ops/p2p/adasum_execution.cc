@@ -42,7 +42,7 @@ TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, 
 
 AdasumExecution::AdasumExecution(P2pContext& context, Batch batch)
     : P2pExecution(context, std::move(batch)),
-      flat_(flatten(batch_)),
+      flat_(all_elements(batch_).flat),
       all_(context.arrange(batch_.traits.set->ranks)),
       tree_(place_among_pairs(all_, who_, who_.self_domain)) {
   here_ = reduction_of(batch_.traits);
@@ -51,8 +51,8 @@ AdasumExecution::AdasumExecution(P2pContext& context, Batch batch)
   if (who_.domains.size() > 1) here_.postscale = 1;
 }
 
-ChunkedRun AdasumExecution::run(std::size_t domain, unsigned phase) const {
-  return {who_.domains[domain].front(), context_.tag(batch_, phase), flat_.size(), element_, chunk_elements(1, element_)};
+ChunkedRun AdasumExecution::run(unsigned phase) const {
+  return {context_.tag(batch_, phase), flat_.size(), element_, chunk_elements(1, element_)};
 }
 
 /// Out of what this leader holds, and into it.
@@ -95,7 +95,7 @@ bool AdasumExecution::gather() {
     return true;
   }
   if (!from_child_) {
-    from_child_.emplace(requests_, run(tree_.children[tree_.children.size() - 1 - gathered_], kUp));
+    from_child_.emplace(requests_, run(kUp), leader_of(tree_.children[tree_.children.size() - 1 - gathered_]));
     if (theirs_.empty()) theirs_ = requests_.buffer(flat_.size() * element_);
   }
   bool worked = from_child_->await();
@@ -123,16 +123,18 @@ bool AdasumExecution::send_up() {
   if (is_root()) {
     held_ = flat_.size();
   } else {
-    if (!to_parent_) to_parent_.emplace(requests_, run(tree_.parent, kUp));
+    if (!to_parent_) to_parent_.emplace(requests_, run(kUp), std::vector{leader_of(tree_.parent)});
     bool worked = false;
     for (; to_parent_->has_room(); to_parent_->send()) {
       pack(to_parent_->next(), to_parent_->buffer());
       worked = true;
     }
     if (!to_parent_->over()) return worked;
-    from_parent_.emplace(requests_, run(tree_.parent, kDown));
+    from_parent_.emplace(requests_, run(kDown), leader_of(tree_.parent));
   }
-  for (const std::size_t child : tree_.children) to_children_.push_back(std::make_unique<ChunkedSend>(requests_, run(child, kDown)));
+  std::vector<int> children;
+  for (const std::size_t child : tree_.children) children.push_back(leader_of(child));
+  if (!children.empty()) to_children_.emplace(requests_, run(kDown), std::move(children));
   step_ = Step::HandDown;
   return true;
 }
@@ -148,15 +150,11 @@ bool AdasumExecution::hand_down() {
       worked = true;
     }
   }
-  bool over = held_ == flat_.size();
-  for (const auto& child : to_children_) {
-    for (; child->has_room() && child->next().end <= held_; child->send()) {
-      pack(child->next(), child->buffer());
-      worked = true;
-    }
-    over = over && child->over();
+  for (; to_children_ && to_children_->has_room() && to_children_->next().end <= held_; to_children_->send()) {
+    pack(to_children_->next(), to_children_->buffer());
+    worked = true;
   }
-  if (!over) return worked;
+  if (held_ < flat_.size() || (to_children_ && !to_children_->over())) return worked;
   state_.complete.store(true, std::memory_order_release);
   step_ = Step::Wait;
   return true;

@@ -9,7 +9,6 @@
 /// In the batch's state, `next_chunk` counts claimed tensors, `finished` counts tensors that are combined and then ranks that have copied,
 /// and `complete` says that the leader's blocks hold the result.
 
-#include <memory>
 #include <optional>
 
 #include "ops/kernels/reduce.h"
@@ -22,14 +21,15 @@ class AdasumExecution final : public P2pExecution {
  public:
   AdasumExecution(P2pContext& context, Batch batch);
   Progress advance() override;
-  [[nodiscard]] std::optional<Route> route() const override { return Route::AdasumAcross; }
+  [[nodiscard]] std::optional<Route> route() const override { return Route::Adasum; }
 
  private:
   enum class Step { Combine, Gather, SendUp, HandDown, Wait };
 
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
   [[nodiscard]] bool is_root() const { return tree_.parent == who_.self_domain; }
-  [[nodiscard]] ChunkedRun run(std::size_t domain, unsigned phase) const;
+  [[nodiscard]] ChunkedRun run(unsigned phase) const;
+  [[nodiscard]] int leader_of(std::size_t domain) const { return who_.domains[domain].front(); }
   void pack(Range range, std::byte* to) const;
   void unpack(Range range, const std::byte* from);
 
@@ -51,7 +51,7 @@ class AdasumExecution final : public P2pExecution {
   std::optional<ChunkedReceive> from_child_;
   std::optional<ChunkedSend> to_parent_;
   std::optional<ChunkedReceive> from_parent_;
-  std::vector<std::unique_ptr<ChunkedSend>> to_children_;
+  std::optional<ChunkedSend> to_children_;
   std::size_t held_ = 0;  ///< elements of the result that have come down to this leader
 };
 

@@ -64,7 +64,7 @@ const DirectMemory::Plan& DirectMemory::plan_of(const BatchTraits& traits) {
 std::size_t DirectMemory::arrays(const Plan& plan, std::size_t arranged) {
   const auto& ranks = plan.who.domains[arranged];
   if (plan.traits.kind == OpKind::Broadcast) return std::binary_search(ranks.begin(), ranks.end(), plan.traits.root) ? 1 : 0;
-  return plan.traits.kind == OpKind::Allgather || plan.reduction.raw ? ranks.size() : 1;
+  return plan.is_raw() ? ranks.size() : 1;
 }
 
 std::size_t DirectMemory::contribution_bytes(const BatchTraits& traits, std::int64_t count) {
@@ -84,7 +84,7 @@ void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count, std
     const auto& here = plan.who.here();
     std::memcpy(message.data() + at,
                 blocks[static_cast<std::size_t>(std::lower_bound(here.begin(), here.end(), traits.root) - here.begin())], bytes);
-  } else if (traits.kind == OpKind::Allgather || plan.reduction.raw) {
+  } else if (plan.is_raw()) {
     for (std::size_t place = 0; place < blocks.size(); ++place) std::memcpy(message.data() + at + place * bytes, blocks[place], bytes);
   } else {
     in_.assign(blocks.begin(), blocks.end());
@@ -94,7 +94,7 @@ void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count, std
 }
 
 void DirectMemory::combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
-                           std::span<std::byte* const> blocks) {
+                           std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) {
   const Plan& plan = plan_of(traits);
   const std::size_t bytes = static_cast<std::size_t>(count) * element_bytes(traits.dtype);
   const auto of = [&](std::size_t arranged) { return contributions[plan.domains[arranged]]; };
@@ -105,13 +105,21 @@ void DirectMemory::combine(const BatchTraits& traits, std::int64_t count, std::s
     for (std::size_t i = 0; i < plan.domains.size(); ++i)
       for (std::byte* const block : blocks)
         if (!of(i).empty()) std::memcpy(block, of(i).data(), bytes);
-  } else if (traits.kind == OpKind::Allgather) {
-    const auto& all = traits.set->ranks;
-    for (std::size_t i = 0; i < plan.domains.size(); ++i)
-      for (std::size_t place = 0; place < plan.who.domains[i].size(); ++place) {
-        const auto row = static_cast<std::size_t>(std::lower_bound(all.begin(), all.end(), plan.who.domains[i][place]) - all.begin());
-        for (std::byte* const block : blocks) std::memcpy(block + row * bytes, of(i).data() + place * bytes, bytes);
+  } else if (traits.kind == OpKind::Allgather || traits.kind == OpKind::Alltoall) {
+    const auto row_of = [&](int rank) {
+      return static_cast<std::size_t>(std::ranges::lower_bound(traits.set->ranks, rank) - traits.set->ranks.begin());
+    };
+    for (std::size_t here = 0; here < blocks.size(); ++here) {
+      std::size_t part = bytes, before = 0;  // of each input
+      if (traits.kind == OpKind::Alltoall) {
+        const std::size_t own = row_of(plan.who.here()[here]);
+        part = static_cast<std::size_t>(parts[own]) * element_bytes(traits.dtype);
+        for (std::size_t to = 0; to < own; ++to) before += static_cast<std::size_t>(parts[to]) * element_bytes(traits.dtype);
       }
+      for (std::size_t i = 0; part > 0 && i < plan.domains.size(); ++i)
+        for (std::size_t place = 0; place < plan.who.domains[i].size(); ++place)
+          std::memcpy(blocks[here] + row_of(plan.who.domains[i][place]) * part, of(i).data() + place * bytes + before, part);
+    }
   } else {
     in_.clear();
     if (plan.reduction.raw) {

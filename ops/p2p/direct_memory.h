@@ -26,7 +26,7 @@ class DirectMemory final : public LeaderMemory {
   std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override;
   void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) override;
   void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
-               std::span<std::byte* const> blocks) override;
+               std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) override;
 
  private:
   /// What follows from the traits: that of the last is kept.
@@ -36,6 +36,8 @@ class DirectMemory final : public LeaderMemory {
     ReductionPlan reduction;
     std::vector<std::size_t> domains;  ///< the numbers of the domains, as they are arranged
     [[nodiscard]] bool is_of(const BatchTraits& others) const;
+    /// Returns whether a domain contributes its ranks' inputs as they are.
+    [[nodiscard]] bool is_raw() const { return reduces(traits.kind) ? reduction.raw : traits.kind != OpKind::Broadcast; }
   };
   const Plan& plan_of(const BatchTraits& traits);
   /// Arrays of the operation's inputs in what an arranged domain contributes.

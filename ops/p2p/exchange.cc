@@ -85,14 +85,6 @@ void Requests::send(std::span<const std::byte> bytes, int to, int tag, SendMode 
   each_piece(bytes, to, [&](auto piece) { add(exchange_.wire().send(piece, to, tag, mode), {&pending, 0}); });
 }
 
-void Requests::send(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending) {
-  send(bytes, to, tag, SendMode::Ordinary, pending);
-}
-
-void Requests::send_synchronously(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending) {
-  send(bytes, to, tag, SendMode::Synchronous, pending);
-}
-
 void Requests::receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending) {
   each_piece(bytes, from, [&](auto piece) { add(exchange_.wire().receive(piece, from, tag), {&pending, piece.size()}); });
 }

@@ -61,8 +61,7 @@ class Requests {
 
   /// Each is one message or, if it is long and for another host, several in turn (PointToPoint::piece_bytes). For each it adds one to
   /// `pending` and, when that is done, a later `poll` takes one off. `pending` must stay where it is until then.
-  void send(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
-  void send_synchronously(std::span<const std::byte> bytes, int to, int tag, std::size_t& pending);
+  void send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending);
   void receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending);
 
   /// True if a message was done.
@@ -84,7 +83,6 @@ class Requests {
   /// Calls `visit` with the pieces in which `bytes` travel to or from `peer`: the same on both sides.
   template <class Byte, class Visit>
   void each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const;
-  void send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending);
 
   Exchange& exchange_;
   std::shared_ptr<void> memory_;

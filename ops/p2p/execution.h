@@ -79,11 +79,12 @@ class P2pExecution : public Execution {
     return static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
   }
   [[nodiscard]] int self() const { return who_.here()[who_.self_place]; }
-  [[nodiscard]] static Flattened flatten(const Batch& batch) {
+  /// All of every member.
+  [[nodiscard]] static Elements all_elements(const Batch& batch) {
     std::vector<std::size_t> counts;
     counts.reserve(batch.members.size());
     for (const auto& member : batch.members) counts.push_back(static_cast<std::size_t>(member.count));
-    return Flattened(counts);
+    return {Flattened(counts), std::vector<std::size_t>(counts.size())};
   }
   void count_sent_bytes() { context_.stats().add(context_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
 

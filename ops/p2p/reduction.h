@@ -33,11 +33,6 @@ class ReducingExecution : public P2pExecution {
 
   /// Arrays in what a domain contributes.
   [[nodiscard]] std::size_t arrays(std::size_t domain) const { return plan_.raw ? who_.domains[domain].size() : 1; }
-  /// All of the batch.
-  [[nodiscard]] static Elements all_elements(const Batch& batch) {
-    return {flatten(batch), std::vector<std::size_t>(batch.members.size())};
-  }
-
   /// Writes this domain's contribution to `range`: raw, its ranks' inputs one after the other; otherwise their reduction.
   void contribute(const Elements& elements, Range range, std::byte* to);
 

@@ -42,10 +42,10 @@ Progress PullExecution::advance() {
   return Progress::Done;
 }
 
-std::optional<Route> PullExecution::route() const {
+Access PullExecution::access() const {
   const bool is_broadcast = batch_.traits.kind == OpKind::Broadcast;
   const std::size_t source = place_of(is_broadcast ? batch_.traits.root : context_.rank());
-  return context_.staging().route(index_of(source), location_of(batch_.members.front(), source));
+  return context_.staging().access(index_of(source), location_of(batch_.members.front(), source));
 }
 
 std::uint64_t PullExecution::my_location(const BatchMember& member) const {
@@ -58,7 +58,6 @@ std::uint64_t PullExecution::location_of(const BatchMember& member, std::size_t 
 
 bool PullExecution::pull() {
   return std::all_of(batch_.members.begin(), batch_.members.end(), [&](const BatchMember& member) {
-    if (batch_.traits.kind == OpKind::Broadcast) return take_from_root(member);
     return batch_.traits.kind == OpKind::Reducescatter ? reduce(member) : copy(member);
   });
 }
@@ -73,23 +72,6 @@ bool PullExecution::run(PieceExchange& exchange, const BatchMember& member) {
   });
   readers_are_there_ = all && readers_are_there_ && exchange.give_rest();
   return all;
-}
-
-bool PullExecution::take_from_root(const BatchMember& member) {
-  const std::size_t bytes = bytes_of(batch_.traits, member.count);
-  const std::size_t root = place_of(batch_.traits.root), self = place_of(context_.rank());
-  const std::uint64_t location = location_of(member, root);
-  PieceExchange exchange = context_.exchange(leaves_caches(bytes));
-  if (self == root) {
-    give(exchange, member);
-    if (bytes > 0 && member.output != member.input) std::memcpy(member.output, member.input, bytes);
-    return run(exchange, member);
-  }
-  auto* const output = static_cast<std::byte*>(member.output);
-  const RelayEnd end = context_.staging().relay_end(index_of(root), location, reader_number(self, root));
-  if (end.relay == nullptr) return context_.staging().read(index_of(root), location, 0, output, bytes);
-  exchange.take(root, 0, end, {output, bytes});
-  return run(exchange, member);
 }
 
 /// Gives what this rank shows to all, or to each one.
@@ -114,31 +96,38 @@ void PullExecution::give(PieceExchange& exchange, const BatchMember& member) {
   }
 }
 
-/// Each rank begins with its own part and goes on with that of the next: not all with the same.
+/// Each rank begins with its own part and goes on with that of the next: not all with the same. Of a broadcast there is the root's alone.
 bool PullExecution::copy(const BatchMember& member) {
+  const BatchTraits& traits = batch_.traits;
+  const bool is_broadcast = traits.kind == OpKind::Broadcast;
   const std::size_t ranks = batch_.ranks.size();
-  const std::size_t self = place_of(context_.rank());
-  Staging& staging = context_.staging();
-  const bool past_caches =
-      leaves_caches(bytes_of(batch_.traits, std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0})));
+  const std::size_t self = place_of(context_.rank()), first = is_broadcast ? place_of(traits.root) : self;
+  const auto all = is_broadcast ? member.count : std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0});
+  const bool past_caches = leaves_caches(bytes_of(traits, all));
   PieceExchange exchange = context_.exchange(past_caches);
-  give(exchange, member);
-  for (std::size_t turn = 0; turn < ranks; ++turn) {
-    const std::size_t place = (self + turn) % ranks;
-    const auto before = std::accumulate(member.counts.begin(), member.counts.begin() + static_cast<std::ptrdiff_t>(place), std::int64_t{0});
-    const std::size_t bytes = bytes_of(batch_.traits, member.counts[place]);
-    if (bytes == 0) continue;
-    const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
-    auto* const to = static_cast<std::byte*>(member.output) + bytes_of(batch_.traits, before);
-    const std::uint64_t location = location_of(member, place);
-    const RelayEnd end = place == self ? RelayEnd() : staging.relay_end(index_of(place), location, reader_number(self, place));
-    if (end.relay != nullptr) {
-      exchange.take(place, skipped, end, {to, bytes});
-    } else if (!staging.read(index_of(place), location, skipped, to, bytes, past_caches)) {
+  if (first == self) give(exchange, member);
+  for (std::size_t turn = 0; turn < (is_broadcast ? 1 : ranks); ++turn) {
+    const std::size_t place = (first + turn) % ranks;
+    const auto own = member.counts.begin() + static_cast<std::ptrdiff_t>(is_broadcast ? 0 : place);
+    const std::size_t bytes = bytes_of(traits, is_broadcast ? member.count : *own);
+    const std::size_t before = bytes_of(traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
+    const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(traits, member.offsets[place]);
+    if (bytes > 0 && !take(exchange, member, place, skipped, {static_cast<std::byte*>(member.output) + before, bytes}, past_caches))
       return false;
-    }
   }
   return run(exchange, member);
+}
+
+/// Takes what begins after `skipped` in the input of the rank in this place: now, or, where there is a ring, with all that comes so.
+bool PullExecution::take(PieceExchange& exchange, const BatchMember& member, std::size_t place, std::size_t skipped,
+                         std::span<std::byte> to, bool past_caches) {
+  const std::size_t self = place_of(context_.rank());
+  if (place == self && member.output == member.input) return true;
+  const std::uint64_t location = location_of(member, place);
+  const RelayEnd end = place == self ? RelayEnd() : context_.staging().relay_end(index_of(place), location, reader_number(self, place));
+  if (end.relay == nullptr) return context_.staging().read(index_of(place), location, skipped, to.data(), to.size(), past_caches);
+  exchange.take(place, skipped, end, to);
+  return true;
 }
 
 bool PullExecution::reduce(const BatchMember& member) {

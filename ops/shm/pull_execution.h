@@ -17,8 +17,9 @@ class PullExecution final : public Execution {
  public:
   PullExecution(ShmContext& context, Batch batch);
   Progress advance() override;
-  /// By what has become of the first tensor's input, of a Broadcast the root's; empty ones and those of other ranks may go another way.
-  [[nodiscard]] std::optional<Route> route() const override;
+  [[nodiscard]] std::optional<Route> route() const override { return Route::EachItsPart; }
+  /// By what has become of the first tensor's input, of a Broadcast the root's; it may differ for empty ones and those of other ranks.
+  [[nodiscard]] Access access() const override;
 
  private:
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const;
@@ -27,7 +28,8 @@ class PullExecution final : public Execution {
   // These return false if the process of a rank has ended: then there is nothing left to wait for but that the world fails.
   bool pull();
   bool copy(const BatchMember& member);
-  bool take_from_root(const BatchMember& member);
+  bool take(PieceExchange& exchange, const BatchMember& member, std::size_t place, std::size_t skipped, std::span<std::byte> to,
+            bool past_caches);
   void give(PieceExchange& exchange, const BatchMember& member);
   bool run(PieceExchange& exchange, const BatchMember& member);
   [[nodiscard]] std::size_t place_of(int rank) const;

@@ -81,10 +81,10 @@ RelayEnd Staging::relay_end(int index, std::uint64_t location, std::size_t reade
   return shown->relays == 1 ? RelayEnd{shown->relay(0), reader} : RelayEnd{shown->relay(reader), 0};
 }
 
-Route Staging::route(int index, std::uint64_t location) {
-  if (!is_users(location)) return Route::Copied;
+Access Staging::access(int index, std::uint64_t location) {
+  if (!is_users(location)) return Access::Copied;
   const bool is_shown = (location & kShown) != 0;
-  return is_shown && reinterpret_cast<const Shown*>(address(index, location))->relays > 0 ? Route::Relayed : Route::Read;
+  return is_shown && reinterpret_cast<const Shown*>(address(index, location))->relays > 0 ? Access::Ring : Access::Read;
 }
 
 std::uint64_t Staging::nowhere() { return kNowhere | (nowheres_.fetch_add(1, std::memory_order_relaxed) & kOffset); }

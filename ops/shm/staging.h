@@ -33,8 +33,8 @@ class Staging {
   std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, std::size_t relays = 0, std::size_t readers = 1);
   /// Returns where reader number `reader` has the pieces of what the rank with this index has shown.
   [[nodiscard]] RelayEnd relay_end(int index, std::uint64_t location, std::size_t reader);
-  /// Returns by which way the others get what the rank with this index has said is there: Copied, Read or Relayed.
-  [[nodiscard]] Route route(int index, std::uint64_t location);
+  /// Returns how the others get at what the rank with this index has said is there.
+  [[nodiscard]] Access access(int index, std::uint64_t location);
   /// Returns the location of a tensor that nobody takes anything from: another one each time.
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.

@@ -42,7 +42,7 @@ void Report::merge_rank(const Report& other) {
     auto& all = failed[one];
     all.insert(all.end(), texts.begin(), texts.end());
   }
-  std::transform(taken.begin(), taken.end(), other.taken.begin(), taken.begin(), std::plus<>());
+  for (const auto& [way, times] : other.taken) taken[way] += times;
 }
 
 void Report::add(const Report& other) {
@@ -127,7 +127,10 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
     watch.enter(rank, one.name);
     run_case(context, one, report);
   }
-  for (const auto& row : all_routes()) report.taken[static_cast<std::size_t>(row.route)] = endpoint.engine().taken(row.route);
+  std::vector<RouteChoice> ways;
+  for (const auto& row : all_routes()) ways.push_back({row.route});
+  for (std::size_t access = 1; access < kAccesses; ++access) ways.push_back({Route::EachItsPart, static_cast<Access>(access)});
+  for (const RouteChoice& way : ways) report.taken[name_of(way)] = endpoint.engine().taken(way);
   const Case last{"shutdown/pending", run_shutdown_cell};
   watch.enter(rank, last.name);
   if (is_chosen(last, choice, products)) {
@@ -141,13 +144,13 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
 
 int conclude(const Report& report, const std::vector<std::string>& routes) {
   bool all_taken = true;
-  for (const auto& row : all_routes()) {
-    const auto taken = report.taken[static_cast<std::size_t>(row.route)];
-    const std::string name(row.name);
-    const bool is_missed = taken == 0 && std::find(routes.begin(), routes.end(), name) != routes.end();
+  for (const auto& [name, taken] : report.taken)
     if (taken > 0) std::printf("taken %llu times: %s\n", static_cast<unsigned long long>(taken), name.c_str());
-    if (is_missed) std::printf("FAILED: nothing has taken the way '%s'\n", name.c_str());
-    all_taken = all_taken && !is_missed;
+  for (const auto& name : routes) {
+    const auto found = report.taken.find(name);
+    if (found != report.taken.end() && found->second > 0) continue;
+    std::printf("FAILED: nothing has taken the way '%s'\n", name.c_str());
+    all_taken = false;
   }
   std::size_t shown = 0;
   for (const auto& [one, texts] : report.failed) {

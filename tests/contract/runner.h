@@ -26,7 +26,7 @@ struct Report {
   std::size_t run = 0;
   std::map<std::string, std::vector<std::string>> failed;  ///< by "setting: case"
   std::map<std::string, std::size_t> skipped;              ///< cases by reason
-  std::array<std::uint64_t, kRoutes> taken{};              ///< batches and rounds by their route, of this process's ranks
+  std::map<std::string, std::uint64_t> taken;              ///< batches and rounds by the name of their way, of this process's ranks
   /// Another rank's of the same cases.
   void merge_rank(const Report& other);
   /// Of other cases.

@@ -149,7 +149,7 @@ class CommonMemory final : public LeaderMemory {
     for (const std::byte* const block : blocks) message.insert(message.end(), block, block + bytes(traits, count));
   }
   void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
-               std::span<std::byte* const> blocks) override {
+               std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) override {
     const std::size_t each = bytes(traits, count);
     std::vector<const void*> inputs;
     Bytes all;
@@ -166,6 +166,14 @@ class CommonMemory final : public LeaderMemory {
       for (std::byte* const block : blocks) std::memcpy(block, all.data(), all.size());
     } else if (traits.kind == OpKind::Broadcast) {
       for (std::byte* const block : blocks) std::memcpy(block, inputs[static_cast<std::size_t>(traits.root)], each);
+    } else if (traits.kind == OpKind::Alltoall) {
+      for (std::size_t here = 0; here < blocks.size(); ++here) {
+        const int own = topology_.domain_ranks[here];
+        const std::size_t before = bytes(traits, std::accumulate(parts.begin(), parts.begin() + own, std::int64_t{0}));
+        const std::size_t part = bytes(traits, parts[static_cast<std::size_t>(own)]);
+        for (std::size_t from = 0; part > 0 && from < inputs.size(); ++from)
+          std::memcpy(blocks[here] + from * part, static_cast<const std::byte*>(inputs[from]) + before, part);
+      }
     } else {
       const std::vector<void*> outputs(blocks.begin(), blocks.end());
       kernels::reduce(reduction_of(traits), inputs, outputs, static_cast<std::size_t>(count));

@@ -114,6 +114,71 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
   });
 }
 
+TEST_CASE("direct memory: alltoall, in parts of any size, has the rows of each rank") {
+  on_all_layouts([](MpiWorld& world) {
+    const int rank = mpi_rank();
+    const auto ranks = static_cast<std::size_t>(mpi_size());
+    int fast = 0;
+    for (const bool is_even : {true, false})
+      for (unsigned round = 0; round < kDirectTestRounds; ++round) {
+        std::vector<std::int64_t> splits(ranks, 2), received(ranks);
+        for (std::size_t to = 0; !is_even && to < ranks; ++to) splits[to] = static_cast<std::int64_t>(3 * to % 4);
+        const auto rows_before = [&](int of) { return std::accumulate(splits.begin(), splits.begin() + of, std::int64_t{0}); };
+        const auto rows = static_cast<std::size_t>(rows_before(mpi_size()));
+        const auto own = static_cast<std::size_t>(splits[static_cast<std::size_t>(rank)]);
+        const Bytes input = pattern(rank, rows * 3, DataType::Int64, round);
+        Bytes output(own * ranks * 24, std::byte{0xee});
+        auto submission = submission_of(OpKind::Alltoall, is_even ? "even" : "uneven", input.data(), nullptr, rows, DataType::Int64);
+        submission.tensors.front().shape.push_back(3);
+        submission.tensors.front().splits = splits;
+        submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+        SmallCall call = call_of(submission);
+        call.output = output.data();
+        call.received = received;
+        if (world.engine().try_fast_path(call)) {
+          ++fast;
+          CHECK(received == std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(own)));
+        } else {
+          run(world.engine(), submission);
+        }
+        Bytes wanted;
+        for (const int of : everyone()) {
+          const Bytes all = pattern(of, rows * 3, DataType::Int64, round);
+          const auto begin = all.begin() + rows_before(rank) * 24;
+          wanted.insert(wanted.end(), begin, begin + static_cast<std::ptrdiff_t>(own * 24));
+        }
+        CHECK((output == wanted));
+      }
+    if (has_domains(world)) CHECK(fast >= 6);
+  });
+}
+
+TEST_CASE("direct memory: reducescatter has the bits of an allreduce") {
+  on_all_layouts([](MpiWorld& world) {
+    const auto place = static_cast<std::size_t>(mpi_rank());
+    const auto ranks = static_cast<std::size_t>(mpi_size());
+    int fast = 0;
+    for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::Int32})
+      for (const std::size_t rows : {std::size_t{1}, std::size_t{7}, std::size_t{200}})
+        for (unsigned round = 0; round < kDirectTestRounds; ++round) {
+          const Reducing how{dtype, ReduceOp::Average};
+          const auto inputs = patterns(everyone(), rows * 2, dtype, 300 + round);
+          const Bytes all = reduced(world.topology(), everyone(), inputs, how);
+          const std::size_t row = all.size() / rows;
+          const std::size_t begin = rows / ranks * place + std::min(place, rows % ranks);
+          const std::size_t own = rows / ranks + (place < rows % ranks ? 1 : 0);
+          Bytes output(own * row, std::byte{0xee});
+          auto submission = reduction_of(formatted("{} {}", name_of(dtype), rows), inputs[place].data(), output.data(), rows, how);
+          submission.kind = OpKind::Reducescatter;
+          submission.tensors.front().shape.push_back(2);
+          submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+          fast += run_again(world.engine(), submission) ? 1 : 0;
+          CHECK(std::equal(output.begin(), output.end(), all.begin() + static_cast<std::ptrdiff_t>(begin * row)));
+        }
+    if (has_domains(world)) CHECK(fast >= 20);
+  });
+}
+
 TEST_CASE("direct memory: ranks that go this way and that, in one order of names") {
   on_all_layouts([](MpiWorld& world) {
     std::mt19937 common(3), own(100 + static_cast<unsigned>(mpi_rank()));

@@ -72,7 +72,7 @@ TEST_CASE("what is long travels to another host in pieces, and within a host who
         std::size_t pending = 0;
         const std::span<std::byte> run{memory.data(), bytes};
         if (is_send) {
-          requests.send_synchronously(run, peer, 5, pending);
+          requests.send(run, peer, 5, SendMode::Synchronous, pending);
         } else {
           requests.receive(run, peer, 5, pending);
         }

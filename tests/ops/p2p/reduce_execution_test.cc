@@ -1,7 +1,7 @@
 /// Allreduce across domains, end to end: engines over P2pTransport and P2pBackend, domains of one and of several ranks, against what
 /// each rank computes alone from all ranks' patterns, bit for bit.
 
-#include "ops/p2p/allreduce_execution.h"
+#include "ops/p2p/reduce_execution.h"
 
 #include <doctest/doctest.h>
 
