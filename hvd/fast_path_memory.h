@@ -1,8 +1,8 @@
 #pragma once
-/// The ports through which repeated operations (hvd/engine/fast_path.h) reach memory: blocks that stay for an operation. SlotMemory has
-/// those of operations within a domain, LeaderMemory those of operations of all ranks of several domains. A backend may implement either;
-/// one that does not has no part in the fast path. Any thread calls them, one at a time but for `drop`, `pull` and `finish_reading`, which
-/// any may call meanwhile. They own the blocks.
+/// The ports through which repeated operations (hvd/engine/fast_path/fast_path.h) reach memory: blocks that stay for an operation.
+/// SlotMemory has those of operations within a domain, LeaderMemory those of operations of all ranks of several domains. A backend may
+/// implement either; one that does not has no part in the fast path. Any thread calls them, one at a time but for `drop`, `pull` and
+/// `finish_reading`, which any may call meanwhile. They own the blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ class FastPathMemory {
 };
 
 /// A SlotMemory does operations within a domain: one rank for all, or each rank its part out of blocks that are lent for a round
-/// (hvd/engine/pulled_rounds.h).
+/// (hvd/engine/fast_path/pulled_rounds.h).
 class SlotMemory : public FastPathMemory {
  public:
   /// Does the operation for all ranks of the set, in its order. Their blocks, which hold inputs of `count` elements, then hold results:

@@ -9,7 +9,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/launch/launch.h"
-#include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/values/signature.h"
 #include "ops/mpi/library.h"
 #include "ops/mpi/point_to_point.h"
 #include "ops/mpi/rendezvous.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "ops/bootstrap.h"
 #include "ops/shm/peer_memory.h"
 #include "ops/shm/shared_memory.h"

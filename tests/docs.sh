@@ -57,7 +57,8 @@ case ${1:-} in
     need doxygen
     work=$(mktemp -d "${TMPDIR:-/tmp}/hvd.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    mkdir -p "$work/docs" "$work/hvd" "$work/torch_bindings"
+    mkdir -p "$work/docs" "$work/hvd"
+    (cd "$root" && find torch_bindings -type d -print0) | (cd "$work" && xargs -0 mkdir -p)
     touch "$work/docs/api.dox"
     printf '/// File.\n#pragma once\nnamespace hvd {\n/// Returns one.\nint known();\nint planted(int x);\n}\n' >"$work/hvd/hvd.h"
     if api "$work" "$work/api" >"$work/said" || ! grep -q 'hvd/hvd.h:6.*planted' "$work/said"; then

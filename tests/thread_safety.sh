@@ -26,7 +26,7 @@ check "$work"/unity_*.cc
 
 # An analysis that finds nothing may also be one that looks at nothing.
 planted() {  # NAME CODE
-  printf '#include "hvd/engine/engine_lock.h"\n#include "hvd/negotiation/negotiation_log.h"\nnamespace hvd {\n%s\n}\n' "$2" >"$work/$1.cc"
+  printf '#include "hvd/engine/core/engine_lock.h"\n#include "hvd/negotiation/board/negotiation_log.h"\nnamespace hvd {\n%s\n}\n' "$2" >"$work/$1.cc"
   if check "$work/$1.cc" 2>"$work/said"; then
     echo "not noticed: $1" >&2
     exit 1

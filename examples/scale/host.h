@@ -16,7 +16,7 @@
 #include "examples/scale/clock.h"
 #include "examples/scale/program.h"
 #include "examples/scale/table.h"
-#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/leaders/leader_tree.h"
 #include "hvd/transport.h"
 
 namespace scale {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/table/negotiator.h"
 
 namespace scale {
 

@@ -11,7 +11,7 @@
 
 #include "examples/scale/clock.h"
 #include "examples/scale/program.h"
-#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/table/negotiator.h"
 
 namespace scale {
 

@@ -7,8 +7,8 @@
 #include "hvd/api/world.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
+#include "hvd/engine/core/library_call.h"
 #include "hvd/engine/engine.h"
-#include "hvd/engine/library_call.h"
 
 namespace hvd {
 

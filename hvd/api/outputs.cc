@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "hvd/base/text.h"
-#include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/values/signature.h"
 
 namespace hvd {
 

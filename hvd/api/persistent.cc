@@ -9,7 +9,7 @@
 #include "hvd/api/outputs.h"
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
-#include "hvd/negotiation/unit_names.h"
+#include "hvd/negotiation/values/unit_names.h"
 
 namespace hvd {
 

@@ -2,7 +2,7 @@
 /// request() and small_request() turn options (those of hvd/options.h, and any of a front end that has fields of these names) into what the
 /// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they throw nothing.
 
-#include "hvd/engine/persistent_op.h"
+#include "hvd/engine/core/persistent_op.h"
 #include "hvd/options.h"
 #include "hvd/submission.h"
 

@@ -11,7 +11,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/library_call.h"
+#include "hvd/engine/core/library_call.h"
 #include "hvd/hvd.h"
 
 namespace hvd {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
-#include "hvd/engine/submitter.h"
+#include "hvd/engine/progress/submitter.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
 

@@ -2,13 +2,13 @@
 /// Acts on what the ranks have said in the log: entries go on that are agreed, end that are refused, and batches that were cut are queued
 /// to be run. Under the engine's mutex.
 
-#include "hvd/engine/batch_runner.h"
-#include "hvd/engine/cutter.h"
-#include "hvd/engine/engine_lock.h"
-#include "hvd/engine/events.h"
-#include "hvd/engine/fast_path.h"
-#include "hvd/engine/parts.h"
-#include "hvd/engine/submission_queue.h"
+#include "hvd/engine/agreement/cutter.h"
+#include "hvd/engine/core/engine_lock.h"
+#include "hvd/engine/core/events.h"
+#include "hvd/engine/core/parts.h"
+#include "hvd/engine/core/submission_queue.h"
+#include "hvd/engine/fast_path/fast_path.h"
+#include "hvd/engine/progress/batch_runner.h"
 
 namespace hvd {
 

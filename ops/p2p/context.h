@@ -8,7 +8,7 @@
 #include <span>
 
 #include "hvd/backend.h"
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "hvd/stats.h"
 #include "hvd/topology.h"
 #include "ops/p2p/exchange.h"

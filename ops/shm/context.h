@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "hvd/topology.h"
 #include "ops/shm/piece_exchange.h"
 #include "ops/shm/staging.h"

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "hvd/backend.h"
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "hvd/routes.h"
 #include "ops/shm/context.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/table/negotiator.h"
 #include "tests/support/random.h"
 
 namespace hvd::fuzz {

@@ -2,7 +2,7 @@
 #include <deque>
 #include <numeric>
 
-#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/leaders/leader_tree.h"
 #include "tests/fuzz/fuzz_examples.h"
 #include "tests/fuzz/fuzz_support.h"
 

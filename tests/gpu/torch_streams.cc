@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
-#include "torch_bindings/distributed_options.h"
-#include "torch_bindings/reducer.h"
+#include "torch_bindings/reducer/distributed_options.h"
+#include "torch_bindings/reducer/reducer.h"
 
 namespace {
 

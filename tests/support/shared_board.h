@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 
 namespace hvd::test {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/values/signature.h"
 
 namespace hvd::test {
 

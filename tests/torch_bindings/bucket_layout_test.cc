@@ -1,5 +1,5 @@
 // Which gradients travel together: one answer for the same question, every member in one bucket, no bucket of two kinds or too large.
-#include "torch_bindings/bucket_layout.h"
+#include "torch_bindings/gradients/bucket_layout.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // The memory of one bucket: what lies where in it, and how gradients get there and back. Nothing is reduced.
-#include "torch_bindings/bucket_memory.h"
+#include "torch_bindings/gradients/bucket_memory.h"
 
 #include <deque>
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "tests/torch_bindings/support.h"
-#include "torch_bindings/distributed_options.h"
-#include "torch_bindings/reducer.h"
+#include "torch_bindings/reducer/distributed_options.h"
+#include "torch_bindings/reducer/reducer.h"
 
 namespace gradient_arrivals_test {
 namespace {

@@ -1,5 +1,5 @@
 // What happens to the gradients of one bucket on their way, without a reducer; between ranks only what is collective.
-#include "torch_bindings/gradient_bucket.h"
+#include "torch_bindings/gradients/gradient_bucket.h"
 
 #include <array>
 #include <memory>

@@ -1,5 +1,5 @@
 // One bucket's way through a round: which events are possible when, and what each gradient of this rank counts as.
-#include "torch_bindings/gradient_round.h"
+#include "torch_bindings/gradients/gradient_round.h"
 
 #include <doctest/doctest.h>
 

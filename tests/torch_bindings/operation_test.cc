@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "tests/torch_bindings/support.h"
-#include "torch_bindings/operation.h"
+#include "torch_bindings/collectives/operation.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "tests/torch_bindings/wrapped_optimizers.h"
-#include "torch_bindings/reducer.h"
+#include "torch_bindings/reducer/reducer.h"
 
 namespace reducer_test {
 namespace {

@@ -1,5 +1,5 @@
 // What tells a rank's rounds apart, and what it says of them.
-#include "torch_bindings/round_history.h"
+#include "torch_bindings/reducer/round_history.h"
 
 #include <doctest/doctest.h>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/torch_bindings/support.h"
-#include "torch_bindings/reducer.h"
+#include "torch_bindings/reducer/reducer.h"
 
 namespace {
 

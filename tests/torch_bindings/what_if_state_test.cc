@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "tests/torch_bindings/own_optimizer.h"
-#include "torch_bindings/agreement.h"
+#include "torch_bindings/collectives/agreement.h"
 
 namespace {
 

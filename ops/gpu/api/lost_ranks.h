@@ -10,7 +10,7 @@
 
 namespace hvd::nccl {
 
-/// What is asked of the domain, and told to it (hvd/negotiation/board.h).
+/// What is asked of the domain, and told to it (hvd/negotiation/board/board.h).
 struct DomainLife {
   std::function<bool()> failed;                            ///< whether the world has
   std::function<std::optional<int>()> find_dead;           ///< the index of a rank that has died, if any has

@@ -49,8 +49,8 @@ class Placement {
 /// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank` modulo their number. -1 without one.
 int device_of(const GpuApi& table, int local_rank);
 /// Makes the rank's GPU the calling thread's current one, so that memory without a device of its own is made there. It makes no context: in
-/// a process that has not used that GPU yet nothing happens, and front ends do what they can (torch_bindings/device_cuda.cc). Returns a
-/// remark where the process has used another one, or an empty text.
+/// a process that has not used that GPU yet nothing happens, and front ends do what they can (torch_bindings/platform/device_cuda.cc).
+/// Returns a remark where the process has used another one, or an empty text.
 std::string make_current(const GpuApi& table, int device, int rank);
 /// Returns whether ranks can share the device; true where there is none.
 bool can_share(const GpuApi& table, int device);

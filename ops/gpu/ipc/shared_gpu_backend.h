@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "hvd/topology.h"
 #include "ops/gpu/api/device_pool.h"
 #include "ops/gpu/api/gpu_api.h"

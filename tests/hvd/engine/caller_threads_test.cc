@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hvd/engine/engine.h"
-#include "hvd/negotiation/unit_names.h"
+#include "hvd/negotiation/values/unit_names.h"
 #include "tests/support/error_of.h"
 #include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"

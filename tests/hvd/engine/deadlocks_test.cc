@@ -1,6 +1,6 @@
 /// Ranks that wait for one another are told so at once, on all of them, and go on; ranks that are merely late are not. Threads as ranks.
 
-#include "hvd/engine/deadlocks.h"
+#include "hvd/engine/health/deadlocks.h"
 
 #include <doctest/doctest.h>
 

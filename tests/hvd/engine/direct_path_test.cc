@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "hvd/negotiation/direct_rounds.h"
+#include "hvd/negotiation/leaders/direct_rounds.h"
 #include "tests/support/late_transport.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "hvd/engine/ledger.h"
+#include "hvd/engine/core/ledger.h"
 
 namespace hvd::test {
 

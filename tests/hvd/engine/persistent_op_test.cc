@@ -1,7 +1,7 @@
 /// Operations on the fast path whose callers come back for the result later, or never: in different orders, several at once, and next to
 /// ranks that take the long way. (That a call which waits at once costs no memory and gives the right values: fast_path_test.cc.)
 
-#include "hvd/engine/persistent_op.h"
+#include "hvd/engine/core/persistent_op.h"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 /// Operations of medium size that come back: each rank takes its part out of the others' blocks. That they give the right values, whichever
 /// way each rank goes, and however late one reads what the others have left.
 
-#include "hvd/engine/pulled_rounds.h"
+#include "hvd/engine/fast_path/pulled_rounds.h"
 
 #include <doctest/doctest.h>
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 
 namespace hvd::test {
 namespace {

@@ -1,6 +1,6 @@
 /// Which blocked ranks wait for one another, and what a domain says of them.
 
-#include "hvd/negotiation/deadlock.h"
+#include "hvd/negotiation/table/deadlock.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/negotiation/unit_names.h"
+#include "hvd/negotiation/values/unit_names.h"
 
 namespace hvd::test {
 namespace {

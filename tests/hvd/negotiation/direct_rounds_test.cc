@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "hvd/negotiation/direct_rounds.h"
+#include "hvd/negotiation/leaders/direct_rounds.h"
 
 namespace hvd::test {
 namespace {

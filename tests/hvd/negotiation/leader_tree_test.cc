@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/leaders/leader_tree.h"
 #include "tests/support/signatures.h"
 #include "tests/support/thread_world.h"
 

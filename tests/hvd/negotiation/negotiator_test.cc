@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/negotiation/negotiator.h"
+#include "hvd/negotiation/table/negotiator.h"
 #include "tests/support/signatures.h"
 
 namespace hvd::test {

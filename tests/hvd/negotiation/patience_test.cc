@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "tests/support/error_of.h"
 #include "tests/support/shared_board.h"
 #include "tests/support/stderr_text.h"

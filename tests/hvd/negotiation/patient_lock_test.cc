@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "tests/support/error_of.h"
 #include "tests/support/shared_board.h"
 #include "tests/support/thread_world.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/negotiation/planner.h"
+#include "hvd/negotiation/table/planner.h"
 #include "tests/support/signatures.h"
 
 namespace hvd::test {

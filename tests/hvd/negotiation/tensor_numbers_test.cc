@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/negotiation/leader_tree.h"
+#include "hvd/negotiation/leaders/leader_tree.h"
 #include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/negotiation/signature.h"
+#include "hvd/negotiation/values/signature.h"
 #include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 

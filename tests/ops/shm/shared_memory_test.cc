@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hvd/base/process.h"
-#include "hvd/engine/library_call.h"
+#include "hvd/engine/core/library_call.h"
 #include "ops/shm/overflow.h"
 #include "ops/shm/shared_memory.h"
 #include "ops/shm/staging.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "hvd/negotiation/board.h"
+#include "hvd/negotiation/board/board.h"
 #include "ops/gpu/api/lost_ranks.h"
 
 namespace hvd::nccl::test {

@@ -1,0 +1,48 @@
+#pragma once
+/// Ends what ranks that have called shutdown() make impossible. A rank that leaves pledges what it still takes part in: what it has
+/// submitted. Within a domain the log then says which units can never be complete. Of a set that spans domains only the root can tell: it
+/// sees what domains are ready for and who has left in one order. So a rank that waits for such a unit says that it doubts it, and the root
+/// refuses it for all. Under the engine's mutex.
+
+#include <string>
+#include <vector>
+
+#include "hvd/engine/core/ledger.h"
+#include "hvd/engine/core/parts.h"
+#include "hvd/engine/core/submission_queue.h"
+#include "hvd/negotiation/board/negotiation_log.h"
+
+namespace hvd {
+
+class Leavers {
+ public:
+  Leavers(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, SubmissionQueue& queue)
+      : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
+
+  /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has happened, if it is in a round that is
+  /// promised to other domains, which are to hear of this after its end.
+  bool leave() HVD_REQUIRES(engine_mutex);
+  /// Says that a rank of another domain has left.
+  void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);
+  /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank has left, is refused.
+  void doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
+  /// The same for all units that this rank waits for.
+  void doubt_all() HVD_REQUIRES(engine_mutex);
+  /// Refuses a unit as the root says, because the rank has left, or as `text` says. Returns whether what this domain was ready for is void
+  /// with it.
+  bool refuse_by_root(const UnitKey& key, int left_rank, const std::string& text) HVD_REQUIRES(engine_mutex);
+
+ private:
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  [[nodiscard]] std::vector<Pledge> pledges() const HVD_REQUIRES(engine_mutex, board_lock);
+  bool try_to_doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
+  bool try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void) HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  Ledger& ledger_;
+  SubmissionQueue& queue_;
+  Board& board_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,35 @@
+#pragma once
+/// Is what the parts of an engine ask of it: the one interface that leads back up.
+
+#include "hvd/engine/core/ledger.h"
+#include "hvd/engine/core/turn.h"
+#include "hvd/negotiation/board/negotiation_log.h"
+
+namespace hvd {
+
+class EngineEvents : public OutcomeListener {
+ public:
+  /// Ends the entry with `status`: its waiters may go on.
+  virtual void finish(Entry& entry, Status status) HVD_REQUIRES(engine_mutex) = 0;
+  /// This rank is the `arrived`th to be ready for the entry: agrees on it if that completes it.
+  virtual void arrived(Entry& entry, std::uint32_t arrived) HVD_REQUIRES(engine_mutex) = 0;
+
+  /// Does what can be done without blocking. Returns whether there was anything.
+  virtual bool progress(const Turn& turn) noexcept = 0;
+  /// Looks for deaths, stalls and conflicts, if it is time.
+  virtual void look_for_trouble(const Turn& turn) noexcept = 0;
+  /// Returns whether what is under way has to be polled: no doorbell tells of it.
+  [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
+  /// Returns whether other ranks have left results for this one, or rounds to be ended, which no doorbell tells of.
+  [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
+  /// Returns whether a thread of the program is submitting operations that are to travel together.
+  [[nodiscard]] virtual bool is_gathering() const = 0;
+  /// Returns how many it has submitted so far.
+  [[nodiscard]] virtual std::uint32_t burst() const = 0;
+  /// Returns whether there is something to be driven now or soon.
+  [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
+  /// Returns whether messages of other hosts may come at any time, which ring no doorbell.
+  [[nodiscard]] virtual bool expects_messages(const Turn& turn) = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,103 @@
+#pragma once
+/// Keeps what this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
+/// `admit` until it is taken out; its state only moves along `advance`.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/negotiation/table/negotiator.h"
+#include "hvd/negotiation/values/capabilities.h"
+#include "hvd/submission.h"
+#include "hvd/timeline/timeline.h"
+
+namespace hvd {
+
+enum class EntryState : std::uint8_t { Waiting, Agreed, InFlight, Done, Failed };
+enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
+
+/// Waiting -> Agreed -> InFlight -> Done, and Failed from the first three; a submission without tensors is done when agreed.
+/// Throws std::logic_error for any other pair: that would be a bug here.
+EntryState advance(EntryState state, EntryEvent event);
+
+struct PersistentOp;
+
+/// One submission of this rank, on its way.
+struct Entry {
+  Submission submission;
+  UnitKey key;
+  Signature signature;
+  std::shared_ptr<HandleState> pending = std::make_shared<HandleState>();
+  EntryState state = EntryState::Waiting;
+  std::vector<Backend*> backends;                 ///< per tensor
+  std::vector<std::uint64_t> locations;           ///< per tensor: what `prepare` returned
+  UnitRef unit;                                   ///< what records and batches call it, once it is bound
+  bool announced = false;                         ///< this rank has arrived at the unit's slot
+  std::vector<bool> prepared;                     ///< per tensor: its location is to be released, unless its batch is launched
+  std::size_t unfinished = 0;                     ///< tensors whose batch is not over
+  std::size_t unqueued = 0;                       ///< tensors whose batch is not all enqueued on the device
+  std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
+  std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
+  PersistentOp* op = nullptr;                     ///< the persistent operation it belongs to; null for most
+  bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a persistent operation
+  std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not noted there
+  Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point agreed_at;         ///< when it left the state Waiting
+  std::chrono::steady_clock::time_point reported = since;  ///< when it was last said to be late
+};
+
+DuplicateName duplicate(const UnitKey& key);
+
+class Ledger {
+  using Entries = std::map<UnitKey, std::unique_ptr<Entry>>;
+  struct Hash {
+    std::size_t operator()(const UnitRef& unit) const { return (std::size_t{unit.generation} << 32) | unit.id; }
+  };
+  using Units = std::unordered_map<UnitRef, Entry*, Hash>;
+
+ public:
+  /// An entry outside the ledger, with what it needs to be put back without new memory.
+  struct Place {
+    Entries::node_type entry;
+    Units::node_type unit;
+  };
+
+  /// Takes the entry in. Throws DuplicateName if its key is in flight.
+  Entry& admit(std::unique_ptr<Entry> entry);
+  /// Ties the entry to the unit by which records and batches speak of it: id and generation, for an id is given out again.
+  void bind(Entry& entry, UnitRef unit);
+  [[nodiscard]] Entry* find(UnitRef unit);
+  [[nodiscard]] Entry* find(const UnitKey& key);
+  /// Takes the entry out.
+  std::unique_ptr<Entry> remove(Entry& entry);
+  /// The same for an entry that is bound, and that comes back to the same unit.
+  Place take_out(Entry& entry);
+  /// False, and nothing has happened, if its key or its unit is in flight.
+  bool put_back(Place& place);
+
+  [[nodiscard]] bool empty() const { return entries_.empty(); }
+  [[nodiscard]] std::size_t size() const { return entries_.size(); }
+  /// Calls `look` for each entry; it must not take any out.
+  template <class Look>
+  void for_each(Look look) HVD_REQUIRES(engine_mutex) {
+    for (auto& [key, entry] : entries_) look(*entry);
+  }
+  template <class Look>
+  void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
+    for (const auto& [key, entry] : entries_) look(std::as_const(*entry));
+  }
+  /// The entries, in no particular order.
+  [[nodiscard]] std::vector<Entry*> all();
+
+ private:
+  Entries entries_;
+  Units by_unit_;
+};
+
+}  // namespace hvd

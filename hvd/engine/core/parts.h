@@ -1,0 +1,51 @@
+#pragma once
+/// Says what an engine is made of, and what all of its parts may look at.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "hvd/config.h"
+#include "hvd/negotiation/board/board.h"
+#include "hvd/negotiation/values/signature.h"
+#include "hvd/stats.h"
+#include "hvd/timeline/timeline.h"
+#include "hvd/topology.h"
+#include "hvd/transport.h"
+
+namespace hvd {
+
+/// What an engine is made of. Made by `init()`, or by a test; the engine then owns it.
+struct EngineParts {
+  Config config;
+  Topology topology;
+  std::vector<ProcessSetInfo> process_sets;  ///< the first is the global one
+  std::shared_ptr<void> memory;              ///< what the board and the backends stand on; released last
+  std::unique_ptr<Board> board;
+  std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
+  std::unique_ptr<Timeline> timeline = std::make_unique<Timeline>();
+  std::unique_ptr<Transport> transport;  ///< of a domain's leader in a world of several domains; otherwise null
+  std::unique_ptr<Transport> alarm;      ///< of its other ranks: to tell the leaders elsewhere of a failure when their own is dead
+  std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
+  int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1: any. In a world of one: any
+  /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.
+  std::function<bool()> may_begin;
+
+  /// Returns the backend that runs such batches; null if none does. Any thread.
+  [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;
+  [[nodiscard]] bool is_here(int rank) const { return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain; }
+};
+
+using Clock = std::chrono::steady_clock;
+
+/// Marks, in the word that a rank publishes for a tensor, that it has nothing to say.
+inline constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;
+
+inline BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
+  return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
+}
+
+}  // namespace hvd

@@ -1,0 +1,188 @@
+#pragma once
+/// Keeps what a rank needs to repeat a small operation that comes back under the same name: the ledger's
+/// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
+/// from the heap, and where all ranks arrive with one no record in the log either: the last to arrive does the work for all.
+/// Under the engine's mutex, but for `in_use` and the end of an operation.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "hvd/engine/core/ledger.h"
+#include "hvd/fast_path_memory.h"
+#include "hvd/routes.h"
+
+namespace hvd {
+
+struct PersistentOp;
+
+/// One tensor of a group. Nothing in it is owned.
+struct SmallTensor {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::span<const std::int64_t> shape;
+};
+
+/// A small operation whose caller waits for it. Nothing in it is owned.
+struct SmallCall {
+  OpKind kind = OpKind::Allreduce;
+  int process_set = 0;
+  std::string_view name;
+  DataType dtype = DataType::Float32;
+  std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
+  const void* input = nullptr;
+  /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`, `input` and `output` mean nothing.
+  std::span<const SmallTensor> group;
+  void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then `allocate` is asked for it
+  /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or by the one that drives.
+  void* (*allocate)(void* context, std::int64_t rows) = nullptr;
+  void* context = nullptr;
+  std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
+  std::span<std::int64_t> received;      ///< Alltoall only: becomes the rows from each rank; may be the memory of `splits`
+  std::int64_t output_rows = -1;         ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
+  ReduceOp op = ReduceOp::Average;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  int root = 0;  ///< global rank, Broadcast only
+  /// Where a caller that comes back with the same call keeps what was found for it, so that nothing is looked up; null: it keeps nothing.
+  std::weak_ptr<PersistentOp>* known = nullptr;
+};
+
+/// Returns the call that does what a submission of one tensor, or of none, would; of a group all but its tensors. It refers to the
+/// submission. Of an alltoall the caller adds where the received splits go.
+[[nodiscard]] SmallCall call_of(const Submission& submission);
+/// Returns whether a submission whose caller does not wait may have a persistent operation.
+[[nodiscard]] bool is_small_unowned(const Submission& submission);
+/// Where an operation that has no block, a Barrier, says that its rank takes the fast path.
+inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
+
+struct PersistentOp {
+  /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it
+  /// takes longer, or takes the long way.
+  enum class State : std::uint8_t { Idle, Arrived, Adopted };
+
+  PersistentOp() = default;
+  PersistentOp(const PersistentOp&) = delete;
+  PersistentOp& operator=(const PersistentOp&) = delete;
+  /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone. Any thread, under the
+  /// engine's mutex or not.
+  ~PersistentOp() {
+    if (block != nullptr && !is_pulled()) memory->drop(location);
+    if (!sources.empty()) slots->finish_reading(sources);
+  }
+
+  std::atomic<bool> in_use{false};  ///< a caller has started it and not yet come back for the result
+  State state = State::Idle;
+  Ledger::Place place;  ///< holds the entry while it is not in the ledger
+  std::shared_ptr<HandleState> pending;
+
+  // ---- what stays
+  UnitKey key;
+  std::shared_ptr<const ProcessSetInfo> set;
+  std::vector<int> indices;     ///< of the set's ranks in the domain
+  Route route = Route::AtSlot;  ///< one of three
+  /// Returns whether each rank takes its result from the others' blocks: a block is lent for each round.
+  [[nodiscard]] bool is_pulled() const { return route == Route::EachItsPart; }
+  /// Returns whether it is of all ranks of several domains: the leaders end its rounds (hvd/engine/leader/direct_path.h).
+  [[nodiscard]] bool is_direct() const { return route == Route::Direct; }
+  UnitRef unit;
+  SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
+  FastPathMemory* memory = nullptr;  ///< one of the next two; null for a Barrier
+  SlotMemory* slots = nullptr;
+  LeaderMemory* leaders = nullptr;
+  BatchTraits traits;
+  std::int64_t count = 0;           ///< elements of the input, of a group together
+  std::uint64_t location = 0;       ///< of the block, or of what was lent last
+  std::byte* block = nullptr;       ///< this rank's own, or what was lent
+  std::byte* note = nullptr;        ///< its note on the board, if inputs and results fit in there: the fewest cache lines to travel
+  std::vector<std::int64_t> parts;  ///< of Alltoall, and of Reducescatter where it is pulled: elements for each rank
+  std::size_t block_bytes = 1;      ///< that any rank's block has to hold
+  std::size_t input_bytes = 0;
+  std::size_t result_at = 0;  ///< in the block, in bytes
+  std::size_t result_bytes = 0;
+  std::int64_t result_rows = 0;
+  /// One tensor of a group: they lie one after the other in the block. `input` and `output` are of the call that is in flight.
+  struct Member {
+    std::size_t at = 0, bytes = 0;
+    const void* input = nullptr;
+    void* output = nullptr;
+  };
+  std::vector<Member> group;  ///< empty for one tensor
+
+  // ---- what the ranks' table says of it, up to a position of the log
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  std::uint64_t judged_at = kNever;
+  enum class Verdict : std::uint8_t {
+    Invalid,
+    Valid,    ///< the unit is known, with this rank's signature, and nobody of the set has joined or left
+    AllSame,  ///< and all ranks of the set have that signature
+  };
+  Verdict verdict = Verdict::Invalid;
+
+  std::uint32_t number = kNoNumber;  ///< that the leaders have last called it by (hvd/negotiation/leaders/tensor_numbers.h)
+  static constexpr std::uint32_t kNoNumber = ~std::uint32_t{0};
+
+  // ---- of the call that is in flight
+  const void* input = nullptr;
+  void* output = nullptr;
+  void* (*allocate)(void* context, std::int64_t rows) = nullptr;
+  void* context = nullptr;
+  std::shared_ptr<void> owner;            ///< owns the memory, where the caller will not come back for the result
+  bool is_handed_out = false;             ///< `pending` is somebody's who may keep it for longer than this call
+  bool is_alike = false;                  ///< Alltoall: it ended in the block, where all ranks have the same splits
+  bool is_lent = false;                   ///< `location` is this round's
+  std::vector<const std::byte*> sources;  ///< blocks that this rank reads from, of a round that is pulled, until it has
+  bool is_to_fetch = false;               ///< its result is in the block, for its caller to ask for memory and copy it
+
+  /// A round to wait for, and how.
+  struct Awaited {
+    std::uint32_t slot = 0;
+    std::size_t ranks = 0;  ///< of the domain
+    bool is_direct = false;
+  };
+  [[nodiscard]] Awaited awaited() const { return {unit.id, indices.size(), is_direct()}; }
+
+  [[nodiscard]] bool fits(const SmallCall& call) const;
+};
+
+class PersistentOps {
+ public:
+  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind, std::string_view name) const;
+  void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
+  /// Takes the persistent operation out, if there is one.
+  std::shared_ptr<PersistentOp> remove(const UnitKey& key);
+  [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
+  /// Some key whose operation `is_stale`; null if there is none.
+  template <class Predicate>
+  [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
+    for (const auto& [key, op] : persistent_ops_)
+      if (is_stale(*op)) return &key;
+    return nullptr;
+  }
+
+ private:
+  using View = std::tuple<int, OpKind, std::string_view>;
+  static View view(const UnitKey& key) { return {key.process_set, key.kind, key.name}; }
+  static View view(const View& key) { return key; }
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(const auto& key) const {
+      const auto [set, kind, name] = view(key);
+      return std::hash<std::string_view>()(name) ^ (static_cast<std::size_t>(set) << 8) ^ (static_cast<std::size_t>(kind) << 3);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
+  };
+  using Map = std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal>;
+  Map persistent_ops_;
+  mutable const Map::value_type* last_ = nullptr;  ///< what was found last: most often it is asked for again
+};
+
+}  // namespace hvd

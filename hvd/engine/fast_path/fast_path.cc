@@ -1,0 +1,541 @@
+#include "hvd/engine/fast_path/fast_path.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "hvd/base/log.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr unsigned kLooksAtResult = 64;        // before one at the arrivals: about 2 us
+constexpr unsigned kLooksAtResultSharing = 4;  // where ranks share cores, and give way between looks
+
+}  // namespace
+
+Board::Company company_of(std::size_t place, std::size_t count) {
+  if (count < 2) return Board::Company::Alone;
+  return place == 0 ? Board::Company::First : Board::Company::Rest;
+}
+
+bool share_batch(const PersistentOp& one, const PersistentOp& other) { return one.set->id == other.set->id && one.memory == other.memory; }
+
+FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
+                   EngineMutex& mutex, EngineEvents& engine)
+    : parts_(parts),
+      log_(log),
+      controller_(controller),
+      ledger_(ledger),
+      queue_(queue),
+      mutex_(mutex),
+      engine_(engine),
+      board_(*parts.board),
+      factory_(parts, log),
+      pulled_(board_, parts.topology.rank),
+      short_wait_(parts.topology.has_core()),
+      looks_at_result_(parts.topology.has_core() ? kLooksAtResult : kLooksAtResultSharing),
+      most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
+  for (auto* list : {&arrived_, &complete_, &claimed_}) list->reserve(SubmissionQueue::kUnnamedNames);
+  negotiated_.reserve(SubmissionQueue::kUnnamedNames);
+  blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
+}
+
+// -------------------------------------------------------------------------------------------------------- making and dropping
+
+/// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
+bool FastPath::make_space() {
+  while (ops_.size() >= board_.slots()) {
+    const auto* stale = ops_.find_if([&](const PersistentOp& other) {
+      return !other.place.entry.empty() && !other.in_use.load() &&
+             (!table().knows(other.unit.id) || table().unit(other.unit.id).generation != other.unit.generation);
+    });
+    if (stale == nullptr) return false;
+    drop(UnitKey(*stale));
+  }
+  return true;
+}
+
+void FastPath::make(const Entry& entry) noexcept {
+  try {
+    auto op = factory_.describe(entry);
+    if (!op) return;
+    const auto known = ops_.find(entry.key.process_set, entry.key.kind, entry.key.name);
+    if (known && known->unit == op->unit && known->signature == op->signature) return;
+    if (op->location != kNoBlock) {
+      if (!make_space()) return;
+      drop(entry.key);
+    }
+    if (!factory_.give_block(*op)) return;
+    if (op->is_pulled()) lender_ = op->slots;
+    auto fresh = PersistentOpFactory::entry_for(*op, entry);
+    op->pending = fresh->pending;
+    // By way of the ledger, for its nodes. The entry that has just ended is out of it.
+    Entry& placed = ledger_.admit(std::move(fresh));
+    ledger_.bind(placed, op->unit);
+    op->place = ledger_.take_out(placed);
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
+    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
+        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
+    ops_.add(entry.key, std::move(op));
+  } catch (...) {
+    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
+  }
+}
+
+void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
+
+bool FastPath::drop_set(int process_set) noexcept {
+  const auto is_idle = [&](const PersistentOp& op) { return op.set->id == process_set && !op.in_use.load(); };
+  while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
+  return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
+}
+
+std::size_t FastPath::drop_all() {
+  const std::size_t count = ops_.size();
+  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
+  if (lender_ != nullptr) lender_->trim();
+  return count;
+}
+
+// --------------------------------------------------------------------------------------------------------------------- running
+
+/// Looks up what the ranks' table says of the operation, if there is anything new.
+bool FastPath::is_valid(PersistentOp& op) {
+  if (op.judged_at == board_.read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
+  op.judged_at = board_.read_position();
+  op.verdict = PersistentOp::Verdict::Invalid;
+  const int set = op.set->id;
+  if (!table().has_process_set(set) || !table().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
+  const Unit& unit = table().unit(op.unit.id);
+  if (unit.generation != op.unit.generation) return false;
+  // With one signature for all there is nothing to disagree about, and no number of rows to tell.
+  if (unit.signatures.of(static_cast<std::size_t>(op.set->rank)) != op.signature) return false;
+  const bool all_same = unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
+  op.verdict = all_same ? PersistentOp::Verdict::AllSame : PersistentOp::Verdict::Valid;
+  return true;
+}
+
+bool FastPath::is_ready(PersistentOp& op) {
+  if (op.place.entry.empty() || !is_valid(op)) return false;
+  if (op.memory != nullptr && !op.is_pulled() && !op.memory->is_free(op.location)) return false;
+  return ledger_.empty() || ledger_.find(op.key) == nullptr;
+}
+
+void FastPath::begin(PersistentOp& op, const SmallCall& call) {
+  if (std::exchange(op.is_handed_out, false)) op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
+  op.input = call.input;
+  op.output = call.output;
+  for (std::size_t i = 0; i < op.group.size(); ++i) {
+    op.group[i].input = call.group[i].input;
+    op.group[i].output = call.group[i].output;
+  }
+  op.allocate = call.allocate;
+  op.context = call.context;
+  op.is_to_fetch = op.is_alike = false;
+  HandleState& pending = *op.pending;
+  pending.done.store(false, std::memory_order_relaxed);
+  pending.waited_for.store(false, std::memory_order_relaxed);
+  pending.status = {};
+  if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
+  // Also where the note is enough: another rank may take the long way.
+  for (const auto& member : op.group)
+    if (member.bytes > 0) std::memcpy(op.block + member.at, member.input, member.bytes);
+  if (op.group.empty()) std::memcpy(op.block, call.input, op.input_bytes);
+  if (op.note != nullptr) std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
+}
+
+std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std::shared_ptr<void> owner) {
+  const auto op = start(call, false);
+  if (!op) return nullptr;
+  op->is_handed_out = true;
+  op->pending->present_anywhere.assign(std::max<std::size_t>(1, op->group.size()), true);
+  if (op->pending->done.load()) {
+    op->in_use.store(false);
+    mutex_.destroy(std::move(owner));
+  } else {
+    abandon(*op, owner ? std::move(owner) : op->pending);
+  }
+  return op->pending;
+}
+
+std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
+  if (ops_.size() == 0) return nullptr;
+  const bool gathers = !waits && burst() > 0;
+  std::shared_ptr<PersistentOp> op;
+  bool is_ours = false;
+  try {
+    log_.read();
+    if (waits && is_gathering()) end_complete();
+    if (call.known != nullptr) op = call.known->lock();
+    const bool known = op != nullptr;
+    if (!known) {
+      std::string_view name = call.name;
+      std::array<char, kUnnamedText> text{};
+      if (name.empty() || is_library_name(name)) {
+        if (!queue_.empty()) return nullptr;
+        name = queue_.find_name(call.process_set, call.kind, name, text);
+        if (name.empty()) return nullptr;
+      }
+      op = ops_.find(call.process_set, call.kind, name);
+    }
+    if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
+    if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
+    op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
+    is_ours = true;
+    board_.prepare_arrival(op->unit.id);
+    bool arrived = false;
+    const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || pulled_.begin(*op))) {
+      begin(*op, call);
+      arrived = arrive(*op, gathers);
+    }
+    if (!arrived) {
+      if (op->is_pulled()) pulled_.end(*op, false);
+      op->in_use.store(false);
+      if (known) call.known->reset();  // another may have taken its place
+      return nullptr;
+    }
+    if (call.known != nullptr && !known) *call.known = op;
+    if (call.name.empty()) queue_.use_name(call.process_set, call.kind);
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+    if (!is_ours) return nullptr;
+    if (op->state == PersistentOp::State::Idle && !op->pending->done) {  // it had not arrived yet
+      op->in_use.store(false);
+      return nullptr;
+    }
+  }
+  if (!waits) burst_.fetch_add(1, std::memory_order_relaxed);
+  auto& stats = parts_.stats->fast_path;
+  stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
+  return op;
+}
+
+/// Returns false if the unit was evicted meanwhile.
+bool FastPath::arrive(PersistentOp& op, bool gathers) {
+  board_.set_location(op.unit.id, op.location);
+  for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
+  if (!op.is_direct() && !gathers && arrive_last(op)) return true;
+  const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
+  if (arrived == 0) return false;
+  op.state = PersistentOp::State::Arrived;
+  arrived_.push_back(&op);
+  if (op.is_direct()) direct_ops_.push_back(&op);
+  log_.read();  // which may end it
+  if (op.state == PersistentOp::State::Idle) return true;
+  const bool is_last = arrived == op.indices.size();
+  const bool can_run = is_last && can_run_for_all(op);
+  if (can_run && gathers) {  // any of them can end it
+    gather(op);
+    return true;
+  }
+  if (can_run && op.is_direct()) {
+    if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
+    return true;
+  }
+  if (can_run && !op.is_direct() && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+    run_for_all(op);
+    return true;
+  }
+  // A rank that has joined or left meanwhile may have looked here before this one arrived, but then its record has been read just now.
+  if (is_last || !is_valid(op)) engine_.arrived(adopt(op), arrived);
+  return true;
+}
+
+Entry& FastPath::adopt(PersistentOp& op) {
+  if (op.state == PersistentOp::State::Adopted) return *ledger_.find(op.unit);
+  if (!ledger_.put_back(op.place)) throw std::logic_error("the fast path: an operation under a name that is in flight");
+  op.state = PersistentOp::State::Adopted;
+  Entry& entry = *ledger_.find(op.unit);
+  entry.state = EntryState::Waiting;
+  entry.unfinished = 0;
+  entry.prepared.assign(entry.prepared.size(), true);
+  entry.rows.clear();
+  entry.before.clear();
+  entry.since = entry.reported = Clock::now();
+  if (op.is_pulled()) entry.locations.front() = op.location;
+  for (std::size_t i = 0; i < op.group.size(); ++i) {
+    entry.submission.tensors[i].input = op.group[i].input;
+    entry.submission.tensors[i].output = op.group[i].output;
+  }
+  if (op.group.empty() && !entry.submission.tensors.empty()) {
+    entry.submission.tensors.front().input = op.input;
+    entry.submission.tensors.front().output = op.output;
+  }
+  return entry;
+}
+
+void FastPath::adopt_all() {
+  for (PersistentOp* op : arrived_)
+    if (op->state == PersistentOp::State::Arrived) adopt(*op);
+}
+
+bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pending) {
+  // A complete round is left for a while to who arrived last: that one ends it with others that it is about to arrive in. Nor is the line
+  // read on which the ranks arrive.
+  bool is_there = false;
+  unsigned looks = 0;
+  static_cast<void>(short_wait_.until([&] {
+    is_there = board_.has_result(round.slot) || (++looks % looks_at_result_ == 0 && board_.is_to_claim(round.slot, round.ranks));
+    return is_there || pending.done.load(std::memory_order_relaxed);
+  }));
+  return is_there;
+}
+
+// ---------------------------------------------------------------------------------------------------------- rounds that gather
+
+/// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by this one. Who has fallen asleep over
+/// it is not woken for each.
+void FastPath::gather(const PersistentOp& op) {
+  gathers_.store(true, std::memory_order_relaxed);
+  if (has_called_help_ || !(op.is_direct() || board_.has_watchers())) return;
+  has_called_help_ = true;
+  mutex_.wake_worker();
+}
+
+/// Whether the operation waits for its round to end.
+bool FastPath::is_waiting(const PersistentOp& op) const {
+  return op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
+}
+
+const PersistentOp* FastPath::find(const HandleState& pending) const {
+  const auto found = std::ranges::find_if(arrived_, [&](const PersistentOp* op) { return op->pending.get() == &pending; });
+  return found == arrived_.end() ? nullptr : *found;
+}
+
+bool FastPath::has_complete() const {
+  for (const PersistentOp* op : arrived_) {
+    if (board_.has_result(op->unit.id)) return true;
+    if (!op->is_direct() && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
+  }
+  return false;
+}
+
+void FastPath::end_complete() {
+  gathers_.store(false, std::memory_order_relaxed);
+  has_called_help_ = false;
+  if (arrived_.empty()) return;
+  log_.read();
+  complete_.clear();
+  negotiated_.clear();
+  bool is_leaders = false;
+  for (PersistentOp* op : arrived_) {
+    if (!board_.is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
+    if (!op->is_direct()) {
+      complete_.push_back(op);
+    } else if (can_run_for_all(*op)) {
+      is_leaders = is_leaders || !board_.is_promised(op->unit.id);
+    } else {
+      negotiated_.push_back(op->unit);  // the leader may have come by the long way, and not know of it
+    }
+  }
+  if (is_leaders && parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();
+  // Where several ranks do this at a time, each begins elsewhere.
+  const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) / static_cast<std::size_t>(board_.ranks());
+  std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own), complete_.end());
+  for (std::size_t next = 0; next < complete_.size();) next = end_batch(next);
+  if (!complete_.empty()) mutex_.wake_watchers();
+  take_results();
+  for (const auto& unit : negotiated_) {
+    const auto op = std::ranges::find_if(arrived_, [&](const PersistentOp* other) { return other->unit == unit; });
+    if (op != arrived_.end() && is_waiting(**op)) take_long_way(**op);
+  }
+}
+
+/// Claims complete rounds, from `first` on, up to a batch's worth, and ends them. Returns the first that is left.
+std::size_t FastPath::end_batch(std::size_t first) {
+  claimed_.clear();
+  std::size_t bytes = 0;
+  std::size_t next = first;
+  for (; next < complete_.size(); ++next) {
+    PersistentOp& op = *complete_[next];
+    if (!claimed_.empty() && (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op))) break;
+    if (!can_run_for_all(op)) {
+      negotiated_.push_back(op.unit);
+    } else if (board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+      claimed_.push_back(&op);
+      bytes += op.input_bytes;
+    }
+  }
+  for (std::size_t i = 0; i < claimed_.size(); ++i) {
+    PersistentOp& op = *claimed_[i];
+    find_blocks(op);  // the last that were found are another's
+    do_for_all(op);
+    end_round(op, company_of(i, claimed_.size()));
+  }
+  return next;
+}
+
+/// Where all others have arrived: arrives, claims the round and ends it in one. What one of them says between the look at the log and the
+/// claim, it says of a round that it has arrived in, and finds ended.
+bool FastPath::arrive_last(PersistentOp& op) {
+  if (!board_.expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
+  if (!board_.arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
+  op.state = PersistentOp::State::Arrived;
+  arrived_.push_back(&op);
+  run_for_all(op);
+  return true;
+}
+
+/// Finds the ranks' blocks. Requires that all but this rank have arrived.
+bool FastPath::can_run_for_all(PersistentOp& op) {
+  // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
+  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.tail() != board_.read_position()) return false;
+  return find_blocks(op);
+}
+
+bool FastPath::find_blocks(const PersistentOp& op) {
+  if (op.is_pulled()) return pulled_.have_all_begun(op);
+  const std::uint32_t unit = op.unit.id;
+  blocks_.clear();
+  for (const int index : op.indices) {
+    const std::uint64_t location = board_.coming_location(unit, index);
+    const bool is_own = location == op.location && index == board_.self();
+    std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
+    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
+    blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
+  }
+  return true;
+}
+
+/// Does the work in the blocks that were found. Requires the claim.
+void FastPath::do_for_all(const PersistentOp& op) {
+  if (op.is_pulled()) {
+    pulled_.tell(op);
+  } else if (op.memory != nullptr) {
+    op.slots->run_for_all(op.traits, op.count, blocks_, op.parts);
+  }
+}
+
+void FastPath::run_for_all(PersistentOp& op) {
+  do_for_all(op);
+  tell_results(op, Board::Company::Alone);
+}
+
+void FastPath::give_results(PersistentOp& op, Board::Company company) {
+  // Nobody else ends what is promised.
+  if (!board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
+    throw std::logic_error("the fast path: a promised round that another has ended");
+  tell_results(op, company);
+}
+
+void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
+
+void FastPath::end_round(const PersistentOp& op, Board::Company company) {
+  board_.give_results(op.unit.id, op.indices, company);
+  board_.reset_arrivals(op.unit.id, 1);
+}
+
+void FastPath::tell_results(PersistentOp& op, Board::Company company) {
+  end_round(op, company);
+  const bool is_pulled = op.is_pulled();
+  if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
+  take_result(op);
+  if (!is_pulled) mutex_.wake_watchers();
+}
+
+void FastPath::take_results() {
+  for (std::size_t i = 0; i < arrived_.size();) {
+    PersistentOp& op = *arrived_[i];
+    if (board_.has_result(op.unit.id) && is_waiting(op)) {
+      take_result(op);  // takes it out of the list
+    } else {
+      ++i;
+    }
+  }
+}
+
+/// Copies the result from the block to where it is to go.
+void FastPath::copy_result(PersistentOp& op) {
+  // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
+  void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
+  const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
+  for (const auto& member : op.group)
+    if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
+  if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
+}
+
+void FastPath::take_result(PersistentOp& op) {
+  op.is_alike = true;
+  if (op.is_pulled()) pulled_.find_sources(op);
+  const auto company = board_.take_result(op.unit.id);  // from here on the note may be another operation's
+  const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
+  const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
+  op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
+  if (op.is_pulled()) {
+    if (!op.is_to_fetch) PulledRounds::pull(op, is_there ? nullptr : op.output);
+  } else if (!is_there) {
+    copy_result(op);
+  }
+  auto& stats = parts_.stats->fast_path;
+  stats.add(stats.negotiation_rounds, 1);
+  stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
+  if (op.is_pulled()) stats.add(parts_.stats->accesses[static_cast<std::size_t>(Access::Lent)], 1);
+  if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
+  if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
+  if (op.state == PersistentOp::State::Adopted) {
+    Entry& entry = *ledger_.find(op.unit);
+    entry.state = advance(entry.state, EntryEvent::Agree);
+    return engine_.finish(entry, {});
+  }
+  ended(op);
+  op.pending->done.store(true, std::memory_order_release);
+  let_go(op);
+  mutex_.wake_own_threads();
+  if (queue_.empty()) return;
+  mutex_.wake_waiters();  // whoever drives next has something to announce
+  mutex_.wake_worker();
+}
+
+void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
+  if (op.is_alike) {
+    std::fill(call.received.begin(), call.received.end(), op.result_rows / static_cast<std::int64_t>(op.set->ranks.size()));
+  } else if (!call.received.empty()) {
+    std::copy_n(op.pending->rows.at(0).begin(), call.received.size(), call.received.begin());
+  }
+  if (!std::exchange(op.is_to_fetch, false)) return;
+  if (op.is_pulled()) {
+    // Whatever becomes of it here, the others' blocks are theirs again.
+    struct Reading {
+      PersistentOp& op;
+      ~Reading() { PulledRounds::let_go(op); }
+    } const reading{op};
+    return PulledRounds::pull(op, op.allocate(op.context, op.result_rows));
+  }
+  void* const output = op.allocate(op.context, op.result_rows);
+  if (op.result_bytes > 0) std::memcpy(output, op.block + op.result_at, op.result_bytes);
+}
+
+bool FastPath::end(Entry& entry, bool failed) {
+  PersistentOp& op = *entry.op;
+  // Asked before the result: a round that ends in between has one.
+  const bool is_open = failed && op.is_pulled() && board_.has_arrived(entry.unit.id, board_.self());
+  if (failed && board_.has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
+    take_result(op);  // it was done before that
+    return false;
+  }
+  if (op.is_pulled()) pulled_.end(op, is_open);
+  ended(op);
+  let_go(op);
+  return true;
+}
+
+void FastPath::ended(PersistentOp& op) {
+  op.state = PersistentOp::State::Idle;
+  std::erase(arrived_, &op);
+  if (op.is_direct()) std::erase(direct_ops_, &op);
+}
+
+/// It has ended: it is nobody's where its caller does not come back.
+void FastPath::let_go(PersistentOp& op) {
+  if (!op.owner) return;
+  mutex_.destroy(std::move(op.owner));
+  op.in_use.store(false);
+}
+
+}  // namespace hvd

@@ -1,0 +1,144 @@
+#pragma once
+/// Runs small operations that come back (hvd/engine/core/persistent_op.h): makes the persistent operations of entries that are worth one,
+/// starts them, does the work for all where this rank arrives last, and takes results that others have left, or that are to be pulled.
+/// Under the engine's mutex, but for `await`. Of operations that a rank starts one after the other without waiting, those that it arrives
+/// in last gather: a rank that waits, polls or submits ends all that are complete in one pass, whose results go out with one ring; the
+/// coordination thread does where none comes.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/waits.h"
+#include "hvd/engine/agreement/controller.h"
+#include "hvd/engine/core/events.h"
+#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/submission_queue.h"
+#include "hvd/engine/fast_path/persistent_op_factory.h"
+#include "hvd/engine/fast_path/pulled_rounds.h"
+
+namespace hvd {
+
+/// Returns how the round at `place` among so many ended, which were ended together.
+[[nodiscard]] Board::Company company_of(std::size_t place, std::size_t count);
+
+/// Returns whether rounds of the two count as one batch where they end together: on all ranks, or the ranks would count differently.
+[[nodiscard]] bool share_batch(const PersistentOp& one, const PersistentOp& other);
+
+class FastPath {
+ public:
+  FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
+           EngineMutex& mutex, EngineEvents& engine);
+
+  /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
+  /// until it clears `in_use`. `waits`: the caller waits for it at once.
+  std::shared_ptr<PersistentOp> start(const SmallCall& call, bool waits) HVD_REQUIRES(engine_mutex);
+  /// The same, for a caller that does not come back to the operation: it is the library's until it ends, `owner` so long. Returns what
+  /// tells of its end; null if `start` returns null.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
+
+  // ---- rounds that gather
+  /// Returns how many operations were started that nobody waits for, since a thread of this rank has waited or polled: they travel
+  /// together. Any thread, no lock, as the next.
+  [[nodiscard]] std::uint32_t burst() const { return burst_.load(std::memory_order_relaxed); }
+  /// A thread of this rank waits, or polls: what is started next is not part of what was started before.
+  void end_burst() { burst_.store(0, std::memory_order_relaxed); }
+  /// Returns whether this rank may have arrived last in rounds that nobody has ended. Any thread, no lock.
+  [[nodiscard]] bool is_gathering() const { return gathers_.load(std::memory_order_relaxed); }
+  /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
+  void end_complete() HVD_REQUIRES(engine_mutex);
+  /// Returns the operation in flight that this is the state of; null if it is none's.
+  [[nodiscard]] const PersistentOp* find(const HandleState& pending) const HVD_REQUIRES(engine_mutex);
+
+  // ---- operations of all ranks of several domains (hvd/engine/leader/direct_path.h)
+  /// Those of them that this rank has arrived at, and that have not ended.
+  [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
+  /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
+  /// then their blocks are `blocks`.
+  bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  /// The same, without asking what has been said: of a round that is promised.
+  bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
+  /// The blocks hold results: claims the round that was promised, and tells the ranks.
+  void give_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  /// The operation takes the long way.
+  void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+
+  /// Gives the other ranks a moment for the round that `unit` is in, whose end `pending` tells of. Returns whether there is something for
+  /// `end_complete` to do. Any thread, no lock.
+  bool await(const PersistentOp::Awaited& round, const HandleState& pending);
+  /// Returns whether there is something for `end_complete` to do.
+  [[nodiscard]] bool has_complete() const HVD_REQUIRES(engine_mutex);
+
+  /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries finds them. Until then a round costs no
+  /// work there: most end before anybody looks.
+  void adopt_all() HVD_REQUIRES(engine_mutex);
+
+  /// Makes a persistent operation of an entry that has ended well and is worth it. Never throws: without one the next is submitted as this
+  /// was.
+  void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
+  void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
+  /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
+  /// is done, and not the mutex: it calls user code.
+  static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
+  /// The caller of an operation that is under way will not come back for its result: it is the library's until it ends, `owner` so long.
+  void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) { op.owner = std::move(owner); }
+  /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
+  bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
+  /// Drops those of a process set, which has been removed. Returns false while one of them is in use.
+  bool drop_set(int process_set) noexcept HVD_REQUIRES(engine_mutex);
+  /// Returns how many there are, and gives back what they keep. None may be in use.
+  std::size_t drop_all() HVD_REQUIRES(engine_mutex);
+
+ private:
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  bool make_space() HVD_REQUIRES(engine_mutex);
+  bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  bool arrive(PersistentOp& op, bool gathers) HVD_REQUIRES(engine_mutex);
+  void gather(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void take_results() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool is_waiting(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
+  std::size_t end_batch(std::size_t first) HVD_REQUIRES(engine_mutex);
+  Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void end_round(const PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  void tell_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  static void copy_result(PersistentOp& op);
+  void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  Controller& controller_;
+  Ledger& ledger_;
+  SubmissionQueue& queue_;
+  EngineMutex& mutex_;
+  EngineEvents& engine_;
+  Board& board_;
+  PersistentOpFactory factory_;
+  PulledRounds pulled_;
+  ShortWait short_wait_;
+  const unsigned looks_at_result_;
+  const std::size_t most_batch_bytes_;
+  PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
+  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;           ///< of the blocks of pulled rounds, once there are any
+  std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
+  std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
+  std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
+  std::atomic<std::uint32_t> burst_{0};                               ///< started since a thread has waited
+  std::atomic<bool> gathers_{false};                                  ///< written under the engine's mutex
+  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
+  std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
+  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);   ///< those of one batch
+  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);      ///< those that take the long way
+};
+
+}  // namespace hvd

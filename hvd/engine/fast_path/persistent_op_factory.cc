@@ -1,0 +1,150 @@
+#include "hvd/engine/fast_path/persistent_op_factory.h"
+
+#include <algorithm>
+
+namespace hvd {
+
+namespace {
+
+/// Whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
+bool is_one_block(const Entry& entry) {
+  const auto& tensors = entry.signature.tensors;
+  if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
+  return tensors.size() == 1 || (entry.key.kind == OpKind::Allreduce &&
+                                 std::ranges::all_of(tensors, [&](const auto& tensor) { return tensor.dtype == tensors.front().dtype; }));
+}
+
+/// Whether each rank may take its result from the others' blocks.
+bool may_be_pulled(const PersistentOp& op) {
+  return !op.is_direct() && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
+}
+
+}  // namespace
+
+/// Whether the leaders of all domains may end the operation's rounds among themselves.
+bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
+  if (!routes::may_be_direct(static_cast<std::size_t>(parts_.topology.domains))) return false;
+  if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr)) return false;
+  return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
+}
+
+std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) const {
+  const auto kind = entry.key.kind;
+  const bool has_block = is_one_block(entry);
+  if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
+  if (!table().knows(entry.unit.id)) return nullptr;
+  const Unit& unit = table().unit(entry.unit.id);
+  const auto& set = table().process_set(entry.key.process_set);
+  const bool is_direct = table().scope_of(entry.key.process_set) != Scope::Domain;
+  if (is_direct && !may_be_direct(entry, set)) return nullptr;
+  auto op = std::make_shared<PersistentOp>();
+  op->key = entry.key;
+  op->set = table().share_process_set(entry.key.process_set);
+  if (!op->set) return nullptr;
+  if (is_direct) op->route = Route::Direct;
+  const auto& domain = parts_.topology.domain_ranks;
+  for (const int rank : set.ranks)
+    if (parts_.is_here(rank))
+      op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
+  op->unit = unit.ref();
+  op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
+  if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
+  if (!has_block) {
+    op->location = kNoBlock;
+    return op;
+  }
+  return lay_out(*op, entry) ? op : nullptr;
+}
+
+/// Says what lies where in the operation's block. Returns false if it is too large for one.
+bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
+  const auto kind = entry.key.kind;
+  const ProcessSetInfo& set = *op.set;
+  const std::size_t ranks = set.ranks.size();
+  const TensorSignature& tensor = entry.signature.tensors.front();
+  if (op.is_direct()) {
+    op.memory = op.leaders = entry.backends.front()->leader_memory();
+  } else {
+    op.memory = op.slots = entry.backends.front()->slot_memory();
+  }
+  op.traits = traits_of(entry.signature, tensor.dtype, entry.submission.device, *op.set);
+  for (const auto& member : entry.signature.tensors) {
+    const auto before = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
+    op.count += element_count(member.shape);
+    if (entry.signature.tensors.size() > 1)
+      op.group.push_back({before, static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype) - before});
+  }
+  op.input_bytes = op.result_bytes = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
+  if (kind == OpKind::Allgather) {
+    op.result_bytes *= ranks;
+    op.result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
+  }
+  std::size_t most = std::max(op.input_bytes, op.result_bytes);  // that any rank's block has to hold
+  if (kind == OpKind::Alltoall) {
+    const std::int64_t rows = tensor.shape.front();
+    const std::int64_t row = rows == 0 ? 0 : op.count / rows;
+    for (const auto split : tensor.splits) op.parts.push_back(split * row);
+    most = static_cast<std::size_t>(*std::max_element(op.parts.begin(), op.parts.end())) * ranks * element_bytes(tensor.dtype);
+    op.result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
+    op.result_bytes = static_cast<std::size_t>(op.result_rows * row) * element_bytes(tensor.dtype);
+    most = std::max(most, op.input_bytes);
+  }
+  op.block_bytes = std::max<std::size_t>(most, 1);
+  const bool is_small = routes::is_at_slot(most);
+  if (!is_small && !may_be_pulled(op)) return false;
+  if (!is_small) op.route = Route::EachItsPart;
+  if (op.is_pulled()) op.sources.reserve(ranks);
+  const auto domains = static_cast<std::size_t>(parts_.topology.domains);
+  if (op.is_direct() && !routes::is_direct(op.leaders->contribution_bytes(op.traits, op.count), domains)) return false;
+  if (kind == OpKind::Reducescatter) {
+    const std::int64_t rows = tensor.shape.front();
+    const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
+    const auto place = static_cast<std::size_t>(set.rank);
+    for (std::size_t before = 0; before < place; ++before)
+      op.result_at += static_cast<std::size_t>(scattered_rows(rows, ranks, before)) * row;
+    op.result_rows = scattered_rows(rows, ranks, place);
+    op.result_bytes = static_cast<std::size_t>(op.result_rows) * row;
+    for (std::size_t to = 0; op.is_pulled() && to < ranks; ++to)
+      op.parts.push_back(scattered_rows(rows, ranks, to) * (op.count / std::max<std::int64_t>(rows, 1)));
+  }
+  return true;
+}
+
+bool PersistentOpFactory::give_block(PersistentOp& op) const {
+  if (op.location == kNoBlock) return true;
+  if (op.memory == nullptr) return false;
+  if (op.is_pulled()) return true;  // each round has its own
+  const auto location = op.memory->keep(op.traits, op.block_bytes);
+  if (!location) return false;
+  op.location = *location;
+  op.block = op.memory->kept(board_.self(), *location);
+  if (op.block_bytes <= Board::kNoteBytes) op.note = board_.note(op.unit.id, board_.self()).data();
+  return true;
+}
+
+std::unique_ptr<Entry> PersistentOpFactory::entry_for(PersistentOp& op, const Entry& like) {
+  auto entry = std::make_unique<Entry>();
+  entry->key = like.key;
+  entry->signature = like.signature;
+  entry->backends = like.backends;
+  entry->op = &op;
+  entry->submission.kind = like.key.kind;
+  entry->submission.name = like.submission.name;
+  entry->submission.process_set = like.key.process_set;
+  entry->submission.op = like.submission.op;
+  entry->submission.prescale_factor = like.submission.prescale_factor;
+  entry->submission.postscale_factor = like.submission.postscale_factor;
+  entry->submission.root = like.submission.root;
+  entry->submission.device = like.submission.device;
+  entry->submission.tensors = like.submission.tensors;
+  entry->submission.allocate = [raw = &op](std::size_t /*index*/, std::int64_t rows) -> void* {
+    return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
+  };
+  entry->announced = true;
+  entry->locations.assign(op.memory != nullptr ? like.signature.tensors.size() : 0, op.location);
+  for (std::size_t i = 0; i < op.group.size(); ++i) entry->locations[i] += op.group[i].at;
+  entry->prepared.assign(entry->locations.size(), true);
+  return entry;
+}
+
+}  // namespace hvd

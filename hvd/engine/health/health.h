@@ -1,0 +1,59 @@
+#pragma once
+/// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, different
+/// operations under one name, and ranks that wait for one another. The thread that has the turn calls it; what it finds ends the world or
+/// is logged. Never throws.
+
+#include <map>
+#include <string>
+
+#include "hvd/engine/agreement/controller.h"
+#include "hvd/engine/core/events.h"
+#include "hvd/engine/core/parts.h"
+#include "hvd/engine/core/submission_queue.h"
+#include "hvd/engine/health/deadlocks.h"
+#include "hvd/engine/leader/leader_task.h"
+
+namespace hvd {
+
+class Health {
+ public:
+  Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
+         CallerThreads& callers, LeaderTask* leader, EngineMutex& mutex)
+      : parts_(parts),
+        log_(log),
+        controller_(controller),
+        ledger_(ledger),
+        queue_(queue),
+        leader_(leader),
+        mutex_(mutex),
+        deadlocks_(parts, log, ledger, queue, callers, leader) {}
+
+  /// Looks, if it is time.
+  void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
+
+ private:
+  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  void look_for_conflicts() HVD_REQUIRES(engine_mutex);
+  void report_stalls() HVD_REQUIRES(engine_mutex);
+  void report_silence() HVD_REQUIRES(engine_mutex);
+  /// Returns which ranks' host has said nothing for how long.
+  [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;
+  void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
+  /// Returns who keeps the entry waiting, as far as this rank can know; empty if it cannot.
+  [[nodiscard]] std::string describe_missing(const Entry& entry) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] std::string describe_others(const Entry& entry) const HVD_REQUIRES(engine_mutex);
+
+  const EngineParts& parts_;
+  NegotiationLog& log_;
+  Controller& controller_;
+  Ledger& ledger_;
+  SubmissionQueue& queue_;
+  LeaderTask* const leader_;  // null where this rank leads no domain
+  EngineMutex& mutex_;
+  Deadlocks deadlocks_ HVD_GUARDED_BY(engine_mutex);
+  std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain
+  Clock::time_point last_look_ = Clock::now();                                      // of the thread that has the turn
+  std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,129 @@
+#include "hvd/engine/progress/progress_loop.h"
+
+#include <algorithm>
+
+#include "hvd/base/affinity.h"
+#include "hvd/base/process.h"
+#include "hvd/base/signals.h"
+
+namespace hvd {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Before the coordination thread ends what a burst has gathered: its caller is about to, and goes on if more has come meanwhile, for a few
+/// times.
+constexpr auto kGatherTime = 50us;
+constexpr int kMostGatherTimes = 4;
+/// Before it tries once more where another thread has the turn.
+constexpr auto kGatherAgain = 10ms;
+
+}  // namespace
+
+void ProgressLoop::start() {
+  const SignalsKeptOff of_it;
+  thread_ = std::thread([this] { coordinate(); });
+}
+
+void ProgressLoop::stop(bool in_order) {
+  if (in_order) in_order_.store(true);
+  stop_.store(true);
+  board_.ring_worker(board_.self());
+}
+
+void ProgressLoop::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ProgressLoop::die() {
+  die_.store(true);
+  board_.ring_worker(board_.self());
+}
+
+Turn ProgressLoop::take() {
+  while (true) {
+    if (Turn turn = try_take()) return turn;
+    std::this_thread::sleep_for(50us);
+  }
+}
+
+void ProgressLoop::hand_over(const Turn& turn) noexcept {
+  const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
+  const bool more = engine_.has_more(turn) || (missed && (engine_.is_gathering() || engine_.expects_messages(turn)));
+  release();
+  if (more) board_.ring_worker(board_.self());
+}
+
+void ProgressLoop::release() noexcept {
+  taken_.store(false, std::memory_order_release);
+  const EngineLock lock(mutex_);
+  mutex_.wake_own_threads();
+}
+
+void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds) {
+  if (idle_rounds == 0) polls_.again();
+  if (engine_.polls(turn)) {
+    if (polls_.pause(waits::kPolled)) return;
+    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
+    if (idle_rounds > 4) std::this_thread::sleep_for(pause);
+    return;
+  }
+  const Board::Watcher watcher(board_);
+  if (engine_.has_results(turn)) return;
+  const auto is_rung = [&] { return board_.wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
+  if (short_wait_.until(is_rung)) return;
+  board_.sleep_waiting(seen_doorbell, idle_sleep());
+}
+
+std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
+  for (int round = 0; round < 64 && engine_.progress(turn); ++round) {
+  }
+  engine_.look_for_trouble(turn);
+  std::chrono::milliseconds pause = idle_sleep();
+  if (engine_.has_more(turn)) {
+    pause = engine_.polls(turn) ? 1ms : 10ms;
+  } else if (engine_.expects_messages(turn)) {
+    pause = 1ms;
+  }
+  turn.loop_ = nullptr;  // not handed over: this thread comes back by itself
+  release();
+  return pause;
+}
+
+/// Gives a thread of the program that is submitting operations which are to travel together the time to submit more of them.
+void ProgressLoop::let_gather() {
+  std::uint32_t before = 0;
+  for (int times = 0; times < kMostGatherTimes && engine_.is_gathering(); ++times) {
+    const std::uint32_t burst = engine_.burst();
+    if (times > 0 && burst <= before) return;
+    before = burst;
+    std::this_thread::sleep_for(kGatherTime);
+  }
+}
+
+void ProgressLoop::coordinate() {
+  const InsideLibrary inside;
+  pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
+  board_.begin_life();
+  if (parts_.may_begin && !parts_.may_begin()) return;
+  while (!stop_.load() && !die_.load()) {
+    const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
+    auto pause = idle_sleep();
+    let_gather();
+    if (Turn turn = try_take()) {
+      pause = coordinate_once(std::move(turn));
+    } else {
+      has_missed_turn_.store(true);
+      if (engine_.is_gathering()) {
+        board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+        pause = kGatherAgain;   // the turn may have been handed over just before it was missed
+      }
+    }
+    board_.sleep_working(doorbell, pause);
+  }
+  // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
+  if (in_order_.load() && !die_.load()) board_.end_life();
+}
+
+}  // namespace hvd

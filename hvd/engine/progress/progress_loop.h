@@ -1,0 +1,120 @@
+#pragma once
+/// Decides who drives the engine: a user thread that waits, so that a result costs no context switch; otherwise the coordination thread,
+/// which sleeps while there is nothing to do. Owns the turn and that thread. Any thread.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "hvd/base/waits.h"
+#include "hvd/engine/core/engine_lock.h"
+#include "hvd/engine/core/events.h"
+#include "hvd/engine/core/parts.h"
+
+namespace hvd {
+
+class ProgressLoop {
+ public:
+  ProgressLoop(const EngineParts& parts, EngineMutex& mutex, EngineEvents& engine)
+      : parts_(parts),
+        board_(*parts.board),
+        mutex_(mutex),
+        engine_(engine),
+        short_wait_(parts.topology.has_core()),
+        polls_(parts.topology.has_core()),
+        looks_again_(std::ranges::any_of(parts.backends, [](const auto& backend) { return backend->looks_again(); })) {}
+  ProgressLoop(const ProgressLoop&) = delete;
+  ProgressLoop& operator=(const ProgressLoop&) = delete;
+  /// Requires that the coordination thread has ended: see `stop` and `join`.
+  ~ProgressLoop() = default;
+
+  /// Starts the coordination thread. Throws std::system_error if the system has none to give.
+  void start();
+  /// Tells it to end. `in_order`: the other ranks see that this one has left; otherwise that it has died.
+  void stop(bool in_order);
+  /// Waits until it has ended.
+  void join();
+  /// For tests: the thread ends as if the process had been killed.
+  void die();
+
+  /// Returns the turn, or none if another thread has it.
+  [[nodiscard]] Turn try_take() {
+    bool expected = false;
+    if (taken_.load(std::memory_order_relaxed) || !taken_.compare_exchange_strong(expected, true, std::memory_order_acquire)) return {};
+    return Turn(*this);
+  }
+  /// Waits for the turn.
+  [[nodiscard]] Turn take();
+  [[nodiscard]] bool is_taken() const { return taken_.load(); }
+  /// Nobody drives this engine any more.
+  void keep_forever(Turn turn) { turn.loop_ = nullptr; }
+
+  /// Drives once, if nobody else does.
+  void poll() {
+    if (const Turn turn = try_take()) engine_.progress(turn);
+  }
+  /// Drives until `is_over`, as the thread that has the turn.
+  template <class IsOver>
+  void drive_until(const Turn& turn, IsOver is_over) {
+    for (unsigned idle = 0; !is_over();) {
+      const std::uint32_t doorbell = board_.wait_doorbell().load(std::memory_order_seq_cst);
+      if (engine_.progress(turn)) {
+        idle = 0;
+      } else if (!is_over()) {
+        idle_wait(turn, doorbell, idle++);
+        engine_.look_for_trouble(turn);
+      }
+    }
+  }
+  /// Drives, or waits while another thread does, until `is_over`.
+  template <class IsOver>
+  void wait_until(IsOver is_over) {
+    while (!is_over()) {
+      if (const Turn turn = try_take()) {
+        drive_until(turn, is_over);
+      } else if (!hvd::wait_until([&] { return is_over() || !taken_.load(std::memory_order_relaxed); }, waits::kTurn, true)) {
+        EngineLock lock(mutex_);
+        mutex_.wait_for(lock, kSleep, [&] { return is_over() || !taken_.load(); });
+      }
+    }
+  }
+
+ private:
+  friend class Turn;
+  static constexpr std::chrono::milliseconds kSleep{100};
+  /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to do.
+  static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};
+
+  void hand_over(const Turn& turn) noexcept;
+  void release() noexcept;
+  void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
+  /// So does a rank that must look again for batches that are over (Backend::look_again).
+  [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport || looks_again_ ? kIdleLeaderSleep : kSleep; }
+  void let_gather();
+  void coordinate();
+  /// Drives a while as the coordination thread. Returns how long it may sleep then.
+  std::chrono::milliseconds coordinate_once(Turn turn);
+
+  const EngineParts& parts_;
+  Board& board_;
+  EngineMutex& mutex_;
+  EngineEvents& engine_;
+  ShortWait short_wait_;
+  Pauses polls_;            ///< of the thread that has the turn
+  const bool looks_again_;  ///< a backend wants it
+  std::atomic<bool> taken_{false};
+  std::atomic<bool> has_missed_turn_{false};  ///< the coordination thread was woken while another had the turn
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> in_order_{false};
+  std::atomic<bool> die_{false};
+  std::thread thread_;
+};
+
+inline void Turn::end() noexcept {
+  if (loop_ == nullptr) return;
+  loop_->hand_over(*this);
+  loop_ = nullptr;
+}
+
+}  // namespace hvd

@@ -1,0 +1,143 @@
+#pragma once
+/// What lies where in the memory that the ranks of a domain share for a Board. Board and PatientLock alone know it. A field is either
+/// constant, or atomic, or guarded by the lock, or written by one rank before an atomic says that it may be read.
+///
+/// The block for n ranks and s slots, each part from a new page of 4,096 bytes on:
+///
+///   part      bytes           what it holds
+///   Header    20,736          what there is one of
+///   RankArea  2,176 n         what belongs to one rank, by its index in the domain
+///   slots     (64 + 128 n) s  of each slot its SlotHead, and after it a SlotRank for each rank
+///   log       4,194,304       records, each its length u32 and so many bytes (hvd/negotiation/values/records.h); the byte at position p of
+///   the log
+///                             lies at p modulo the size
+///
+/// Offsets and sizes are those of glibc on x86-64; where a mutex is larger, what follows it lies further on. What many ranks write, or wait
+/// for, begins a cache line.
+///
+///   Header: offset  bytes   field
+///                0      4   ranks                   constant
+///                4      4   slots                   constant
+///                8     40   lock                    the board's lock, a robust mutex
+///               48      4   lock_owner              index of the rank that has it, -1: none; for messages
+///               52  4,096   open_batches            by group, u32: batches opened and not retired; under the lock
+///            4,148      4   next_place              where to look for free places first; under the lock
+///            4,152      8   stuck_marks             how often a rank has said that it is stuck
+///            4,160      8   tail                    bytes appended to the log
+///            4,168      4   awaited                 index of the rank that the lock's owner waits for, -1: none; for messages
+///            4,224      4   wait_doorbell           futex of the threads that wait for results, of all ranks
+///            4,228      4   wait_sleepers           how many of them sleep
+///            4,232      4   watchers                how many of them sleep or are going to
+///            4,236      4   leader_looks            1: a thread of the domain's leader looks for arrivals all the time
+///            4,288      4   first_failure           index of the rank whose failure stays, -1: none
+///            4,352 16,384   batches                 BatchState by place, 64 bytes each
+///
+///   RankArea:    0     40   alive                   a robust mutex that the rank's coordination thread holds for as long as it lives
+///               40      4   work_doorbell           futex of the rank's coordination thread
+///               44      4   work_sleepers           how many threads sleep on it
+///               48      4   born                    1: `alive` has been taken
+///               52      4   left                    1: the rank reads and writes no more
+///               56      4   dead                    1: somebody has found `alive` without its owner
+///               60      4   blocked                 units that the rank's threads wait for, if all of them do, for long; else 0
+///               64      8   read                    bytes of the log that the rank has read and acted on
+///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
+///               73  2,048   failure_text            the same in words, up to a zero
+///
+///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is claimed, by the rank whose
+///                                                   index bits 16-30 are; bits 0-15 how many have arrived
+///                8      8   round                   of the one that is gathering
+///               16      8   promised_round          round + 1 of the last that the domain's leader has promised to other domains
+///
+///   SlotRank:    0     16   locations               two words, by the round's parity
+///               16      8   arrived_round           round + 1 of the rank's last arrival
+///               24      8   result_round            the same of the one that has ended without a record, times 4, and how it ended
+///                                                   (Board::Company); 0 once its result is taken
+///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line;
+///                                                   or where the ranks' blocks of a pulled round are, a word each
+///              120      8   stuck_round             as arrived_round, of the last that has waited for long
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "hvd/base/futex.h"
+#include "hvd/errors.h"
+#include "hvd/negotiation/board/board.h"
+
+namespace hvd::board_layout {
+
+inline constexpr std::size_t kPage = 4096;
+inline constexpr std::size_t kFailureText = 2048;
+inline constexpr int kNobody = PatientLock::kNobody;
+inline constexpr int kNoFailure = -1;
+
+struct Header {
+  int ranks;
+  std::uint32_t slots;
+  pthread_mutex_t lock;
+  std::atomic<int> lock_owner{kNobody};
+  std::array<std::uint32_t, Board::kOpenCounts> open_batches{};
+  std::uint32_t next_place = 0;
+  std::atomic<std::uint64_t> stuck_marks{0};
+  alignas(64) std::atomic<std::uint64_t> tail{0};
+  std::atomic<int> awaited{kNobody};
+  alignas(64) FutexWord wait_doorbell{0};
+  std::atomic<std::uint32_t> wait_sleepers{0};
+  std::atomic<std::uint32_t> watchers{0};
+  std::atomic<std::uint32_t> leader_looks{0};
+  alignas(64) std::atomic<int> first_failure{kNoFailure};
+  std::array<BatchState, Board::kBatchPlaces> batches;
+};
+
+struct alignas(64) RankArea {
+  pthread_mutex_t alive;
+  FutexWord work_doorbell{0};
+  std::atomic<std::uint32_t> work_sleepers{0};
+  std::atomic<std::uint32_t> born{0};
+  std::atomic<std::uint32_t> left{0};
+  std::atomic<std::uint32_t> dead{0};
+  std::atomic<std::uint32_t> blocked{0};
+  alignas(64) std::atomic<std::uint64_t> read{0};
+  Status::Code failure_code = Status::Code::Ok;
+  std::array<char, kFailureText> failure_text{};
+};
+
+struct alignas(64) SlotHead {
+  std::atomic<std::uint64_t> generation_and_arrivals{0};
+  std::atomic<std::uint64_t> round{0};
+  std::atomic<std::uint64_t> promised_round{0};
+};
+
+struct alignas(64) SlotRank {
+  std::array<std::atomic<std::uint64_t>, 2> locations{};
+  std::atomic<std::uint64_t> arrived_round{0};
+  std::atomic<std::uint64_t> result_round{0};
+  std::array<std::byte, Board::kNoteBytes> note;
+  std::atomic<std::uint64_t> stuck_round{0};
+};
+
+// What several processes see must be one word to each of them.
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free && sizeof(FutexWord) == 4);
+static_assert(std::is_standard_layout_v<Header> && std::is_standard_layout_v<RankArea>);
+static_assert(sizeof(BatchState) == 64 && alignof(BatchState) == 64);
+static_assert(offsetof(Header, tail) % 64 == 0 && offsetof(Header, wait_doorbell) % 64 == 0);
+static_assert(offsetof(Header, first_failure) % 64 == 0 && offsetof(Header, batches) % 64 == 0);
+static_assert(offsetof(RankArea, read) % 64 == 0 && sizeof(RankArea) % 64 == 0);
+static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(SlotRank, note) == 32);
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__ILP32__)
+static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);
+static_assert(offsetof(Header, open_batches) == 52 && offsetof(Header, next_place) == 4148 && offsetof(Header, stuck_marks) == 4152);
+static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, awaited) == 4168 && offsetof(Header, wait_doorbell) == 4224 &&
+              offsetof(Header, wait_sleepers) == 4228);
+static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236);
+static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batches) == 4352);
+static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);
+static_assert(offsetof(RankArea, blocked) == 60 && offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 &&
+              offsetof(RankArea, failure_text) == 73);
+#endif
+
+}  // namespace hvd::board_layout

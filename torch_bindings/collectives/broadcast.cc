@@ -1,0 +1,92 @@
+// Broadcast of tensors.
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "hvd/engine/engine.h"
+#include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/in_place.h"
+#include "torch_bindings/collectives/operation.h"
+#include "torch_bindings/collectives/small_calls.h"
+#include "torch_bindings/collectives/tensors.h"
+
+namespace hvd {
+
+namespace {
+
+using detail::Form;
+using detail::Operation;
+using Tensors = std::vector<at::Tensor>;
+
+detail::GradientRule broadcast_rule(const BroadcastOptions& options) {
+  return [options](const Tensors& gradients) {
+    AllreduceOptions average{.name = detail::gradient_name(options.name, gradients), .process_set = options.process_set};
+    Tensors means = grouped_allreduce(gradients, average);
+    if (rank() != options.root_rank)
+      for (auto& mean : means) mean.zero_();
+    return means;
+  };
+}
+
+std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options, Form form) {
+  constexpr std::string_view kWhat = "broadcast";
+  detail::check_group(tensors, kWhat, options.name, form);
+  const bool differentiable = form == Form::Fresh && detail::needs_gradient(tensors);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  operation->in_place = form == Form::InPlace;
+  operation->submission = request(OpKind::Broadcast, options, detail::device_of(tensors.front()));
+  const at::NoGradGuard no_gradient;
+  const Tensors all_dense = form == Form::InPlace ? detail::dense_in_place(tensors) : Tensors();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const at::Tensor dense = form == Form::InPlace ? all_dense[i] : detail::dense_of(tensor);
+    if (form == Form::InPlace) {
+      operation->add(dense, dense, kWhat);
+      operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
+    } else {
+      const at::Tensor output = detail::empty_shared(tensor.sizes(), dense.options());
+      operation->add(dense, output, kWhat);
+      operation->results.push_back(output);
+    }
+  }
+  if (differentiable) operation->backward = broadcast_rule(options);
+  return operation;
+}
+
+}  // namespace
+
+at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) && !detail::needs_gradient({tensor})) {
+    SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
+    const auto alike = tensor.options().requires_grad(false);
+    const bool is_tiny = detail::is_small(tensor, OpKind::Allreduce);
+    const at::Tensor output = is_tiny ? at::empty(tensor.sizes(), alike) : detail::empty_shared(tensor.sizes(), alike);
+    if (detail::run_small(call, output)) return output;
+  }
+  return detail::start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
+}
+at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) &&
+      !detail::changes_history(tensor, "broadcast", options.name)) {
+    SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
+    if (detail::run_small_in_place(call, tensor)) return tensor;
+  }
+  return detail::run_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule).front();
+}
+Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return detail::first(detail::start(broadcasting({tensor}, options, Form::Fresh), After::Return));
+}
+Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
+  return detail::first(detail::start_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule));
+}
+
+namespace detail {
+Handle<Tensors> grouped_broadcast_async_(Tensors tensors, std::vector<std::string> names, const BroadcastOptions& options) {
+  const auto operation = broadcasting(tensors, options, Form::InPlace);
+  for (std::size_t i = 0; i < names.size(); ++i) operation->submission.tensors.at(i).name = std::move(names[i]);
+  return detail::start(operation, After::Return);
+}
+}  // namespace detail
+
+}  // namespace hvd

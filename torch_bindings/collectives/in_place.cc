@@ -1,0 +1,60 @@
+#include "torch_bindings/collectives/in_place.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace hvd::detail {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// Which of the tensors share memory with another that begins before them, or is before them in the group and begins there too. Those are
+/// sent from a copy, so that all are read before any is changed. `dense`: without gaps.
+std::vector<bool> sharing_memory(const Tensors& dense) {
+  std::vector<bool> shares(dense.size(), false);
+  if (dense.size() < 2) return shares;
+  std::vector<std::pair<std::uintptr_t, std::size_t>> places;
+  for (std::size_t i = 0; i < dense.size(); ++i)
+    if (dense[i].numel() > 0) places.emplace_back(reinterpret_cast<std::uintptr_t>(dense[i].const_data_ptr()), i);
+  std::sort(places.begin(), places.end());
+  std::uintptr_t end = 0;
+  for (const auto& [begin, i] : places) {
+    shares[i] = begin < end;
+    end = std::max(end, begin + dense[i].nbytes());
+  }
+  return shares;
+}
+
+}  // namespace
+
+Tensors dense_in_place(const Tensors& tensors) {
+  Tensors dense;
+  for (const auto& tensor : tensors) dense.push_back(dense_of(tensor));
+  const auto shares = sharing_memory(dense);
+  for (std::size_t i = 0; i < dense.size(); ++i)
+    if (shares[i]) dense[i] = dense[i].clone();
+  return dense;
+}
+
+Histories::Histories(const Tensors& tensors, std::string_view what, const std::string& name) : group_(tensors.size() > 1) {
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (changes_history(tensors[i], what, name) && is_another(tensors[i], title(what, name, tensors, i)))
+      changed_.emplace_back(i, tensors[i]);
+}
+
+bool Histories::is_another(const at::Tensor& tensor, const std::string& which) const {
+  for (const auto& [number, other] : changed_) {
+    if (tensor.is_same(other)) return false;
+    if (tensor.is_alias_of(other) && at::get_overlap_status(tensor, other) != at::MemOverlapStatus::No)
+      throw InvalidArgument(
+          formatted("{}: in place together with tensor {}, whose memory it may share, where gradients are required; give "
+                    "them one after the other",
+                    which, number));
+  }
+  return true;
+}
+
+}  // namespace hvd::detail

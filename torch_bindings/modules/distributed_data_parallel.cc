@@ -1,0 +1,406 @@
+#include "torch_bindings/modules/distributed_data_parallel.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/digest.h"
+#include "hvd/base/log.h"
+#include "hvd/base/text.h"
+#include "torch_bindings/collectives/agreement.h"
+#include "torch_bindings/gradients/gradient_owners.h"
+#include "torch_bindings/gradients/local_gradients.h"
+#include "torch_bindings/modules/sync_batch_norm.h"
+#include "torch_bindings/optimizer/optimizer.h"
+#include "torch_bindings/parameters/unique_parameters.h"
+#include "torch_bindings/reducer/reducer.h"
+
+namespace hvd::detail {
+
+namespace {
+
+using torch::autograd::get_current_graph_task_id;
+
+/// Passes whose backward pass never comes are forgotten in the end.
+constexpr std::size_t kOutstandingPasses = 4096;
+
+/// Wrappers made so far on these ranks: they count alike.
+int next_number(const ProcessSet& process_set) {
+  static std::mutex mutex;
+  static std::map<std::vector<int>, int> made;
+  const std::lock_guard lock(mutex);
+  return made[process_set.ranks()]++;
+}
+
+/// The number of a new wrapper, if it may be made.
+int checked_number(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
+  if (!(options.gradient_predivide_factor > 0))
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
+  auto trained = unique_parameters(module.named_parameters().pairs());
+  std::erase_if(trained, [](const auto& parameter) { return !parameter.second.requires_grad(); });
+  if (trained.empty()) throw InvalidArgument("DistributedDataParallel: the module has no parameter that requires a gradient");
+  GradientOwners::refuse_others("ddp", trained);
+  return next_number(options.process_set);
+}
+
+/// Whether the pass that runs is backward(): all that it reaches gets its gradient, and not just what somebody has asked for.
+bool is_plain_backward() {
+  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  return asked == nullptr || asked->empty();
+}
+
+/// "'head.weight', 'head.bias' and 3 more".
+std::string names_of(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  constexpr std::size_t kShown = 3;
+  std::vector<std::string> shown;
+  for (std::size_t i = 0; i < std::min(kShown, parameters.size()); ++i) shown.push_back(formatted("'{}'", parameters[i].first));
+  const std::string more = parameters.size() > kShown ? formatted(" and {} more", parameters.size() - kShown) : "";
+  return joined(shown, ", ") + more;
+}
+
+}  // namespace
+
+ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
+    : module_(std::move(module)),
+      options_(std::move(options)),
+      number_(checked_number(*module_, options_)),
+      buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
+      kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_), options_.process_set, "buffer")) {
+  broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
+  if (options_.broadcast_buffers) buffers_.are_equal();
+  take_in_new();
+  Named trained;
+  std::erase_if(frozen_, [&trained](const auto& parameter) {
+    if (parameter.second.requires_grad()) trained.push_back(parameter);
+    return parameter.second.requires_grad();
+  });
+  add_reducer(trained, number_);
+}
+
+ModuleReducer::~ModuleReducer() {
+  for (const auto& reducer : reducers_) reducer->unhook();
+}
+
+void ModuleReducer::add_reducer(const Named& parameters, int number) {
+  DistributedOptimizerOptions reduction;
+  reduction.compression = options_.compression;
+  reduction.gradient_predivide_factor = options_.gradient_predivide_factor;
+  reduction.sparse_as_dense = options_.sparse_as_dense;
+  reduction.process_set = options_.process_set;
+  reduction.gradients_are_views = options_.gradients_are_views;
+  std::vector<GradientReducer::Named> named;
+  for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
+  auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
+  reducer->set_join(rounds_);
+  if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
+  // The hooks are taken off before this ends.
+  reducer->hook({.wants = [this](const GradientReducer::Named& given) { return takes_gradient(given.name, given.parameter); }});
+  reducers_.push_back(std::move(reducer));
+}
+
+void ModuleReducer::set_weight(double n) {
+  check_weight(n);
+  for (const auto& reducer : reducers_) reducer->refuse_late_weight();
+  for (const auto& reducer : reducers_) reducer->set_weight(n);
+}
+
+std::vector<at::Tensor> ModuleReducer::compression_memory() const {
+  std::vector<at::Tensor> all;
+  for (const auto& reducer : reducers_)
+    if (const auto* const compressor = reducer->compressor())
+      for (auto& tensor : compressor->memory()) all.push_back(std::move(tensor));
+  return all;
+}
+
+// ------------------------------------------------------------------------------------------------------------------- forward
+
+ModuleReducer::Pass::Pass(ModuleReducer& reducer)
+    : reducer_(reducer),
+      synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0),
+      training_(reducer.module_->is_training()) {
+  reducer_.before_forward(synchronized_);
+  number_ = reducer_.passes_++;
+}
+
+ModuleReducer::Pass::~Pass() {
+  // The other ranks, whose pass has not thrown, wait in its backward pass: this rank's next one is still of the same step.
+  if (!done_ && synchronized_ && reducer_.module_->is_training()) reducer_.are_buffers_ahead_ = true;
+}
+
+void ModuleReducer::Pass::mark(const at::Tensor& output) {
+  // A leaf would keep the hook for good, and is no sign of a forward pass.
+  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
+  marked_ = true;
+  output.register_hook(
+      [weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_](const at::Tensor&) {
+        if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
+      });
+}
+
+void ModuleReducer::Pass::done() {
+  done_ = true;
+  if (!at::GradMode::is_enabled()) return;
+  const std::lock_guard lock(reducer_.mutex_);
+  auto& outstanding = reducer_.outstanding_;
+  for (; reducer_.spent_ > 0 && !outstanding.empty(); --reducer_.spent_) outstanding.erase(outstanding.begin());
+  reducer_.spent_ = 0;
+  // In evaluation without NoGradGuard what is returned tells well enough whether there is a backward pass.
+  if (synchronized_ && (!marked_ || reducer_.module_->is_training())) outstanding.insert(number_);
+  if (outstanding.size() > kOutstandingPasses) outstanding.erase(outstanding.begin());
+}
+
+void ModuleReducer::before_forward(bool synchronized) {
+  if (get_current_graph_task_id() == -1) {
+    end_backward();  // one that threw has left things half done here, and the other ranks wait for the rest
+    if (at::GradMode::is_enabled())
+      for (const auto& reducer : reducers_) reducer->hook_again();
+  }
+  // Evaluation may be on one rank alone. If a backward pass follows, its end takes them in.
+  if (synchronized && module_->is_training()) {
+    take_in_new();
+    reduce_unfrozen();
+  }
+  share_buffers(synchronized);
+}
+
+void ModuleReducer::share_buffers(bool synchronized) {
+  // Twice a step. At the end of backward, so that ranks agree in evaluation and one may evaluate alone; here, as PyTorch does, for what a
+  // user has made of the first rank's buffers since, which no other rank could know of. 50 us each for ResNet-18's, 2 ranks.
+  if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
+  if (!module_->is_training()) {
+    if (std::exchange(are_buffers_own_, false)) buffers_.share(rounds_.get());
+  } else if (synchronized) {
+    if (!std::exchange(are_buffers_ahead_, false)) buffers_.share(rounds_.get());
+    are_buffers_own_ = true;
+  }
+}
+
+/// If parameters have changed since this rank has had gradients that are not reduced yet: that may have been step(), so the next round
+/// compares what all ranks have.
+void ModuleReducer::compare_if_stepped() {
+  if (!local_) return;
+  const std::string* const changed = local_->changed();
+  if (changed == nullptr) return;
+  std::uint64_t digest = 0;
+  for (const auto& reducer : reducers_)
+    for (const auto& [name, parameter] : reducer->parameters()) digest = digest_of_values(parameter, digest);
+  reducers_.front()->announce(
+      shape_of_digest(digest),
+      formatted("has changed parameter '{}' while gradients of its own were not reduced yet (a step() after no_sync() alone, or after "
+                "passes of the module itself: make the last pass of each group through {} and outside of no_sync(), or drop what is left; "
+                "hvd::broadcast_parameters() makes the ranks equal again)",
+                *changed, name()));
+  local_.reset();
+}
+
+/// Parameters that the module has got since.
+void ModuleReducer::take_in_new() {
+  const auto named = module_->named_parameters();
+  const bool are_known =
+      std::all_of(named.begin(), named.end(), [this](const auto& item) { return known_.contains(item.value().unsafeGetTensorImpl()); });
+  if (are_known) return;
+  for (auto& parameter : unique_parameters(named.pairs()))
+    if (parameter.second.defined() && known_.insert(parameter.second.unsafeGetTensorImpl()).second) frozen_.push_back(std::move(parameter));
+}
+
+void ModuleReducer::reduce_unfrozen() {
+  Named unfrozen;
+  std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
+    if (!parameter.second.requires_grad()) return false;
+    if (GradientOwners::has_other("ddp", parameter.second)) return false;  // a DistributedOptimizer is around it
+    unfrozen.push_back(parameter);
+    return true;
+  });
+  if (unfrozen.empty()) return;
+  add_reducer(unfrozen, next_number(options_.process_set));
+  reducers_.back()->listen(false);  // until the ranks have compared
+}
+
+// ------------------------------------------------------------------------------------------------------------------ backward
+
+void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool training) {
+  end_failed_backward();
+  const int task = get_current_graph_task_id();
+  const std::lock_guard lock(mutex_);
+  if (!synchronized) {
+    local_task_ = task;
+    return;
+  }
+  const bool plain = is_plain_backward();
+  if (in_backward_ && task != task_ && !plain) return;
+  if (!in_backward_ && std::exchange(reached_task_, task) != task) reached_.clear();
+  reached_.insert(pass);
+  if (in_backward_) return;
+  // Gradients of inputs alone are this rank's own business. In training its pass counts also where it has reached no parameter.
+  const bool trains = std::any_of(reducers_.begin(), reducers_.end(), [](const auto& reducer) { return reducer->requires_gradients(); });
+  if (plain && training && trains) return begin_backward(task);
+  if (!plain && !torch::autograd::get_current_graph_task_keep_graph()) outstanding_.erase(pass);
+}
+
+bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& parameter) {
+  end_failed_backward();
+  const int task = get_current_graph_task_id();
+  const std::lock_guard lock(mutex_);
+  if (in_backward_) return task == task_;  // a pass within the pass (checkpointing) may add to the gradient later on
+  const bool is_reached = task == reached_task_ && !reached_.empty();
+  if (task == local_task_ || (outstanding_.empty() && !is_reached)) {
+    keep_local(name, parameter, task);
+    return false;
+  }
+  // Within another pass this one's end reduces what is there, and the rest of the other begins anew: averages of averages are the same.
+  begin_backward(task);
+  return true;
+}
+
+/// The gradient stays on this rank until the next pass that is reduced.
+void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter, int task) {
+  if (options_.process_set.size() == 1) return;
+  const bool is_meant = task == local_task_ || unsynchronized > 0;
+  const bool is_first = std::exchange(last_local_task_, task) != task;
+  const std::string* const stepped = local_ && !is_meant && is_first ? local_->changed() : nullptr;
+  if (stepped != nullptr) {
+    const std::string text = formatted(
+        "{}: parameter '{}' has been changed by gradients of this rank alone: they come from the module itself and not from the "
+        "DistributedDataParallel's forward(), so no rank averages them; call forward() of the wrapper, or make the passes under no_sync() "
+        "if that is meant",
+        name(), *stepped);
+    local_.reset();
+    throw InvalidArgument(text);
+  }
+  if (!is_meant && !std::exchange(told_, true))
+    log(LogLevel::Warning,
+        "{}: parameter '{}' has got a gradient that did not go through the DistributedDataParallel's forward(): it stays on this rank "
+        "until "
+        "the next pass that does; make such passes under no_sync() if that is meant",
+        name(), parameter_name);
+  if (!local_) local_ = std::make_unique<LocalGradients>();
+  local_->note(parameter_name, parameter);
+}
+
+std::string ModuleReducer::name() const { return formatted("ddp.{}", number_); }
+
+void ModuleReducer::begin_backward(int task) {
+  compare_if_stepped();
+  if (reached_task_ != task) reached_.clear();  // by one that has asked for gradients of inputs
+  in_backward_ = true;
+  task_ = task;
+  keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
+  const auto running = std::make_shared<int>();
+  running_ = running;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running] {
+    if (const auto self = weak.lock()) self->end_backward();
+  });
+}
+
+void ModuleReducer::end_failed_backward() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_backward_ || !running_.expired()) return;
+  }
+  end_backward();
+}
+
+void ModuleReducer::end_backward() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(in_backward_, false)) return;
+    running_.reset();
+    // One that no output told of may have been but a part of a longer one (checkpointing), so it counts until the next forward pass.
+    if (!keeps_graph_ && reached_.empty()) ++spent_;
+    if (!keeps_graph_)
+      for (const auto pass : reached_) outstanding_.erase(pass);
+    reached_.clear();
+  }
+  std::exception_ptr first;
+  const auto attempt = [&first](const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  if (!module_->is_training()) take_in_new();
+  const bool shares = std::exchange(are_buffers_own_, false);
+  std::shared_ptr<SharedBuffers::Sharing> sharing;
+  if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
+  attempt([&] { reduce_unfrozen(); });
+  for (std::size_t i = 1; i < agreed_; ++i) attempt([&] { reducers_[i]->tell_weight(); });
+  for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
+  const bool is_step = !first;
+  if (sharing) attempt([&] { buffers_.finish(*sharing); });
+  if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
+  if (shares && !first) attempt([&] { compare_kept_buffers(); });
+  if (is_step) kept_->note_step();
+  if (first) std::rethrow_exception(first);
+  const std::lock_guard lock(mutex_);
+  local_.reset();
+}
+
+/// Those that did not travel now.
+void ModuleReducer::compare_kept_buffers() {
+  kept_->watch(buffers_.kept());
+  kept_->begin_round();
+  kept_->end_round();
+}
+
+/// Before the first pass of parameters that are new or were unfrozen the ranks compare which these are, and what they hold.
+void ModuleReducer::finish_pass(std::size_t reducer) {
+  if (reducer >= agreed_) {
+    const Named parameters = reducers_[reducer]->parameters();
+    std::uint64_t digest = reducer;
+    for (const auto& [name, parameter] : parameters) digest = digest_of_values(parameter, digest_of(name, digest));
+    reducers_.front()->compare(
+        shape_of_digest(digest),
+        formatted("has changed the parameters or groups of {}: {} are reduced from now on (checksum of their values {:x}; "
+                  "broadcast_parameters() makes those of a new layer equal)",
+                  name(), names_of(parameters), digest));
+    reducers_[reducer]->listen(true);
+    agreed_ = reducer + 1;
+  }
+  reducers_[reducer]->finish_pass();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- join
+
+JoinGuard ModuleReducer::join(const JoinOptions& options) {
+  if (options_.process_set.size() > 1)
+    for (const auto& layer : module_->named_modules())
+      if (is_sync_batchnorm(*layer.value()))
+        throw InvalidArgument(
+            formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each step; give all ranks as "
+                      "many batches, or use ordinary batch normalisation",
+                      layer.key()));
+  rounds_ = begin_rounds(*reducers_.front(), options);
+  for (const auto& reducer : reducers_) reducer->set_join(rounds_);
+  const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) { self->share_model(last, optimizer); };
+  const auto end = [self = shared_from_this()](bool failed) { self->end_join(failed); };
+  return JoinGuard({rounds_, share, end});
+}
+
+void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
+  broadcast_parameters(*module_, last, options_.process_set);
+  if (options_.broadcast_buffers) buffers_.are_equal();
+  are_buffers_own_ = false;
+  if (optimizer != nullptr) broadcast_optimizer_state(*optimizer, last, options_.process_set);
+}
+
+void ModuleReducer::end_join(bool failed) {
+  rounds_ = nullptr;
+  for (const auto& reducer : reducers_) reducer->set_join(nullptr);
+  if (!failed) return;
+  // What was under way is over: the others have left their guards, too.
+  for (const auto& reducer : reducers_) reducer->begin_step();
+  are_buffers_ahead_ = are_buffers_own_ = false;
+  const std::lock_guard lock(mutex_);
+  in_backward_ = false;
+  spent_ = 0;
+  outstanding_.clear();
+  reached_.clear();
+  local_.reset();
+}
+
+}  // namespace hvd::detail

@@ -1,0 +1,270 @@
+// The rounds of a GradientReducer's buckets: what is submitted, waited for and given back.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include "hvd/api/request.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/engine.h"
+#include "torch_bindings/collectives/agreement.h"
+#include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/tensors.h"
+#include "torch_bindings/gradients/gradient_keeper.h"
+#include "torch_bindings/platform/device.h"
+#include "torch_bindings/reducer/reducer_buckets.h"
+
+namespace hvd {
+
+namespace {
+
+std::byte no_elements;  // where they would be
+
+/// Sets how gradients become their average or sum.
+void scale_gradients(AllreduceOptions& terms, const DistributedOptimizerOptions& options) {
+  terms.op = options.op;
+  if (options.gradient_predivide_factor == 1) return;
+  terms.op = ReduceOp::Sum;
+  terms.prescale_factor = 1 / options.gradient_predivide_factor;
+  terms.postscale_factor = options.gradient_predivide_factor / options.process_set.size();
+}
+
+/// Returns an argument without elements, whose shape is compared between the ranks.
+TensorArgument announcement(const RoundHistory& history, const at::Tensor& nothing) {
+  TensorArgument argument = detail::argument(nothing, nothing, "");
+  argument.output = &no_elements;
+  argument.shape = history.announced();
+  argument.shape.push_back(0);
+  argument.name = history.words();
+  return argument;
+}
+
+/// This rank's part of the result goes where it lies in the gradient: nobody else reads that of it.
+void scatter(TensorArgument& argument, std::vector<std::int64_t> parts, int rank) {
+  if (argument.shape.empty()) argument.shape = {1};
+  const std::int64_t elements = element_count(argument.shape);
+  if (std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) != elements) {  // sparse, or of another shape now
+    std::fill(parts.begin(), parts.end(), 0);
+    parts.front() = elements;
+  }
+  const auto before = static_cast<std::size_t>(std::accumulate(parts.begin(), parts.begin() + rank, std::int64_t{0}));
+  if (argument.output == nullptr) argument.output = &no_elements;
+  argument.output = static_cast<std::byte*>(argument.output) + before * element_bytes(argument.dtype);
+  argument.splits = std::move(parts);
+}
+
+/// Collective over the ranks that have got a Mismatch for the bucket: returns the error with what is unusual on each of them.
+Mismatch explained(const Mismatch& error, const std::string& bucket, std::string mine, const ProcessSet& process_set) {
+  if (!mine.empty()) mine = formatted("; rank {} {}", hvd::rank(), mine);
+  const std::string all = detail::said_by_all(mine, bucket + "/differences", process_set);
+  if (all.empty()) return error;
+  return Mismatch(formatted("{} (dimensions of 1 in front of a shape tell rounds apart{})", error.what(), all));
+}
+
+}  // namespace
+
+/// The sum of the weights is there, as a rule, before the first bucket is complete.
+void ReducerBuckets::begin_round() {
+  if (std::exchange(has_begun_, true)) return;
+  follow_parameters(Between::NewOrder);
+  if (!buckets_.empty()) ask_for_weights();
+}
+
+void ReducerBuckets::ask_for_weights() {
+  if (buckets_.empty()) return context_.weights.ask(name_ + "/weights", false);
+  context_.weights.ask(buckets_.front().name, scatters(buckets_.front()));
+}
+
+/// How the bucket is submitted, without its tensors.
+Submission ReducerBuckets::like(const GradientBucket& bucket) const {
+  const bool follows_weights = context_.weights.own() && is_first(bucket);
+  AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
+  scale_gradients(terms, options_);
+  const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
+  Submission submission = request(kind, terms, detail::device_of(bucket.parameter()));
+  submission.on_stream = submission.device.kind == DeviceKind::Cuda;
+  return submission;
+}
+
+void ReducerBuckets::submit(GradientBucket& bucket, Round round, bool wait_follows) {
+  const auto running = engine();
+  const GradientWeights& weights = context_.weights;
+  const bool are_weights_known = context_.weights.learn();
+  // Other ranks have sent theirs under the name of the weights: all have failed.
+  if (!are_weights_known && is_first(bucket)) return bucket.round.submit(weights.pending());
+  bucket.take_in_together(round == Round::ThrownAway);
+  if (weights.are_asked() && are_weights_known && round != Round::ThrownAway) bucket.weigh(weights);
+  Submission submission = like(bucket);
+  std::vector<std::shared_ptr<void>> kept;
+  const auto ranks = static_cast<std::uint64_t>(options_.process_set.size());
+  const bool scattered = submission.kind == OpKind::Reducescatter;
+  for (const auto* slot : bucket.slots) {
+    TensorArgument argument = bucket.memory.argument(slot->member, kept);
+    if (!slot->sparse) bytes_sent_ += (scattered ? 1 : 2) * bucket.memory.result(slot->member).nbytes() * (ranks - 1) / ranks;
+    argument.present = bucket.round.is_present(slot->member) && !slot->sparse;
+    if (slot->sparse) argument.shape = {0};  // says so to the others
+    if (scattered) scatter(argument, keeper_->parts(slot->named.parameter), options_.process_set.rank());
+    submission.tensors.push_back(std::move(argument));
+  }
+  if (is_first(bucket) && !context_.history.announced().empty()) {
+    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
+    submission.tensors.push_back(announcement(context_.history, *nothing));
+    kept.push_back(nothing);
+    context_.history.submit_announcement();
+  }
+  Shape& tells_the_round = submission.tensors.front().shape;
+  tells_the_round.insert(tells_the_round.begin(), context_.history.kind(), 1);
+  if (auto point = detail::stream_point(bucket.memory.result(0), bucket.name)) {
+    for (auto& argument : submission.tensors) argument.ready_event = point->event();
+    kept.push_back(std::move(point));
+  }
+  submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
+  bucket.round.submit(running->submit(std::move(submission), wait_follows ? After::Wait : After::Return));
+}
+
+void ReducerBuckets::wait_for(GradientBucket& bucket, Round round) {
+  const auto running = engine();
+  for (bool again = false;; again = true) {
+    try {
+      running->wait(*bucket.round.pending());
+      break;
+    } catch (const Deadlock&) {  // the others are somewhere else, and answer no question
+      bucket.put_given_back();
+      throw;
+    } catch (const Mismatch& error) {
+      bucket.put_given_back();
+      // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
+      if (again || options_.sparse_as_dense || !bucket.learn_sparse(options_.process_set))
+        throw explained(error, bucket.name, context_.history.peculiarities(context_.weights.own().has_value()), options_.process_set);
+      if (context_.weights.are_asked() && bucket.round.pending() == context_.weights.pending()) ask_for_weights();
+      submit(bucket, round, true);
+    }
+  }
+  if (is_first(bucket)) context_.history.end_announcement();
+  for (std::size_t i = 0; i < bucket.slots.size(); ++i)
+    if (bucket.round.pending()->present_anywhere[i]) bucket.memory.note_result(i);
+}
+
+void ReducerBuckets::complete(GradientBucket& bucket, Round round) {
+  if (bucket.round.state() != RoundState::PutAway) wait_for(bucket, round);
+  detail::wait_on_current_stream(bucket.parameter(), bucket.round.pending()->completions, bucket.name);
+  bucket.memory.let_go_of_given();
+  if (keeper_ != nullptr) return put_away(bucket, round, false);
+  if (round != Round::ThrownAway) bucket.give_back(1.0 / summed_ranks());
+}
+
+/// Throws what the first failed bucket threw, when all are over.
+void ReducerBuckets::reduce(Round round) {
+  begin_round();
+  context_.replicas.begin_round();
+  for (auto& bucket : buckets_) {
+    if (bucket.round.is_submitted()) continue;
+    open(bucket);
+    take_rest(bucket, round, false);
+    submit(bucket, round, true);
+  }
+  if (keeper_ == nullptr) arrivals_.submit(round == Round::Kept);
+  std::exception_ptr first;
+  const auto attempt = [&first](const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
+  if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
+  try {
+    context_.replicas.end_round();
+  } catch (const detail::OtherTensors&) {  // says why gradients do not fit, and which is whose
+    first = std::current_exception();
+  } catch (...) {  // ranks that are not in the same kind of round have said above why replicas differ
+    if (!first) first = std::current_exception();
+  }
+  if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
+  for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
+  if (!first) attempt([&] { reduce_sparse(round); });
+  if (!first) attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
+  if (!first) return;
+  for (auto& bucket : buckets_) {
+    bucket.put_given_back();
+    bucket.put_back_weighed(context_.weights.factor());
+  }
+  drop_shares();
+  for (auto& slot : slots_) slot.reduced = false;
+  forget();
+  context_.history.begin_step();
+  std::rethrow_exception(first);
+}
+
+void ReducerBuckets::reduce_compressed() {
+  for (auto& slot : slots_)
+    if (slot.compressed) slot.share_out(summed_ranks());
+  GradientWeights& weights = context_.weights;
+  Shape compared = buckets_.empty() ? context_.history.announced() : Shape{};
+  if (buckets_.empty() && weights.own()) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
+  compressor_->reduce(compared, [this, &weights] {
+    if (!weights.are_asked()) ask_for_weights();
+    weights.learn();
+    return weights.are_asked() ? weights.factor() : 1;
+  });
+  if (buckets_.empty()) context_.history.drop_announcement();
+}
+
+/// As indices and values, each on its own.
+void ReducerBuckets::reduce_sparse(Round round) {
+  std::vector<std::pair<GradientSlot*, Handle<at::Tensor>>> under_way;
+  for (auto& slot : slots_) {
+    if (!slot.sparse) continue;
+    if (round != Round::ThrownAway) slot.share_out(summed_ranks());
+    const at::Tensor& parameter = slot.named.parameter;
+    const at::Tensor& gradient = parameter.grad();
+    at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
+                      : gradient.is_sparse() ? gradient
+                                             : gradient.to_sparse(1);
+    if (context_.weights.are_asked()) mine = context_.weights.weighed(mine);
+    AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
+                             .process_set = options_.process_set,
+                             .compression = options_.compression};
+    scale_gradients(options, options_);
+    under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
+  }
+  for (auto& [slot, handle] : under_way) {
+    const at::Tensor sum = handle.wait();
+    if (round == Round::ThrownAway) continue;
+    at::Tensor& gradient = slot->gradient();
+    if (gradient.defined() || sum._nnz() > 0) gradient = sum;
+  }
+}
+
+void ReducerBuckets::compare() {
+  RoundHistory& history = context_.history;
+  if (buckets_.empty()) {
+    context_.replicas.begin_round();  // as in any round
+    context_.replicas.end_round();
+    compressor_->compare(history.announced());
+    return history.drop_announcement();
+  }
+  history.end_round();  // it is none that a rank could take for its next one
+  try {
+    reduce(Round::ThrownAway);
+  } catch (...) {
+    history.drop_announcement();
+    throw;
+  }
+  history.undo_round();
+  forget();
+}
+
+void ReducerBuckets::throw_away() {
+  reduce(Round::ThrownAway);
+  drop_shares();
+  forget();
+  for (auto& slot : slots_) slot.reduced = false;
+  context_.history.end_round();
+}
+
+}  // namespace hvd

@@ -1,0 +1,104 @@
+#include "torch_bindings/replicas/replica_threads.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <exception>
+#include <latch>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "hvd/base/signals.h"
+#include "torch_bindings/platform/stream_set.h"
+#include "torch_bindings/precision/autocast.h"
+
+namespace hvd::detail {
+
+namespace {
+
+/// The number of threads that LibTorch uses is each thread's own, but at::set_num_threads also sets the one that new threads begin with.
+/// While workers take their share, one pass after the other, a new thread keeps that number and puts it back; workers wait for that.
+class ThreadShares {
+ public:
+  /// For a thread that works with LibTorch for the first time: its number is then not that of the workers of another one's pass.
+  static void look() {
+    const std::lock_guard lock(starting());
+    at::get_num_threads();
+  }
+  explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
+    share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
+    const SignalsKeptOff of_it;
+    keeper_ = std::thread([this] {
+      const int of_new_threads = at::get_num_threads();
+      known_.count_down();
+      taken_.wait();
+      at::set_num_threads(of_new_threads);
+      put_back_.count_down();
+    });
+    known_.wait();
+  }
+  /// By each worker, once.
+  void take() {
+    at::get_num_threads();  // a thread's first look sets it to what new threads begin with, also after set_num_threads
+    at::set_num_threads(share_);
+    taken_.count_down();
+    put_back_.wait();
+  }
+  /// When all workers have been started.
+  void finish() {
+    keeper_.join();
+    only_one_.unlock();
+  }
+
+ private:
+  static std::mutex& starting() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  std::unique_lock<std::mutex> only_one_;
+  int share_ = 1;
+  std::latch known_{1}, taken_, put_back_{1};
+  std::thread keeper_;
+};
+
+}  // namespace
+
+void look_at_number_of_threads() { ThreadShares::look(); }
+
+void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
+  const at::ThreadLocalState settings;
+  const auto kind = devices.front().type();
+  const bool autocast = at::autocast::is_autocast_enabled(kind);
+  const auto autocast_type = at::autocast::get_autocast_dtype(kind);
+  const auto streams = current_streams(devices);  // what the caller has queued there comes first
+  std::vector<std::exception_ptr> errors(devices.size());
+  std::vector<std::thread> running;
+  ThreadShares shares(devices.size());
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const SignalsKeptOff of_it;
+    running.emplace_back([&, i] {
+      shares.take();
+      try {
+        const at::ThreadLocalStateGuard same_settings(settings);
+        const c10::MultiStreamGuard same_streams(streams);
+        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
+        std::optional<AutocastGuard> same_autocast;
+        if (autocast) same_autocast.emplace(kind, autocast_type);
+        work(i);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  }
+  shares.finish();
+  for (auto& thread : running) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+}  // namespace hvd::detail

@@ -1,0 +1,170 @@
+#pragma once
+/// One optimizer's work, shared out over the ranks: ZeRO stage 1 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+/// Parameter Models", SC 2020). Each rank updates its share of the parameters, keeps the state of that share alone, and gets the other
+/// shares from their owners. The share: one run of all parameters laid end to end, cut where 1/size of the bytes ends, also within a
+/// parameter; with shares of gradients, one run of each bucket in which gradients travel, so that all ranks have an equal part in each;
+/// whole parameters for optimizers of the user's own, also those that derive from one of LibTorch, which may look at all of one. A
+/// parameter that a group lists several times is cut once, and stepped as often as it is listed. Parameters on the host move into memory
+/// that the ranks share, unless something else refers to their storage. With `share_parameters` there is one copy of the parameters per
+/// host (torch_bindings/parameters/shared_parameters.h), the shares are those of the ranks of a host, and nothing is sent after a step.
+/// Thread: the optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by
+/// itself); what a broadcast throws. Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is
+/// that of this rank's pieces.
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "hvd/hvd.h"
+#include "torch_bindings/gradients/gradient_keeper.h"
+#include "torch_bindings/gradients/gradient_memory.h"
+#include "torch_bindings/parameters/shared_parameters.h"
+#include "torch_bindings/precision/master_copies.h"
+
+namespace hvd::detail {
+class CheckpointReader;
+}  // namespace hvd::detail
+namespace hvd {
+
+class OptimizerShards : public GradientKeeper {
+ public:
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+  /// Parameters that are laid end to end and cut together; none: all are.
+  using Runs = std::vector<std::vector<at::Tensor>>;
+
+  /// Local. `masters`: of the optimizer's 16-bit parameters, which this has from now on until `give_back()`; null without them.
+  /// `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
+  /// that the optimizer has already is cut too.
+  OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
+                  bool share_parameters = false, detail::MasterCopies* masters = nullptr, const Runs& runs = {});
+  /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
+  /// stepping the optimizer or wrapping it again is an error.
+  ~OptimizerShards() override;
+  OptimizerShards(const OptimizerShards&) = delete;
+  OptimizerShards& operator=(const OptimizerShards&) = delete;
+
+  /// From now on this rank has its shares of the gradients alone, which come by `keep()`: ZeRO stage 2. Until `drop_gradients()`.
+  void keep_gradients() { keeps_gradients_ = true; }
+  [[nodiscard]] const std::vector<std::int64_t>& parts(const at::Tensor& parameter) const override;
+  void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
+  void drop(const at::Tensor& parameter) override;
+  void drop_gradients();
+  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit parameters with masters in fp32.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradients() const;
+
+  /// Throws InvalidArgument, naming unshard(), if the optimizer's state is in shares: of a wrapper that lives, or of one that has ended.
+  static void refuse_shares(const torch::optim::Optimizer& optimizer);
+
+  /// After the wrapped optimizer's groups have changed: shares out the parameters from place `first` on of all that there are now. Local.
+  void add(const Named& parameters, std::size_t first, const Runs& runs = {});
+  /// Throws InvalidArgument if the wrapped optimizer has been stepped by itself, as its state shows.
+  void check_untouched();
+
+  /// While the wrapped optimizer steps, its groups hold this rank's pieces, with their parts of the parameters' gradients, from `lend()` to
+  /// `take_back()`; each does nothing where it is so already.
+  void lend();
+  void take_back();
+  /// Before it, and after all gradients are there: collective where there is one copy of the parameters, and where this rank refuses to
+  /// make a step. With a `refusal` on any rank, all throw Mismatch with its words, here or at `end_update()`, and the parameters are the
+  /// same on all ranks still.
+  void begin_update(const std::string& refusal = {});
+  /// After it: collective, every parameter becomes what its owners made of it.
+  void end_update();
+  /// Instead of that, on a rank whose update has failed: where there is one copy of the parameters, the others learn of it.
+  void fail_update(const std::string& failure);
+  /// While the wrapped optimizer evaluates a closure, its groups hold whole parameters, and nobody updates them.
+  void interrupt_update();
+  void resume_update();
+  /// Returns whether there is one copy of the parameters per host.
+  [[nodiscard]] bool shares_parameters() const { return shared_ != nullptr; }
+  /// Returns whether this rank is the one of its host that writes parameters for all of them.
+  [[nodiscard]] bool is_writer() const { return !shared_ || self_ == 0; }
+
+  /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
+  /// LibTorch does not know the optimizer and it has a state.
+  void give_back();
+  /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time; with
+  /// `only`, a rank, that one alone, and the others write nothing.
+  void save(torch::serialize::OutputArchive& archive, std::optional<int> only = {});
+  /// Local: keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. The old state stays if that throws.
+  /// `reader`: of tensors whose values are in a file still; then the share has them when it has read. Null: there are none.
+  void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive, detail::CheckpointReader* reader = nullptr);
+  /// Returns what brings the masters of this rank's share back to what they are now.
+  [[nodiscard]] std::function<void()> remember_masters();
+
+ private:
+  using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+  /// Elements [begin, end) of a parameter, in the order of its memory.
+  struct Piece {
+    std::string name;  ///< of the parameter
+    at::Tensor parameter;
+    std::int64_t begin = 0, end = 0;
+    std::size_t owner = 0;                     ///< the share that it is in
+    at::Tensor tensor;                         ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
+    at::Tensor travels;                        ///< the same elements, dense
+    std::vector<std::int64_t> strides;         ///< of the parameter
+    std::optional<detail::MasterCopy> master;  ///< of this rank's piece of a 16-bit parameter, where there are masters: that is stepped
+    at::Tensor gradient;                       ///< this rank's share of it, where `.grad` does not have it
+    [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
+  };
+
+  void move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
+  void deal(std::vector<Piece>& whole) const;
+  [[nodiscard]] std::vector<Piece> cut(std::span<const std::pair<std::string, at::Tensor>> parameters, const Runs& runs) const;
+  void cut_run(const std::vector<std::size_t>& run, std::size_t first, std::vector<std::vector<Piece>>& pieces) const;
+  [[nodiscard]] at::Tensor view_of(const Piece& piece) const;
+  void follow_memory();
+  void arrange();
+  void mark();
+  [[nodiscard]] bool has_state() const;
+  [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
+  void share_pieces(const std::string& refusal);
+  void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
+  [[nodiscard]] States gather_state(std::optional<int> only = {});
+  [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only);
+  void gather_pieces(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own, const std::vector<std::int64_t>& bytes,
+                     const std::string& what, std::optional<int> only) const;
+  [[nodiscard]] bool gets_whole(std::optional<int> only) const;
+  void keep_share(States whole, detail::CheckpointReader* reader = nullptr);
+  [[nodiscard]] at::Tensor part_of(const at::Tensor& whole, const Piece& piece, detail::CheckpointReader* reader) const;
+  [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
+  void lend_gradient(Piece& piece) const;
+  void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters);
+  [[nodiscard]] bool has_master(const Piece& piece) const { return masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter); }
+  [[nodiscard]] at::ScalarType state_type(const Piece& piece) const {
+    return has_master(piece) ? at::kFloat : piece.parameter.scalar_type();
+  }
+  [[nodiscard]] std::int64_t bytes_of_state(const Piece& piece) const {
+    return (piece.end - piece.begin) * static_cast<std::int64_t>(c10::elementSize(state_type(piece)));
+  }
+  [[nodiscard]] detail::MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
+
+  detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
+  torch::optim::Optimizer& wrapped_;
+  const ProcessSet process_set_;
+  const std::unique_ptr<SharedParameters> shared_;  ///< null where each rank has a copy of its own
+  const std::vector<int> owners_;                   ///< by share: the rank that has it; with one copy per host, of the first host
+  const std::size_t self_;                          ///< the share of this rank
+  const std::string name_;
+  detail::MasterCopies* const masters_;
+  const bool is_known_;  ///< LibTorch knows the optimizer, or what it derives from, so that its state can be put together
+  std::vector<Piece> pieces_;
+  std::unordered_map<const void*, std::vector<std::size_t>> mine_;    ///< by parameter: this rank's pieces
+  std::unordered_map<const void*, std::vector<std::int64_t>> parts_;  ///< by parameter: elements in each share
+  bool keeps_gradients_ = false;
+  std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
+  std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
+  bool lent_ = false;
+  bool updating_ = false;  ///< between `begin_update()` and the end of the update, with one copy
+  bool stepped_ = false;   ///< there has been a step, or a state from before
+  bool given_back_ = false;
+};
+
+}  // namespace hvd

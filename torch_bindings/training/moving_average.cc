@@ -1,0 +1,164 @@
+#include "torch_bindings/training/moving_average.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/parameters/shared_parameters.h"
+#include "torch_bindings/precision/master_copies.h"
+
+namespace hvd {
+
+namespace {
+
+/// What an average adds at a time is lost in 16 bits.
+at::ScalarType average_type(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16 ? at::kFloat : parameter.scalar_type();
+}
+
+/// The parameter's master where there is one, else what it is.
+at::Tensor value_of(const at::Tensor& parameter) {
+  const at::Tensor master = detail::MasterCopy::is_for(parameter) ? detail::MasterCopies::master_of(parameter) : at::Tensor();
+  return master.defined() ? master : parameter.detach();
+}
+
+/// Makes the parameter what `other`, of its type, is, and the other way round.
+void exchange_values(const at::Tensor& parameter, const at::Tensor& other) {
+  if (SharedParameters::contains(parameter)) {  // other ranks exchange theirs too: not the values, but whose memory is whose
+    const at::Tensor kept = parameter.detach();
+    parameter.set_data(other.detach());
+    other.set_data(kept);
+  } else {
+    const at::Tensor kept = parameter.detach().clone();
+    parameter.copy_(other);
+    other.copy_(kept);
+  }
+}
+
+}  // namespace
+
+ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options)
+    : options_(options), parameters_(std::move(parameters)) {
+  if (!(options_.decay >= 0 && options_.decay < 1))
+    throw InvalidArgument(formatted("decay is {}; it must be from 0 to below 1", options_.decay));
+  std::unordered_map<const void*, std::size_t> places;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto [place, is_first] = places.emplace(parameters_[i].unsafeGetTensorImpl(), i);
+    if (is_first) unique_.push_back(i);
+    averages_.push_back(is_first ? parameters_[i].detach().to(average_type(parameters_[i]), false, /*copy=*/true)
+                                 : averages_[place->second]);
+  }
+  begin_with_broadcasts();
+}
+
+ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options)
+    : ExponentialMovingAverage(module.parameters(), options) {
+  std::unordered_set<const void*> known;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || !known.insert(buffer.unsafeGetTensorImpl()).second) continue;
+    const bool counts = !buffer.is_floating_point() || item.key().ends_with("num_batches_tracked");  // of any type after Module::to()
+    buffers_.push_back({buffer, buffer.detach().to(average_type(buffer), false, /*copy=*/true), counts, {}});
+  }
+  begin_with_broadcasts();
+}
+
+/// The averages begin with what all ranks have, also if that comes later.
+void ExponentialMovingAverage::begin_with_broadcasts() {
+  std::vector<std::pair<at::Tensor, at::Tensor>> all;  // with their averages
+  for (const auto i : unique_) all.emplace_back(parameters_[i], averages_[i]);
+  for (const auto& buffer : buffers_) all.emplace_back(buffer.buffer, buffer.average);
+  begins_ = std::make_shared<const std::function<void()>>([all = std::move(all)] {
+    const at::NoGradGuard no_gradient;
+    for (const auto& [value, average] : all) average.copy_(value_of(value));
+  });
+  SharedParameters::on_written_alike(begins_);
+}
+
+void ExponentialMovingAverage::update() {
+  const at::NoGradGuard no_gradient;
+  begins_.reset();
+  const auto t = static_cast<double>(updates_++);
+  const double decay = options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
+  for (const auto i : unique_) averages_[i].lerp_(value_of(parameters_[i]).to(averages_[i].scalar_type()), 1 - decay);
+  for (auto& [buffer, average, counts, kept] : buffers_) {
+    const at::Tensor now = buffer.detach().to(average.scalar_type());
+    if (counts) {
+      average.copy_(now);
+    } else {  // what has not changed stays, also if it is infinite (masks)
+      average.copy_(at::where(average.eq(now), average, at::lerp(average, now, 1 - decay)));
+    }
+  }
+}
+
+void ExponentialMovingAverage::copy_to_parameters() {
+  const at::NoGradGuard no_gradient;
+  for (const auto i : unique_) {
+    if (SharedParameters::contains(parameters_[i])) {  // other ranks may be reading them yet: the next step puts all together again
+      parameters_[i].set_data(averages_[i].detach().to(parameters_[i].scalar_type(), false, /*copy=*/true));
+    } else {
+      parameters_[i].copy_(averages_[i]);
+    }
+  }
+  for (auto& buffer : buffers_) buffer.buffer.copy_(buffer.average);
+}
+
+void ExponentialMovingAverage::exchange() {
+  const at::NoGradGuard no_gradient;
+  begins_.reset();  // a broadcast in between would be of the averages
+  set_aside_.resize(parameters_.size());
+  for (const auto i : unique_) {
+    if (averages_[i].scalar_type() == parameters_[i].scalar_type()) {
+      exchange_values(parameters_[i], averages_[i]);
+    } else {
+      const bool begins = !set_aside_[i].defined();
+      if (begins) set_aside_[i] = averages_[i].to(parameters_[i].scalar_type());
+      exchange_values(parameters_[i], set_aside_[i]);
+      if (!begins) set_aside_[i].reset();
+    }
+  }
+  are_exchanged_ = !are_exchanged_;
+  for (auto& [buffer, average, counts, kept] : buffers_) {
+    if (!are_exchanged_ && kept.defined()) {
+      buffer.copy_(std::exchange(kept, {}));
+    } else if (are_exchanged_ && !at::equal(buffer, average.to(buffer.scalar_type()))) {  // no write that a DistributedDataParallel sees
+      kept = buffer.detach().clone();
+      buffer.copy_(average);
+    }
+  }
+}
+
+void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("updates", c10::IValue(updates_));
+  for (std::size_t i = 0; i < averages_.size(); ++i) archive.write(formatted("average.{}", i), averages_[i]);
+  archive.write("buffers", c10::IValue(static_cast<std::int64_t>(buffers_.size())));
+  for (std::size_t i = 0; i < buffers_.size(); ++i) archive.write(formatted("buffer.{}", i), buffers_[i].average);
+}
+
+void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
+  c10::IValue updates, buffers;
+  archive.read("updates", updates);
+  const at::NoGradGuard no_gradient;
+  std::vector<std::pair<at::Tensor, at::Tensor>> read;
+  const auto take = [&](const std::string& key, const at::Tensor& average) {
+    at::Tensor value;
+    archive.read(key, value);
+    TORCH_CHECK(value.sizes() == average.sizes(), key, " is of shape ", value.sizes(), ", what it is the average of ", average.sizes());
+    read.emplace_back(average, value);
+  };
+  for (std::size_t i = 0; i < averages_.size(); ++i) take(formatted("average.{}", i), averages_[i]);
+  if (archive.try_read("buffers", buffers)) {  // a file that was written before there were any has none
+    const auto count = static_cast<std::size_t>(buffers.toInt());
+    TORCH_CHECK(count == buffers_.size(), "there are averages of ", count, " buffers, and the model has ", buffers_.size());
+    for (std::size_t i = 0; i < count; ++i) take(formatted("buffer.{}", i), buffers_[i].average);
+  }
+  for (const auto& [average, value] : read) average.copy_(value);
+  updates_ = updates.toInt();
+  begins_.reset();
+}
+
+}  // namespace hvd
