@@ -30,7 +30,8 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
       stats.add(stats.bytes_zero_copy, bytes);
       return *place;
     }
-    if (routes::is_read_between_hosts(traits.kind, bytes))
+    const bool is_copied = routes::is_copied(traits.kind, bytes, who.here().size(), false, staging.staged_bytes());
+    if (routes::is_read_between_hosts(traits.kind, bytes) && !is_copied)
       if (const auto place = staging.show(member.input, bytes)) return *place;
     member.copied = bytes > 0;
     return staging.stage(member.input, bytes);

@@ -123,7 +123,7 @@ class ChunkedReceive {
 /// Elements of a chunk where up to `runs` runs come to a rank at once, of elements of so many bytes: the same on both sides.
 inline std::size_t chunk_elements(std::size_t runs, std::size_t element_bytes) {
   constexpr std::size_t kMostBytes = std::size_t{512} << 10;
-  constexpr std::size_t kLeastBytes = std::size_t{64} << 10;
+  constexpr std::size_t kLeastBytes = std::size_t{32} << 10;
   constexpr std::size_t kAllBytes = std::size_t{32} << 20;
   const std::size_t bytes = std::clamp(kAllBytes / (std::max<std::size_t>(runs, 1) * kChunkWindow), kLeastBytes, kMostBytes);
   return std::max<std::size_t>(bytes / element_bytes, 1);

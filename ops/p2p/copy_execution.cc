@@ -19,7 +19,14 @@ CopyExecution::CopyExecution(P2pContext& context, Batch batch)
                                           : chunk_elements(ranks, element_);
   // Each rank sends to another one first, so that not all send to the same.
   const std::size_t first = is(OpKind::Alltoall) ? number_of(self()) : 0;
-  for (std::size_t i = 0; i < ranks; ++i) add_stream((first + i) % ranks);
+  for (std::size_t i = 0; i < ranks; ++i) {
+    const std::size_t number = (first + i) % ranks;
+    if (i == 0 || number == 0)
+      starts_ = is(OpKind::Broadcast) ? all_elements(batch_).starts : part_of_members(&BatchMember::counts, number).starts;
+    add_stream(number);
+    for (std::size_t member = 0; !is(OpKind::Broadcast) && member < starts_.size(); ++member)
+      starts_[member] += static_cast<std::size_t>(batch_.members[member].counts[number]);
+  }
   if (incoming_.empty() || !(is_for_one_ || leads())) return;
   if (!is_for_one_) begin_collecting();
   for (Incoming& incoming : incoming_) {
@@ -29,8 +36,12 @@ CopyExecution::CopyExecution(P2pContext& context, Batch batch)
   }
 }
 
-Elements CopyExecution::elements_from(std::size_t number) const {
-  return is(OpKind::Broadcast) ? all_elements(batch_) : part_of_members(&BatchMember::counts, number);
+Elements CopyExecution::elements_from(std::size_t number) {
+  if (is(OpKind::Broadcast)) return all_elements(batch_);
+  std::vector<std::size_t> sizes;
+  sizes.reserve(batch_.members.size());
+  for (const auto& member : batch_.members) sizes.push_back(static_cast<std::size_t>(member.counts[number]));
+  return {Flattened(sizes), starts_};
 }
 
 /// Adds what travels between this rank and the one with this number, or begins there.
@@ -164,7 +175,7 @@ Progress CopyExecution::advance() {
     is_lost_ = !copied_here_;
     worked = true;
   }
-  if (!is_for_one_ && !incoming_.empty()) worked = place_collected() || worked;
+  if (!is_for_one_ && !incoming_.empty() && !counted_) worked = place_collected() || worked;
   const bool has_all = std::ranges::all_of(incoming_, &Incoming::is_placed);
   if (copied_here_ && (is_for_one_ || has_all) && !std::exchange(counted_, true)) {
     state_.finished.fetch_add(1, std::memory_order_acq_rel);

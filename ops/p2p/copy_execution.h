@@ -55,8 +55,8 @@ class CopyExecution final : public P2pExecution {
   [[nodiscard]] bool is(OpKind kind) const { return batch_.traits.kind == kind; }
   [[nodiscard]] bool is_here(int rank) const { return std::binary_search(who_.here().begin(), who_.here().end(), rank); }
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
-  /// Returns what number `number` among those that take part sends to this rank.
-  [[nodiscard]] Elements elements_from(std::size_t number) const;
+  /// Returns what the next number among those that take part, this one, sends to this rank.
+  [[nodiscard]] Elements elements_from(std::size_t number);
   [[nodiscard]] Hop hop_of(int source) const;
   void add_stream(std::size_t number);
   void begin_collecting();
@@ -76,6 +76,7 @@ class CopyExecution final : public P2pExecution {
 
   const bool is_for_one_;  ///< what comes is for this rank alone: nothing is collected
   std::size_t chunk_elements_ = 1;
+  std::vector<std::size_t> starts_;         ///< per member: where in the output begins what the next number sends
   std::deque<Outgoing> outgoing_;           // stay where they are, as the next
   std::deque<Incoming> incoming_;           ///< in the same order on all ranks of the domain, where they are collected
   std::optional<std::uint64_t> collected_;  ///< leader: location of the collection

@@ -21,9 +21,9 @@ std::size_t fewest_ranks(const Arrangement& who) {
   return std::min_element(who.domains.begin(), who.domains.end(), by_size)->size();
 }
 
-/// Elements of a chunk where so many runs, each of so many arrays, come to a rank at once.
-std::size_t chunk_of(std::size_t runs, std::size_t arrays, std::size_t element) {
-  return std::clamp(kRoundBytes / (runs * arrays), kLeastChunkBytes, kMostChunkBytes) / element;
+/// Elements of a chunk of an allreduce, in which one rank of each domain sends to each, where a contribution has up to so many arrays.
+std::size_t chunk_of(std::size_t domains, std::size_t arrays, std::size_t element) {
+  return std::clamp(kRoundBytes / (domains * arrays), kLeastChunkBytes, kMostChunkBytes) / element;
 }
 
 }  // namespace
@@ -42,7 +42,8 @@ ReduceExecution::ReduceExecution(P2pContext& context, Batch batch)
       all_(std::make_shared<const Elements>(all_elements(batch_))),
       small_(!scatters() && routes::is_one_step(all_->flat.size() * element_ * (plan_.raw ? plan_.most_ranks : 1), who_.domains.size())),
       slices_(small_ ? 1 : fewest_ranks(who_)),
-      chunk_elements_(chunk_of(who_.domains.size(), plan_.raw ? plan_.most_ranks : 1, element_)) {
+      chunk_elements_(scatters() ? chunk_elements(batch_.ranks.size(), element_ * (plan_.raw ? plan_.most_ranks : 1))
+                                 : chunk_of(who_.domains.size(), plan_.raw ? plan_.most_ranks : 1, element_)) {
   from_.resize(who_.domains.size());
   if (who_.self_place < keepers(who_.self_domain)) own_ = part_of(who_.self_domain, who_.self_place);
   // Each begins with another one, so that not all send to the same.

@@ -32,6 +32,8 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   const auto kind = entry.key.kind;
   const bool has_block = is_one_block(entry);
   if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
+  // Where each rank keeps as many elements as it has said, its part is not what is laid out here.
+  if (kind == OpKind::Reducescatter && !entry.signature.tensors.front().splits.empty()) return nullptr;
   if (!table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().process_set(entry.key.process_set);

@@ -179,6 +179,23 @@ TEST_CASE("direct memory: reducescatter has the bits of an allreduce") {
   });
 }
 
+TEST_CASE("direct memory: a reducescatter of parts that the caller has said is not repeated as one by rows") {
+  on_all_layouts([](MpiWorld& world) {
+    const auto ranks = static_cast<std::int64_t>(mpi_size());
+    const auto rows = static_cast<std::size_t>(ranks);
+    Bytes input = pattern(mpi_rank(), rows, DataType::Float32, 1), output(rows * 4);
+    auto submission = reduction_of("parts", input.data(), output.data(), rows, {});
+    submission.kind = OpKind::Reducescatter;
+    submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    const Submission by_rows = submission;
+    auto& splits = submission.tensors.front().splits;
+    splits.assign(rows, 0);
+    splits.front() = ranks;  // the first rank keeps all
+    for (int round = 0; round < 4; ++round) run(world.engine(), submission);
+    CHECK_FALSE(world.engine().try_fast_path(call_of(by_rows)));
+  });
+}
+
 TEST_CASE("direct memory: ranks that go this way and that, in one order of names") {
   on_all_layouts([](MpiWorld& world) {
     std::mt19937 common(3), own(100 + static_cast<unsigned>(mpi_rank()));
