@@ -40,7 +40,7 @@ start() {
 }
 start "$folder/${name}_fuzz.o" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}"
 # The longest first. What is not needed the linker leaves in the library.
-mapfile -t sources < <(cd "$root" && ls -S hvd/{negotiation,base}/*.cc hvd/{errors,types}.cc ops/rendezvous/{hmac,frames,store}.cc)
+mapfile -t sources < <(cd "$root" && ls -S hvd/negotiation/*/*.cc hvd/base/*.cc hvd/{errors,types}.cc ops/rendezvous/{hmac,frames,store}.cc)
 for source in "${sources[@]}"; do
   object=$folder/$(tr / _ <<<"${source%.cc}").o
   start "$object" "$root/$source" "${flags[@]/fuzzer/fuzzer-no-link}"

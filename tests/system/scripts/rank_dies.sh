@@ -19,12 +19,15 @@ shared_things() {
   ipcs -m 2>/dev/null | awk '$2 ~ /^[0-9]+$/ && $6 == 0 { print "segment " $2 }'
   ipcs -s 2>/dev/null | awk '$2 ~ /^[0-9]+$/ { print "semaphore " $2 }'
 }
-# What is there now, was not before, and belongs to no living process (other jobs may run on this machine).
+# What is there now, was not before, and belongs to no living process nor to another job of Open MPI's (other jobs may run, and be killed, on
+# this machine).
 left_over() {
-  local thing
+  local thing job
   shared_things | sort >"$work/after"
+  job=$(sed -n 's/^job \([0-9]*\)$/\1/p' "$work/out" | head -n 1)
   comm -13 "$work/before" "$work/after" | while read -r thing; do
     case $thing in /dev/shm/*) grep -qsF "$thing" /proc/[0-9]*/maps && continue ;; esac
+    case $thing in /dev/shm/vader_segment.*) [[ -z $job || $thing == *.$(printf '%x' "$job").* ]] || continue ;; esac
     echo "$thing"
   done
 }
@@ -33,7 +36,9 @@ left_over() {
 job() {
   shared_things | sort >"$work/before"
   local start=$EPOCHREALTIME
-  timeout --kill-after=5 60 mpirun -np 4 "$build/tests/victim" "$@" >"$work/out" 2>&1 </dev/null
+  # shellcheck disable=SC2016
+  timeout --kill-after=5 60 mpirun -np 4 bash -c 'echo "job ${OMPI_MCA_ess_base_jobid:-}"; exec "$@"' bash "$build/tests/victim" "$@" \
+    >"$work/out" 2>&1 </dev/null
   status=$?
   seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
 }
