@@ -9,7 +9,7 @@
 #include "hvd/engine/engine.h"
 #include "ops/bootstrap.h"
 #include "ops/p2p/point_to_point.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd {
 

@@ -21,7 +21,7 @@
 #include "hvd/topology.h"
 #include "ops/p2p/point_to_point.h"
 #include "ops/rendezvous/rendezvous.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd {
 

@@ -8,8 +8,8 @@
 
 #include "hvd/negotiation/board/board.h"
 #include "ops/bootstrap.h"
-#include "ops/shm/peer_memory.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/peer_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 

@@ -28,7 +28,7 @@
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/rendezvous.h"
 #include "ops/p2p/transport.h"
-#include "ops/shm/result_memory.h"
+#include "ops/shm/memory/result_memory.h"
 #include "ops/shm/shm_backend.h"
 #include "ops/wires.h"
 

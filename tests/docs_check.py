@@ -348,7 +348,7 @@ WRONG = [
 ]
 RIGHT = [
     "[a](semantics.md#collectives) [b](../hvd/hvd.h) [c](https://example.org/x#y) ![d](allreduce.svg) [e](#there)\n\n# There",
-    "`<hvd/torch.h>` `tests/torch_bindings/what_if_*_test.cc` `tests/system/scripts/<name>.sh` `HVD_X` `run.json` `max(a, b)`",
+    "`<hvd/torch.h>` `tests/torch_bindings/what_if/*_test.cc` `tests/system/scripts/<name>.sh` `HVD_X` `run.json` `max(a, b)`",
     "    HVD_NP=2 bash examples/train.sh --epochs 3     # --none of this",
     "`mpirun -np 4 -x HVD_LOG_LEVEL build/examples/hvd_bench --model resnet50 --wire fp16`",
     "    cmake --preset tsan && cmake --build build-tsan --target unit_tests",

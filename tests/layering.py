@@ -34,7 +34,8 @@ PARTS = [
     ("hvd/negotiation/", 2.9),
     ("hvd/", 1),  # values and ports
     ("ops/kernels/", 1),
-    ("ops/shm/", 3),
+    ("ops/shm/memory/", 3.0),
+    ("ops/shm/", 3.1),
     ("ops/rendezvous/", 4),
     ("ops/p2p/", 4),
     ("ops/mpi/", 5),

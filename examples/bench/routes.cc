@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "hvd/routes.h"
-#include "ops/shm/peer_memory.h"
+#include "ops/shm/memory/peer_memory.h"
 
 namespace bench {
 

@@ -13,7 +13,7 @@
 #include "hvd/topology.h"
 #include "ops/p2p/exchange.h"
 #include "ops/partition.h"
-#include "ops/shm/staging.h"
+#include "ops/shm/memory/staging.h"
 
 namespace hvd {
 

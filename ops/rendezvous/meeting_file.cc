@@ -13,7 +13,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "ops/rendezvous/frames.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 

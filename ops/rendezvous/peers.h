@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "hvd/base/wire.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 

@@ -8,8 +8,8 @@
 
 #include "hvd/negotiation/board/board.h"
 #include "hvd/topology.h"
+#include "ops/shm/memory/staging.h"
 #include "ops/shm/piece_exchange.h"
-#include "ops/shm/staging.h"
 
 namespace hvd {
 

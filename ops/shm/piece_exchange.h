@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hvd/base/waits.h"
-#include "ops/shm/relay.h"
+#include "ops/shm/memory/relay.h"
 
 namespace hvd {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
-#include "ops/shm/staging.h"
+#include "ops/shm/memory/staging.h"
 
 namespace hvd {
 

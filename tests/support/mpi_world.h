@@ -18,7 +18,7 @@
 #include "ops/mpi/point_to_point.h"
 #include "ops/p2p/backend.h"
 #include "ops/p2p/transport.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 #include "ops/shm/shm_backend.h"
 #include "ops/ucx/wire.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "hvd/engine/engine.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd::test {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ops/gpu/api/handles.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd::nccl {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ops/gpu/api/memory_use.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd::nccl {
 

@@ -22,7 +22,7 @@
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/staged/pinned_pool.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd::nccl {
 

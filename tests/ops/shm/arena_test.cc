@@ -1,6 +1,6 @@
 // What the arena gives back: to the system what is free, where it is told to; nothing at all in a world that has failed, as a rank that was
 // stopped may still write there.
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/shm/overflow.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/overflow.h"
+#include "ops/shm/memory/shared_memory.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/shm/peer_memory.h"
+#include "ops/shm/memory/peer_memory.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 

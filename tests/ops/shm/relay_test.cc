@@ -1,7 +1,7 @@
 /// A relay and an exchange of pieces: whatever the owners and the readers do at once, each reader gets what is there, and nobody depends on
 /// another one.
 
-#include "ops/shm/relay.h"
+#include "ops/shm/memory/relay.h"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "ops/shm/memory/stream_copy.h"
 #include "ops/shm/piece_exchange.h"
-#include "ops/shm/stream_copy.h"
 #include "tests/support/sanitized.h"
 
 namespace hvd::test {

@@ -12,9 +12,9 @@
 
 #include "hvd/base/process.h"
 #include "hvd/engine/core/library_call.h"
-#include "ops/shm/overflow.h"
-#include "ops/shm/shared_memory.h"
-#include "ops/shm/staging.h"
+#include "ops/shm/memory/overflow.h"
+#include "ops/shm/memory/shared_memory.h"
+#include "ops/shm/memory/staging.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 

@@ -1,4 +1,4 @@
-#include "ops/shm/peer_memory.h"
+#include "ops/shm/memory/peer_memory.h"
 
 #include <sys/uio.h>
 #include <unistd.h>

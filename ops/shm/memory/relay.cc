@@ -1,9 +1,9 @@
-#include "ops/shm/relay.h"
+#include "ops/shm/memory/relay.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "ops/shm/stream_copy.h"
+#include "ops/shm/memory/stream_copy.h"
 
 namespace hvd {
 

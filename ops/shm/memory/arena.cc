@@ -1,4 +1,4 @@
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 #include <sys/mman.h>
 

@@ -3,6 +3,7 @@
 
 #include "tests/torch_bindings/support.h"
 
+namespace alltoall_test {
 namespace {
 
 using namespace hvd::test;
@@ -99,3 +100,5 @@ TEST_CASE("gradients of alltoall and reducescatter") {
 }
 
 }  // namespace
+
+}  // namespace alltoall_test

@@ -6,6 +6,7 @@
 
 #include "tests/torch_bindings/support.h"
 
+namespace sampler_test {
 namespace {
 
 using namespace hvd::test;
@@ -201,3 +202,5 @@ TEST_CASE("evaluation: metrics averaged by count; predictions gathered, each sam
 }
 
 }  // namespace
+
+}  // namespace sampler_test

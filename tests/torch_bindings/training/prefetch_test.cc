@@ -9,6 +9,7 @@
 
 #include "tests/torch_bindings/support.h"
 
+namespace prefetch_test {
 namespace {
 
 using namespace hvd::test;
@@ -191,3 +192,5 @@ TEST_CASE("prefetch_to_device refuses a depth of 0 and a device that is not ther
 }
 
 }  // namespace
+
+}  // namespace prefetch_test

@@ -1,4 +1,4 @@
-#include "ops/shm/overflow.h"
+#include "ops/shm/memory/overflow.h"
 
 #include <unistd.h>
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "hvd/routes.h"
-#include "ops/shm/arena.h"
-#include "ops/shm/overflow.h"
-#include "ops/shm/peer_memory.h"
-#include "ops/shm/relay.h"
+#include "ops/shm/memory/arena.h"
+#include "ops/shm/memory/overflow.h"
+#include "ops/shm/memory/peer_memory.h"
+#include "ops/shm/memory/relay.h"
 
 namespace hvd {
 

@@ -1,4 +1,4 @@
-#include "ops/shm/staging.h"
+#include "ops/shm/memory/staging.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "hvd/errors.h"
-#include "ops/shm/stream_copy.h"
+#include "ops/shm/memory/stream_copy.h"
 
 namespace hvd {
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "hvd/api/result_pool.h"
-#include "ops/shm/arena.h"
+#include "ops/shm/memory/arena.h"
 
 namespace hvd {
 

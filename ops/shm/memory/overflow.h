@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/shm/arena.h"
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/arena.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 

@@ -3,6 +3,7 @@
 
 #include "tests/torch_bindings/support.h"
 
+namespace into_test {
 namespace {
 
 using namespace hvd::test;
@@ -232,3 +233,5 @@ TEST_CASE("into: a rank that has joined is missed") {
 }
 
 }  // namespace
+
+}  // namespace into_test

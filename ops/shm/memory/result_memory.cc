@@ -1,4 +1,4 @@
-#include "ops/shm/result_memory.h"
+#include "ops/shm/memory/result_memory.h"
 
 #include <sys/mman.h>
 

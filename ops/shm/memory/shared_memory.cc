@@ -1,4 +1,4 @@
-#include "ops/shm/shared_memory.h"
+#include "ops/shm/memory/shared_memory.h"
 
 #include <fcntl.h>
 #include <pthread.h>
