@@ -13,20 +13,12 @@ CopyExecution::Outgoing::Outgoing(Requests& requests, const ChunkedRun& run, std
     : send(requests, run, std::move(to)), elements(std::move(of_inputs)) {}
 
 CopyExecution::CopyExecution(P2pContext& context, Batch batch)
-    : P2pExecution(context, std::move(batch)), is_for_one_(alone() || is(OpKind::Alltoall)) {
-  const std::size_t ranks = batch_.ranks.size();
-  chunk_elements_ = is(OpKind::Broadcast) ? routes::broadcast_piece(all_elements(batch_).flat.size() * element_) / element_
-                                          : chunk_elements(ranks, element_);
-  // Each rank sends to another one first, so that not all send to the same.
-  const std::size_t first = is(OpKind::Alltoall) ? number_of(self()) : 0;
-  for (std::size_t i = 0; i < ranks; ++i) {
-    const std::size_t number = (first + i) % ranks;
-    if (i == 0 || number == 0)
-      starts_ = is(OpKind::Broadcast) ? all_elements(batch_).starts : part_of_members(&BatchMember::counts, number).starts;
-    add_stream(number);
-    for (std::size_t member = 0; !is(OpKind::Broadcast) && member < starts_.size(); ++member)
-      starts_[member] += static_cast<std::size_t>(batch_.members[member].counts[number]);
-  }
+    : P2pExecution(context, std::move(batch)),
+      all_(all_elements(batch_)),
+      is_for_one_(alone() || is(OpKind::Alltoall)),
+      chunk_elements_(is(OpKind::Broadcast) ? routes::broadcast_piece(all_.flat.size() * element_) / element_
+                                            : chunk_elements(batch_.ranks.size(), element_)) {
+  add_streams();
   if (incoming_.empty() || !(is_for_one_ || leads())) return;
   if (!is_for_one_) begin_collecting();
   for (Incoming& incoming : incoming_) {
@@ -36,26 +28,25 @@ CopyExecution::CopyExecution(P2pContext& context, Batch batch)
   }
 }
 
-Elements CopyExecution::elements_from(std::size_t number) {
-  if (is(OpKind::Broadcast)) return all_elements(batch_);
-  std::vector<std::size_t> sizes;
-  sizes.reserve(batch_.members.size());
-  for (const auto& member : batch_.members) sizes.push_back(static_cast<std::size_t>(member.counts[number]));
-  return {Flattened(sizes), starts_};
-}
-
-/// Adds what travels between this rank and the one with this number, or begins there.
-void CopyExecution::add_stream(std::size_t number) {
-  const int rank = batch_.ranks[number];
-  if (is(OpKind::Broadcast) && rank != batch_.traits.root) return;
-  if (is(OpKind::Alltoall) ? !is_here(rank) : rank == self()) {
-    Elements sent = is(OpKind::Alltoall) ? part_of_members(&BatchMember::sends, number) : all_elements(batch_);
-    const ChunkedRun there = run(sent);
-    outgoing_.emplace_back(requests_, there, is(OpKind::Alltoall) ? std::vector{rank} : hop_of(rank).children, std::move(sent));
+/// Adds what travels between this rank and the others, or begins here.
+void CopyExecution::add_streams() {
+  const MemberParts from(batch_, &BatchMember::counts), to(batch_, &BatchMember::sends);
+  const std::size_t ranks = batch_.ranks.size();
+  // Each rank sends to another one first, so that not all send to the same.
+  const std::size_t first = is(OpKind::Alltoall) ? number_of(self()) : 0;
+  for (std::size_t i = 0; i < ranks; ++i) {
+    const std::size_t number = (first + i) % ranks;
+    const int rank = batch_.ranks[number];
+    if (is(OpKind::Broadcast) && rank != batch_.traits.root) continue;
+    if (is(OpKind::Alltoall) ? !is_here(rank) : rank == self()) {
+      Elements sent = is(OpKind::Alltoall) ? to.of(number) : all_;
+      const ChunkedRun there = run(sent);
+      outgoing_.emplace_back(requests_, there, is(OpKind::Alltoall) ? std::vector{rank} : hop_of(rank).children, std::move(sent));
+    }
+    if (is_here(rank)) continue;
+    const std::size_t offset = incoming_.empty() ? 0 : incoming_.back().offset + incoming_.back().elements.flat.size() * element_;
+    incoming_.emplace_back(rank, is(OpKind::Broadcast) ? all_ : from.of(number), offset);
   }
-  if (is_here(rank)) return;
-  const std::size_t offset = incoming_.empty() ? 0 : incoming_.back().offset + incoming_.back().elements.flat.size() * element_;
-  incoming_.emplace_back(rank, elements_from(number), offset);
 }
 
 /// Requires that the stream begins at this rank, or comes to it.
@@ -69,7 +60,7 @@ CopyExecution::Hop CopyExecution::hop_of(int source) const {
   }
   const auto begins = std::ranges::find_if(who_.domains, [&](const auto& there) { return std::ranges::binary_search(there, source); });
   const auto root = static_cast<std::size_t>(begins - who_.domains.begin());
-  const std::size_t chunks = (all_elements(batch_).flat.size() + chunk_elements_ - 1) / chunk_elements_;
+  const std::size_t chunks = (all_.flat.size() + chunk_elements_ - 1) / chunk_elements_;
   const bool is_chain = routes::is_chain(chunks, domains, tree_place(domains, 0, 0).children.size());
   const TreePlace place = is_chain ? chain_place(domains, root, who_.self_domain) : tree_place(domains, root, who_.self_domain);
   if (place.parent != root) hop.parent = who_.domains[place.parent].front();

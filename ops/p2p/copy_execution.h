@@ -55,10 +55,8 @@ class CopyExecution final : public P2pExecution {
   [[nodiscard]] bool is(OpKind kind) const { return batch_.traits.kind == kind; }
   [[nodiscard]] bool is_here(int rank) const { return std::binary_search(who_.here().begin(), who_.here().end(), rank); }
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
-  /// Returns what the next number among those that take part, this one, sends to this rank.
-  [[nodiscard]] Elements elements_from(std::size_t number);
   [[nodiscard]] Hop hop_of(int source) const;
-  void add_stream(std::size_t number);
+  void add_streams();
   void begin_collecting();
   [[nodiscard]] ChunkedRun run(const Elements& elements) const {
     return {context_.tag(batch_, 0), elements.flat.size(), element_, chunk_elements_};
@@ -74,9 +72,9 @@ class CopyExecution final : public P2pExecution {
   [[nodiscard]] Counter& counter(std::size_t i) const { return reinterpret_cast<Counter*>(collection_)[i]; }
   [[nodiscard]] std::byte* collected(const Incoming& incoming) const { return collection_ + counters_bytes() + incoming.offset; }
 
+  const Elements all_;     ///< of this rank's inputs
   const bool is_for_one_;  ///< what comes is for this rank alone: nothing is collected
-  std::size_t chunk_elements_ = 1;
-  std::vector<std::size_t> starts_;         ///< per member: where in the output begins what the next number sends
+  const std::size_t chunk_elements_;
   std::deque<Outgoing> outgoing_;           // stay where they are, as the next
   std::deque<Incoming> incoming_;           ///< in the same order on all ranks of the domain, where they are collected
   std::optional<std::uint64_t> collected_;  ///< leader: location of the collection

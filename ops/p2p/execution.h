@@ -18,6 +18,32 @@ struct Elements {
   std::vector<std::size_t> starts;  ///< per member: where in it the part begins
 };
 
+/// MemberParts are the parts of a batch's members, of which `counts` (of BatchMember) are the sizes: summed up once.
+class MemberParts {
+ public:
+  MemberParts(const Batch& batch, std::vector<std::int64_t> BatchMember::*counts) : members_(batch.members.size()) {
+    for (const auto& member : batch.members) {
+      ends_.push_back(0);
+      for (const auto count : member.*counts) ends_.push_back(ends_.back() + static_cast<std::size_t>(count));
+    }
+  }
+  /// Returns part `number` of every member.
+  [[nodiscard]] Elements of(std::size_t number) const {
+    std::vector<std::size_t> sizes, starts;
+    const std::size_t stride = members_ == 0 ? 0 : ends_.size() / members_;
+    for (std::size_t member = 0; member < members_; ++member) {
+      const std::size_t at = member * stride + number;
+      starts.push_back(ends_[at]);
+      sizes.push_back(ends_[at + 1] - ends_[at]);
+    }
+    return {Flattened(sizes), std::move(starts)};
+  }
+
+ private:
+  const std::size_t members_;
+  std::vector<std::size_t> ends_;  ///< member by member, from 0 on; each has as many parts
+};
+
 class P2pExecution : public Execution {
  public:
   P2pExecution(P2pContext& context, Batch batch)
@@ -62,17 +88,6 @@ class P2pExecution : public Execution {
   /// Where they belong.
   [[nodiscard]] std::byte* output(const BatchMember& member, std::size_t place) const {
     return alone_ ? static_cast<std::byte*>(member.output) : shared(member, place);
-  }
-  /// Part `number` of every member, where `counts` (of BatchMember) are the sizes of the parts.
-  [[nodiscard]] Elements part_of_members(std::vector<std::int64_t> BatchMember::*counts, std::size_t number) const {
-    std::vector<std::size_t> sizes;
-    std::vector<std::size_t> starts;
-    for (const auto& member : batch_.members) {
-      const auto part = (member.*counts).begin() + static_cast<std::ptrdiff_t>(number);
-      sizes.push_back(static_cast<std::size_t>(*part));
-      starts.push_back(static_cast<std::size_t>(std::accumulate((member.*counts).begin(), part, std::int64_t{0})));
-    }
-    return {Flattened(sizes), std::move(starts)};
   }
   /// Returns the number among those that take part.
   [[nodiscard]] std::size_t number_of(int rank) const {

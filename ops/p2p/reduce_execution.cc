@@ -40,6 +40,7 @@ ReduceExecution::Result::Result(Requests& requests, const ChunkedRun& run, int r
 ReduceExecution::ReduceExecution(P2pContext& context, Batch batch)
     : ReducingExecution(context, std::move(batch)),
       all_(std::make_shared<const Elements>(all_elements(batch_))),
+      parts_(batch_, &BatchMember::counts),
       small_(!scatters() && routes::is_one_step(all_->flat.size() * element_ * (plan_.raw ? plan_.most_ranks : 1), who_.domains.size())),
       slices_(small_ ? 1 : fewest_ranks(who_)),
       chunk_elements_(scatters() ? chunk_elements(batch_.ranks.size(), element_ * (plan_.raw ? plan_.most_ranks : 1))
@@ -61,7 +62,7 @@ ReduceExecution::Part ReduceExecution::part_of(std::size_t domain, std::size_t p
   if (small_) return {all_, whole};
   if (!scatters()) return {all_, share(share(whole, slices_, place), who_.domains.size(), domain)};
   const auto number = number_of(who_.domains[domain][place]);
-  auto elements = std::make_shared<const Elements>(part_of_members(&BatchMember::counts, number));
+  auto elements = std::make_shared<const Elements>(parts_.of(number));
   const std::size_t size = elements->flat.size();
   return {std::move(elements), {0, size}};
 }

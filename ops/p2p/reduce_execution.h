@@ -70,6 +70,7 @@ class ReduceExecution final : public ReducingExecution {
   [[nodiscard]] bool has_done_all() const;
 
   const std::shared_ptr<const Elements> all_;
+  const MemberParts parts_;   ///< of a reducescatter, by rank
   const bool small_;          ///< an allreduce in which every domain keeps everything
   const std::size_t slices_;  ///< of an allreduce
   const std::size_t chunk_elements_;
