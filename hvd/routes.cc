@@ -37,7 +37,7 @@ bool is_lent(const Question& q) {
 }
 bool is_direct(const Question& q) {
   return may_repeat(q) && q.hosts > 1 && routes::may_be_direct(q.hosts) && routes::is_at_slot(block_bytes(q)) &&
-         routes::is_direct(contribution_bytes(q), q.hosts);
+         routes::is_direct(q.kind, contribution_bytes(q), q.hosts);
 }
 
 /// A batch of host tensors.

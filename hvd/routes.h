@@ -61,6 +61,7 @@ enum class Limit : std::uint8_t {
   LentRanks,                 ///< ranks of such a round
   DirectHosts,               ///< hosts whose leaders send to each other directly
   DirectBytes,               ///< that such a leader sends
+  DirectAlltoallBytes,       ///< that it sends for an alltoall
   DirectBurstBytes,          ///< of an input in a burst between hosts
   AtOnceBytes,               ///< of a batch that is run at once, and of an input that is copied in
   CopiedForManyRanks,        ///< ranks of a broadcast whose large input is copied in
@@ -108,6 +109,9 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
     {Limit::DirectBytes, std::size_t{64} << 10, "bytes that a leader sends for such an operation, to all others together",
      "the leader alone sends it; a batch uses all ranks",
      "2 hosts of 2 ranks, 4 B: 75 to 140 us by way of the tree, 44 to 61 directly; the limit: no record"},
+    {Limit::DirectAlltoallBytes, std::size_t{16} << 10, "bytes that a leader sends for an alltoall, to all others together",
+     "each host gets the whole inputs, of which it needs a part",
+     "2 hosts of 2 ranks, 1 Gbit/s: 1 KiB 230 to 290 us as a batch, 47 to 71 directly; 16 KiB 192 to 199, 273"},
     {Limit::DirectBurstBytes, std::size_t{4} << 10, "bytes of an operation between hosts that travels with others nobody waits for yet",
      "larger ones are faster negotiated, and reduced together", "100 of 16 KiB, 2 domains of one host: 1.8 times a group's time, and 2.5"},
     {Limit::AtOnceBytes, std::size_t{64} << 10,
@@ -179,8 +183,8 @@ constexpr bool is_lent(OpKind kind, std::size_t bytes, std::size_t ranks) {
 /// Returns whether leaders may do it among themselves.
 constexpr bool may_be_direct(std::size_t hosts) { return hosts <= limit(Limit::DirectHosts); }
 /// Returns whether they do: a host contributes so many bytes at most.
-constexpr bool is_direct(std::size_t contribution_bytes, std::size_t hosts) {
-  return contribution_bytes * (hosts - 1) <= limit(Limit::DirectBytes);
+constexpr bool is_direct(OpKind kind, std::size_t contribution_bytes, std::size_t hosts) {
+  return contribution_bytes * (hosts - 1) <= limit(kind == OpKind::Alltoall ? Limit::DirectAlltoallBytes : Limit::DirectBytes);
 }
 
 // ---- all others: batches

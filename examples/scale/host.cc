@@ -48,7 +48,7 @@ hvd::LeaderTreeActions Host::actions() {
   };
   actions.fail = [](const hvd::Status& status) { throw std::logic_error(status.text()); };
   actions.drop = [](const hvd::UnitKey&) { return false; };
-  actions.ranks_of = [this](int set) { return &table_.negotiator().process_set(set).ranks; };
+  actions.ranks_of = [this](int set) { return &table_.negotiator().sets().info(set).ranks; };
   actions.domain_of = [this](int rank) { return world_.host_of(rank); };
   return actions;
 }
@@ -133,7 +133,7 @@ void Host::drive(Time now) {
   } else {
     leader_tree_->advance();
   }
-  if (is_root() && open_batches_ == 0 && table_.negotiator().has_agreed(table_.negotiator().scope_of(0))) {
+  if (is_root() && open_batches_ == 0 && table_.negotiator().agreed().has(table_.negotiator().sets().scope_of(0))) {
     leader_tree_->announce_cut(0);
     cut();
   }

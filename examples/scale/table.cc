@@ -90,7 +90,7 @@ const Table::Decision& Table::decide_cut(std::size_t place) {
     if (decided_[place].batches.empty()) throw std::logic_error("two hosts have been told different things");
     return decided_[place];
   }
-  const std::vector<std::uint64_t> sequences(negotiator_.batches_of_next_cut(0), 1);
+  const std::vector<std::uint64_t> sequences(negotiator_.agreed().batches_of_next_cut(0), 1);
   return decide(place, hvd::Negotiator::cut_record(0, sequences));
 }
 

@@ -121,7 +121,7 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
   const auto world = current_world();
   world->convert(travelling.data(), call.dtype, input.data, input.dtype, elements);
   call.input = call.output = travelling.data();
-  if (!world->engine->try_fast_path(call)) return false;
+  if (!world->engine->small_calls().try_run(call)) return false;
   world->convert(output.data, output.dtype, travelling.data(), call.dtype, elements);
   return true;
 }
@@ -151,7 +151,7 @@ Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const Al
   if (options.compression == Compression::none() && is_on_host(input) && is_on_host(output) && input.dtype == output.dtype &&
       input.shape == output.shape) {
     auto running = engine();
-    if (auto pending = running->start_unowned(small_call(OpKind::Allreduce, input, output, options), nullptr))
+    if (auto pending = running->small_calls().start_unowned(small_call(OpKind::Allreduce, input, output, options), nullptr))
       return {std::move(running), std::move(pending), [] {}};
   }
   return submit_only({input}, {output}, options);

@@ -17,7 +17,7 @@ namespace {
 const Topology& topology() { return current_world()->engine->topology(); }
 
 std::shared_ptr<const ProcessSetInfo> info(int id) {
-  auto found = current_world()->engine->negotiator().share_process_set(id);
+  auto found = current_world()->engine->negotiator().sets().share(id);
   if (!found) throw InvalidArgument(formatted("there is no process set {}", id));
   return found;
 }

@@ -32,7 +32,7 @@ RepeatedCall::~RepeatedCall() {
     if (submission_.keep_alive == nullptr) {
       wait();
     } else if (op_) {
-      engine_->abandon_fast_path(op_, submission_.keep_alive);
+      engine_->small_calls().abandon(op_, submission_.keep_alive);
     }
   } catch (const std::exception&) {
     // Nobody asks any more what it failed with.
@@ -41,7 +41,7 @@ RepeatedCall::~RepeatedCall() {
 
 void RepeatedCall::start() {
   if (is_under_way()) refuse_second_start(submission_.kind, submission_.name);
-  if (is_small_) op_ = engine_->start_fast_path(call_, After::Repeat);
+  if (is_small_) op_ = engine_->small_calls().start(call_, After::Repeat);
   if (op_) return;
   if (engine() != engine_)
     throw InvalidArgument(
@@ -52,7 +52,7 @@ void RepeatedCall::start() {
 }
 
 void RepeatedCall::wait() {
-  if (const auto op = std::exchange(op_, nullptr)) return engine_->finish_fast_path(*op, call_);
+  if (const auto op = std::exchange(op_, nullptr)) return engine_->small_calls().finish(*op, call_);
   const auto pending = std::exchange(pending_, nullptr);
   if (!pending) return;
   engine_->wait(*pending);

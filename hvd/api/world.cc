@@ -105,7 +105,7 @@ std::shared_ptr<World> current_world() {
   return world;
 }
 
-bool try_fast_path(const SmallCall& call) { return current_world()->engine->try_fast_path(call); }
+bool try_fast_path(const SmallCall& call) { return current_world()->engine->small_calls().try_run(call); }
 
 std::shared_ptr<ResultPool> result_pool() {
   if (is_forked_from_rank()) return nullptr;

@@ -19,10 +19,6 @@ namespace {
 
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 
-bool may_go_on(const HandleState& pending) {
-  return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
-}
-
 }  // namespace
 
 Engine::Engine(EngineParts parts)
@@ -35,14 +31,15 @@ Engine::Engine(EngineParts parts)
       cutter_(parts_, log_, mutex_),
       controller_(parts_, log_, cutter_, mutex_),
       leavers_(parts_, log_, ledger_, queue_),
-      fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, *this),
+      fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, burst_, *this),
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
       handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
       leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_, fast_path_) : nullptr),
       messenger_(parts_, leader_.get(), mutex_),
       health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), mutex_),
-      loop_(parts_, mutex_, *this) {
+      loop_(parts_, mutex_, callers_, burst_, *this),
+      small_calls_(parts_, mutex_, burst_, fast_path_, runner_, submitter_, leader_.get(), loop_) {
   const Config& config = parts_.config;
   board_.set_patience(
       {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
@@ -56,7 +53,7 @@ Engine::~Engine() {
 
 std::size_t Engine::drop_persistent_for_test() {
   const EngineLock lock(mutex_);
-  return fast_path_.drop_all();
+  return fast_path_.ops().drop_all();
 }
 
 std::size_t Engine::tensors_kept_for_test() {
@@ -66,7 +63,7 @@ std::size_t Engine::tensors_kept_for_test() {
 
 std::size_t Engine::sets_kept_for_test() {
   const EngineLock lock(mutex_);
-  return log_.table().sets_kept() + queue_.sets_kept() + (leader_ ? leader_->sets_and_names_kept() : 0);
+  return log_.table().sets().count() + queue_.sets_kept() + (leader_ ? leader_->sets_and_names_kept() : 0);
 }
 
 std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, std::size_t bytes) {
@@ -78,13 +75,13 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
   if (after == After::Return && is_small_unowned(submission))
-    if (auto pending = start_small(submission)) return pending;
+    if (auto pending = small_calls_.start_of(submission)) return pending;
   if (after != After::Wait) return submit_anew(std::move(submission), after);
   // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to the coordination thread after all.
   struct Ending {
     explicit Ending(Engine& of) : engine(of), driver(of.mutex_) {}
     ~Ending() {
-      if (driver.has_left_out() && (!pending || pending->done.load())) engine.board_.ring_worker(engine.board_.self());
+      if (driver.has_left_out() && (!pending || pending->done.load())) engine.board_.bells().ring_worker(engine.board_.self());
     }
     Engine& engine;
     EngineMutex::Driver driver;
@@ -103,7 +100,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   {
     EngineLock lock(mutex_);
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
-    end_complete();
+    small_calls_.end_complete();
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
@@ -127,171 +124,18 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     small_work = work && runner_.has_only_small_ones();
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
-  if (after == After::Wait) {                     // wait() will drive
-    if (loop_.is_taken()) board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+  if (after == After::Wait) {                             // wait() will drive
+    if (loop_.is_taken()) board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
     return pending;
   }
-  const bool is_in_burst = parts_.transport != nullptr && burst() > 0;
-  if (parts_.transport) negotiated_.fetch_add(1, std::memory_order_relaxed);
+  const bool is_in_burst = parts_.transport != nullptr && burst_.count() > 0;
+  if (parts_.transport) burst_.add_negotiated();
   if (is_in_burst && !work) {
-    call_for_burst();
+    loop_.call_for_burst();
   } else if (work || parts_.transport) {
-    hand_over(small_work);
+    loop_.drive_or_call(small_work);
   }
   return pending;
-}
-
-/// What has been announced goes to the other hosts with what comes next: a thread that waits or polls takes it there, or the coordination
-/// thread, which is called once for all that gathers until it comes.
-void Engine::call_for_burst() {
-  if (!has_gathered_.exchange(true)) board_.ring_worker(board_.self());
-}
-
-/// There may be something to drive: small work this thread does, unless another does.
-void Engine::hand_over(bool small_work) {
-  if (small_work) {
-    if (const Turn turn = loop_.try_take()) {
-      progress(turn);
-      return;
-    }
-  }
-  board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
-  board_.ring_worker(board_.self());
-}
-
-bool Engine::try_fast_path(const SmallCall& call) {
-  const auto op = start_fast_path(call, After::Wait);
-  if (op) finish_fast_path(*op, call);
-  return op != nullptr;
-}
-
-std::shared_ptr<PersistentOp> Engine::start_fast_path(const SmallCall& call, After after) {
-  const LibraryCall inside;
-  std::shared_ptr<PersistentOp> op;
-  Work work = Work::None;
-  {
-    const EngineLock lock(mutex_);
-    if (!may_start()) return nullptr;
-    const bool in_burst = fast_path_.burst() > 0;
-    op = fast_path_.start(call, after == After::Wait);
-    const bool waits = after == After::Wait;  // and then drives, unless the operation is done
-    if (op && (!waits || op->pending->done.load())) work = work_left(in_burst || waits);
-  }
-  if (work != Work::None) hand_over(work == Work::Small);
-  return op;
-}
-
-/// What cannot be done so, submit() knows what to say of.
-bool Engine::may_start() { return !submitter_.is_stopping() && !board_.failed() && !timeline().on(); }
-
-/// What there is to drive after an operation has been started whose caller does not wait. Of a burst's the first alone travels at once.
-Engine::Work Engine::work_left(bool in_burst) {
-  if (runner_.has_queued()) return runner_.has_only_small_ones() ? Work::Small : Work::Large;
-  return leader_ && !in_burst ? Work::Small : Work::None;
-}
-
-/// Starts what nobody comes back for but by its state, if there is a persistent operation. Null, and nothing has happened, if not.
-std::shared_ptr<HandleState> Engine::start_small(const Submission& submission) {
-  std::array<SmallTensor, limit(Limit::GroupTensors)> group;
-  const auto& tensors = submission.tensors;
-  SmallCall call = call_of(submission);
-  if (tensors.size() > 1) {
-    std::ranges::transform(tensors, group.begin(), [](const auto& tensor) {
-      return SmallTensor{tensor.input, tensor.output, tensor.shape};
-    });
-    call.group = std::span(group).first(tensors.size());
-  }
-  return start_unowned(call, submission.keep_alive);
-}
-
-std::shared_ptr<HandleState> Engine::start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner) {
-  const LibraryCall inside;
-  std::shared_ptr<HandleState> pending;
-  Work work = Work::None;
-  {
-    const EngineLock lock(mutex_);
-    if (!may_start()) return nullptr;
-    const bool in_burst = fast_path_.burst() > 0;
-    pending = fast_path_.start_unowned(call, owner);
-    if (pending) work = work_left(in_burst);
-  }
-  if (work != Work::None) hand_over(work == Work::Small);
-  return pending;
-}
-
-void Engine::finish_fast_path(PersistentOp& op, const SmallCall& call) {
-  const LibraryCall inside;
-  if (!op.pending->done.load(std::memory_order_relaxed)) {
-    end_gathered();
-    await_round(op.awaited(), *op.pending);
-  }
-  struct Leaving {
-    PersistentOp& op;
-    ~Leaving() { op.in_use.store(false, std::memory_order_release); }
-  } const leaving{op};
-  wait_longer(*op.pending);
-  FastPath::fetch(op, call);
-}
-
-/// Gives the others a moment, and ends what can be ended.
-void Engine::await_round(const PersistentOp::Awaited& round, const HandleState& pending) {
-  if (round.is_direct) drive_direct(round, pending);
-  if (round.is_direct ? !board_.has_result(round.slot) : !fast_path_.await(round, pending)) return;
-  const EngineLock lock(mutex_);
-  end_complete();
-}
-
-/// Ends the rounds that all ranks have arrived in. A failure is the world's, and raised where the caller waits: until the operation is over
-/// its memory is in use. What comes of a round that takes the long way may need driving by others than the caller.
-void Engine::end_complete() {
-  try {
-    fast_path_.end_complete();
-  } catch (...) {
-    board_.set_failure(status_of_current_exception());
-  }
-  if (!runner_.has_queued()) return;
-  mutex_.wake_waiters();  // among them a thread of this rank that has the turn and sleeps
-  mutex_.wake_worker();
-}
-
-void Engine::end_gathered() {
-  if (!fast_path_.is_gathering()) return;
-  const EngineLock lock(mutex_);
-  end_complete();
-}
-
-/// Gives the other domains a moment, without the rest of what driving costs.
-void Engine::drive_direct(const PersistentOp::Awaited& round, const HandleState& pending) {
-  const auto is_over = [&] { return pending.done.load(std::memory_order_acquire) || board_.has_result(round.slot); };
-  const bool has_core = parts_.topology.has_core();
-  if (!leader_) {
-    wait_until(is_over, waits::kDirectRound, has_core);
-    return;
-  }
-  const Turn turn = loop_.try_take();
-  if (!turn) return;
-  board_.set_leader_looks(true);
-  for (Pauses pauses(has_core); !is_over();) {
-    try {
-      const EngineLock lock(mutex_);
-      if (board_.failed() || !leader_->drive_direct(turn) || runner_.has_queued()) break;
-    } catch (...) {
-      board_.set_failure(status_of_current_exception());  // raised once the operation is over
-      break;
-    }
-    if (is_over() || !pauses.pause(waits::kDirectRound)) break;
-  }
-  board_.set_leader_looks(false);  // whoever waits now looks again, as does the coordination thread that finds more to do
-}
-
-void Engine::abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner) {
-  const LibraryCall inside;
-  const EngineLock lock(mutex_);
-  if (op->pending->done.load()) {
-    op->in_use.store(false);
-  } else {
-    fast_path_.abandon(*op, std::move(owner));
-  }
 }
 
 void Engine::enter_init_thread() {
@@ -324,7 +168,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
 
 bool Engine::progress(const Turn& turn) noexcept {
   const EngineMutex::Driver driver(mutex_);
-  if (has_gathered_.load()) has_gathered_.store(false);  // before the log is read
+  burst_.begin_to_drive();
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());
@@ -346,7 +190,7 @@ bool Engine::progress(const Turn& turn) noexcept {
             finish(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when hvd::shutdown() was called",
                                                               name_of(entry->key.kind), display_name(entry->key.name))});
       batches = runner_.take_queued();
-      if (batches.empty() && log_.table().has_removed_sets()) bury_removed_sets(turn);
+      if (batches.empty() && log_.table().sets().has_removed()) bury_removed_sets(turn);
     }
     progressed = runner_.run(turn, std::move(batches)) || progressed;
     if (leader_) {
@@ -394,36 +238,17 @@ bool Engine::expects_messages(const Turn& /*turn*/) {
 
 void Engine::wait(HandleState& pending) {
   const LibraryCall inside;
-  if (!may_go_on(pending))
-    if (const auto round = find_round(pending)) await_round(*round, pending);
-  wait_longer(pending);
-}
-
-/// Returns the round that this is the state of; none if it takes the long way. Ends what has gathered.
-std::optional<PersistentOp::Awaited> Engine::find_round(const HandleState& pending) {
-  const EngineLock lock(mutex_);
-  if (fast_path_.is_gathering()) end_complete();
-  const PersistentOp* const op = fast_path_.find(pending);
-  return op == nullptr ? std::nullopt : std::optional(op->awaited());
-}
-
-void Engine::wait_longer(HandleState& pending) {
-  end_burst();
-  pending.waited_for.store(true, std::memory_order_relaxed);
-  if (!may_go_on(pending)) {
-    const CallerThreads::Wait waiting(callers_, pending);
-    loop_.wait_until([&] { return may_go_on(pending); });
-  }
-  if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
+  if (!ProgressLoop::may_go_on(pending)) small_calls_.await(pending);
+  loop_.wait_for(pending);
 }
 
 bool Engine::poll(const HandleState& pending) {
   const LibraryCall inside;
-  if (may_go_on(pending)) return true;
-  end_burst();
-  end_gathered();
+  if (ProgressLoop::may_go_on(pending)) return true;
+  burst_.end();
+  small_calls_.end_gathered();
   loop_.poll();
-  return may_go_on(pending);
+  return ProgressLoop::may_go_on(pending);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ ends
@@ -438,8 +263,8 @@ void Engine::finish(Entry& entry, Status status) {
     entry.op->place = ledger_.take_out(entry);
   } else {
     auto owned = ledger_.remove(entry);
-    if (status.ok() && entry.repeats) fast_path_.make(entry);
-    if (!status.ok()) fast_path_.drop(UnitKey(entry.key));
+    if (status.ok() && entry.repeats) fast_path_.ops().make(entry);
+    if (!status.ok()) fast_path_.ops().drop(UnitKey(entry.key));
     mutex_.destroy(std::move(owned));
   }
   pending->status = std::move(status);
@@ -505,8 +330,8 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
     loop_.poll();
     std::this_thread::sleep_for(50us);
   }
-  board_.ring_waiters();
-  board_.ring_all_workers();
+  board_.bells().ring_waiters();
+  board_.bells().ring_all_workers();
   Turn turn = loop_.take();
   loop_.drive_until(turn, [&] {
     if (failure_handled_ || Clock::now() > deadline) return true;

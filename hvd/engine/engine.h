@@ -6,8 +6,8 @@
 ///
 /// Parts, each with a file pair and the owner of its state: CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog,
 /// Controller, Cutter, Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Deadlocks, Health,
-/// ProgressLoop. Calls lead down in this order; back up leads only `EngineEvents`, which the engine implements. The engine itself owns the
-/// mutex, decides how entries and worlds end, and is the only one to finish entries.
+/// ProgressLoop, SmallCalls. Calls lead down in this order; back up leads only `EngineEvents`, which the engine implements. The engine
+/// itself owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -20,7 +20,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +29,7 @@
 #include "hvd/engine/agreement/cutter.h"
 #include "hvd/engine/agreement/entry_factory.h"
 #include "hvd/engine/agreement/leavers.h"
+#include "hvd/engine/core/burst.h"
 #include "hvd/engine/core/caller_threads.h"
 #include "hvd/engine/core/engine_lock.h"
 #include "hvd/engine/core/events.h"
@@ -43,13 +43,10 @@
 #include "hvd/engine/progress/batch_runner.h"
 #include "hvd/engine/progress/progress_loop.h"
 #include "hvd/engine/progress/submitter.h"
+#include "hvd/engine/small_calls.h"
 #include "hvd/submission.h"
 
 namespace hvd {
-
-/// Whether the caller goes straight on to `wait()`, and so will drive the engine itself; or comes back with the same submission, once it
-/// has waited for this one.
-enum class After : std::uint8_t { Return, Wait, Repeat };
 
 class Engine : private EngineEvents {
  public:
@@ -62,20 +59,8 @@ class Engine : private EngineEvents {
   /// Takes a submission, and returns what tells of its end. Throws InvalidArgument or DuplicateName (and then nothing has happened),
   /// Shutdown, or what ended the world. Any thread.
   HVD_BETWEEN_LIBRARIES std::shared_ptr<HandleState> submit(Submission submission, After after = After::Return);
-  /// Submits the operation and waits for it, without memory from the heap, if this rank has a persistent operation for it: if it has been
-  /// submitted twice before by a caller that waited. Returns false, and nothing has happened, if not: it is to be submitted. Throws as
-  /// `wait` does. Any thread.
-  HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
-  /// Returns what `try_fast_path` returns true for, and does not wait for it: `finish_fast_path` or `abandon_fast_path` must follow, with
-  /// the same call. Null, and nothing has happened, if there is none. `after`: Wait or Repeat. Any thread.
-  std::shared_ptr<PersistentOp> start_fast_path(const SmallCall& call, After after);
-  /// Waits for what `start_fast_path` has returned. Throws as `wait` does.
-  void finish_fast_path(PersistentOp& op, const SmallCall& call);
-  /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
-  void abandon_fast_path(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
-  /// Starts what its caller waits for by the state that is returned, if there is a persistent operation for it: as `submit` does, without
-  /// a submission. `owner` owns its memory. Null, and nothing has happened, if there is none. Throws as `submit` does. Any thread.
-  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner);
+  /// Returns the way in for callers of repeated small operations.
+  [[nodiscard]] SmallCalls& small_calls() { return small_calls_; }
   /// The calling thread has called `init()`, as it has on all ranks: its operations without names are told from those of other threads.
   void enter_init_thread();
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
@@ -133,27 +118,9 @@ class Engine : private EngineEvents {
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
-  [[nodiscard]] std::uint32_t burst() const override { return fast_path_.burst() + negotiated_.load(std::memory_order_relaxed); }
-  [[nodiscard]] bool is_gathering() const override { return fast_path_.is_gathering() || has_gathered_.load(); }
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
-  void hand_over(bool small_work);
-  void call_for_burst();
-  void end_burst() {
-    fast_path_.end_burst();
-    negotiated_.store(0, std::memory_order_relaxed);
-  }
-  void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
-  void end_complete() HVD_REQUIRES(engine_mutex);
-  void end_gathered();
-  void drive_direct(const PersistentOp::Awaited& round, const HandleState& pending);
-  std::shared_ptr<HandleState> start_small(const Submission& submission);
-  enum class Work : std::uint8_t { None, Small, Large };
-  bool may_start() HVD_REQUIRES(engine_mutex);
-  Work work_left(bool in_burst) HVD_REQUIRES(engine_mutex);
-  std::optional<PersistentOp::Awaited> find_round(const HandleState& pending);
-  void wait_longer(HandleState& pending);
   bool leave();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
@@ -164,6 +131,7 @@ class Engine : private EngineEvents {
   Board& board_;
   EngineMutex mutex_;
   CallerThreads callers_;
+  Burst burst_;
   Ledger ledger_ HVD_GUARDED_BY(engine_mutex);
   SubmissionQueue queue_;
   NegotiationLog log_;
@@ -179,12 +147,11 @@ class Engine : private EngineEvents {
   FailureMessenger messenger_;
   Health health_;
   ProgressLoop loop_;
+  SmallCalls small_calls_;
 
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;                             // of the thread that has the turn
   std::atomic<bool> stopped_cleanly_{false};
-  std::atomic<std::uint32_t> negotiated_{0};  ///< of a burst between hosts: what the fast path has no part in
-  std::atomic<bool> has_gathered_{false};     ///< announced in a burst since somebody has driven, and the coordination thread called
 };
 
 }  // namespace hvd

@@ -53,7 +53,7 @@ void OutcomeHandler::handle(Outcomes& outcomes, bool said_here) {
   if (said_here) wake_for(outcomes);
   for (const auto& agreed : outcomes.agreed) act_on_agreement(agreed);
   for (auto& batch : outcomes.batches) {
-    const bool takes_part = log_.table().process_set(batch.plan.process_set).rank >= 0 &&
+    const bool takes_part = log_.table().sets().info(batch.plan.process_set).rank >= 0 &&
                             !std::binary_search(batch.plan.absent.begin(), batch.plan.absent.end(), parts_.topology.rank);
     if (takes_part) runner_.enqueue(std::move(batch), ledger_);
   }
@@ -74,7 +74,7 @@ void OutcomeHandler::wake_for(const Outcomes& outcomes) {
   // result anyway; threads that would take a core from the user's computation only where there are cores to spare, or where the
   // batch cannot be done without them.
   for (const auto& cut : outcomes.batches) {
-    const auto& set = log_.table().process_set(cut.plan.process_set);
+    const auto& set = log_.table().sets().info(cut.plan.process_set);
     const auto traits = traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const Backend* const backend = parts_.backend_for(traits);
     const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
@@ -88,7 +88,7 @@ void OutcomeHandler::wake_for(const Outcomes& outcomes) {
 
 void OutcomeHandler::act_on_agreement(const Outcomes::Agreed& agreed) {
   const Unit& unit = log_.table().unit(agreed.id);
-  const auto& set = log_.table().process_set(unit.key.process_set);
+  const auto& set = log_.table().sets().info(unit.key.process_set);
   const Agreement& what = agreed.what;
   if (set.rank < 0 || std::binary_search(what.absent.begin(), what.absent.end(), parts_.topology.rank)) return;
   Entry* const entry = ledger_.find(unit.ref());
@@ -106,19 +106,19 @@ void OutcomeHandler::act_on_agreement(const Outcomes::Agreed& agreed) {
   if (unit.key.kind == OpKind::Barrier) parts_.stats->add(parts_.stats->routes[static_cast<std::size_t>(Route::Agreed)], 1);
   if (unit.key.kind == OpKind::Join) queue_.start_again(unit.key.process_set);
   if (entry->trace != 0) parts_.timeline->agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last, entry->unfinished > 0);
-  const bool removed = unit.key.kind == OpKind::Control && !log_.table().has_process_set(what.last);
+  const bool removed = unit.key.kind == OpKind::Control && !log_.table().sets().has(what.last);
   if (entry->unfinished == 0) engine_.finish(*entry, {});
   if (!removed) return;
   cutter_.forget(what.last);
   queue_.forget_set(what.last);
-  static_cast<void>(fast_path_.drop_set(what.last));
+  static_cast<void>(fast_path_.ops().drop_set(what.last));
   for (Entry* other : ledger_.all())
     if (other->key.process_set == what.last && other->announced && other->state == EntryState::Waiting)
       engine_.finish(*other, {Status::Code::InvalidArgument, removed_text(other->key)});
 }
 
 bool OutcomeHandler::uses(int process_set) {
-  bool used = queue_.contains_set(process_set) || !fast_path_.drop_set(process_set);
+  bool used = queue_.contains_set(process_set) || !fast_path_.ops().drop_set(process_set);
   ledger_.for_each([&](const Entry& entry) { used = used || entry.key.process_set == process_set; });
   return used;
 }

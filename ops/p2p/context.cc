@@ -18,7 +18,7 @@ std::vector<int> hosts_of(const Topology& topology) {
   return hosts;
 }
 
-// Batches of one process set that may be under way at once; a domain has no room for more (Board::kBatchPlaces).
+// Batches of one process set that may be under way at once; a domain has no room for more (BatchPlaces::kPlaces).
 constexpr unsigned kMaxOrderBits = 12;
 constexpr unsigned kMinOrderBits = 8;
 constexpr unsigned kPhaseBits = 1;

@@ -33,7 +33,7 @@ std::byte* DirectMemory::find_own(std::uint64_t location) {
 
 bool DirectMemory::is_free(std::uint64_t location) {
   if (Staging::is_own(location)) return true;
-  return context_.staging().is_free(location, [this](std::uint64_t sequence) { return context_.board().is_over(sequence); });
+  return context_.staging().is_free(location, [this](std::uint64_t sequence) { return context_.board().batches().is_over(sequence); });
 }
 
 std::byte* DirectMemory::kept(int index, std::uint64_t location) {

@@ -49,7 +49,7 @@ class P2pExecution : public Execution {
   P2pExecution(P2pContext& context, Batch batch)
       : context_(context),
         batch_(std::move(batch)),
-        state_(context.board().batch(batch_.sequence)),
+        state_(context.board().batches().state(batch_.sequence)),
         who_(context.arrange(batch_.ranks)),
         alone_(context.arrange(batch_.traits.set->ranks).alone()),
         element_(element_bytes(batch_.traits.dtype)),

@@ -74,7 +74,7 @@ class ClaimedExecution final : public Execution {
   ClaimedExecution(ShmContext& context, Batch batch)
       : context_(context),
         batch_(std::move(batch)),
-        state_(context.board().batch(batch_.sequence)),
+        state_(context.board().batches().state(batch_.sequence)),
         is_adasum_(batch_.traits.op == ReduceOp::Adasum),
         chunks_(batch_, is_adasum_) {
     for (const int rank : batch_.ranks) members_.push_back(context_.domain_index(rank));

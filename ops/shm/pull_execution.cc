@@ -20,7 +20,7 @@ constexpr std::size_t kScratchBytes = 512 << 10;
 }  // namespace
 
 PullExecution::PullExecution(ShmContext& context, Batch batch)
-    : context_(context), batch_(std::move(batch)), state_(context.board().batch(batch_.sequence)) {}
+    : context_(context), batch_(std::move(batch)), state_(context.board().batches().state(batch_.sequence)) {}
 
 Progress PullExecution::advance() {
   const bool pulls_now = !std::exchange(tried_, true);
@@ -28,14 +28,14 @@ Progress PullExecution::advance() {
     pulled_ = pull();
     if (pulled_ && state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size()) {
       state_.complete.store(true, std::memory_order_release);
-      context_.board().ring_waiters();  // ranks that wait with memory of their own in use
+      context_.board().bells().ring_waiters();  // ranks that wait with memory of their own in use
     }
   }
   if (!pulled_) return Progress::Idle;
   // The others read from this rank's memory until all have what they want. A staged block can wait for that without its owner.
   const auto in_use = [&](const BatchMember& member) { return Staging::is_users(my_location(member)); };
   if (std::any_of(batch_.members.begin(), batch_.members.end(), in_use)) {
-    if (pulls_now && !context_.linger(state_)) context_.board().ring_all_workers();  // of ranks that are not waiting for this batch
+    if (pulls_now && !context_.linger(state_)) context_.board().bells().ring_all_workers();  // of ranks that are not waiting for this batch
     if (!state_.complete.load(std::memory_order_acquire)) return pulls_now ? Progress::Advanced : Progress::Idle;
   }
   for (const auto& member : batch_.members) context_.staging().release_later(batch_.sequence, my_location(member));

@@ -36,7 +36,7 @@ ShmBackend::ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board&
       board_(board),
       topology_(context_.topology()),
       staging_(context_.staging()),
-      pulled_blocks_(staging_, [this](std::uint64_t sequence) { return board_.is_over(sequence); }),
+      pulled_blocks_(staging_, [this](std::uint64_t sequence) { return board_.batches().is_over(sequence); }),
       stats_(std::move(stats)) {
   gathered_.reserve(limit(Limit::AtOnceBytes));
   outputs_.reserve(topology_.domain_ranks.size());
@@ -67,7 +67,7 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
     if (member.input == member.output) stats_->add(stats_->bytes_zero_copy, bytes);
     return *place;
   }
-  staging_.release_over([this](std::uint64_t sequence) { return board_.is_over(sequence); });
+  staging_.release_over([this](std::uint64_t sequence) { return board_.batches().is_over(sequence); });
   const std::size_t ranks = traits.set->ranks.size();
   if (routes::takes(traits.kind) && !small && !routes::is_copied(traits.kind, bytes, ranks, machine_.is_slow, staging_.staged_bytes()))
     if (const auto place = staging_.show(member.input, bytes, routes::relays(traits.kind, bytes, ranks, machine_), ranks - 1))
@@ -88,7 +88,7 @@ std::optional<std::uint64_t> ShmBackend::keep(const BatchTraits& traits, std::si
 }
 void ShmBackend::drop(std::uint64_t location) noexcept { staging_.drop(location); }
 bool ShmBackend::is_free(std::uint64_t location) {
-  return staging_.is_free(location, [this](std::uint64_t sequence) { return board_.is_over(sequence); });
+  return staging_.is_free(location, [this](std::uint64_t sequence) { return board_.batches().is_over(sequence); });
 }
 std::byte* ShmBackend::kept(int index, std::uint64_t location) {
   return Staging::is_kept(location) ? staging_.address(index, location) : nullptr;

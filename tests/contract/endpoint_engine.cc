@@ -56,7 +56,7 @@ class EngineEndpoint final : public Endpoint {
     return control(kAddProcessSet, ordered, 0);
   }
   void remove_set(int set) override {
-    const auto& ranks = engine_.negotiator().process_set(set).ranks;
+    const auto& ranks = engine_.negotiator().sets().info(set).ranks;
     control(kRemoveProcessSet, Shape(ranks.begin(), ranks.end()), set);
   }
   int join(int set) override { return start_join(engine_, set)(); }
@@ -73,7 +73,7 @@ class EngineEndpoint final : public Endpoint {
  private:
   Wait submitted(Call call, After after) {
     if (call.kind == OpKind::Alltoall && call.splits.empty() && !call.tensors.front().shape.empty()) {
-      const auto ranks = engine_.negotiator().process_set(call.set).ranks.size();
+      const auto ranks = engine_.negotiator().sets().info(call.set).ranks.size();
       call.splits = even_splits(call.tensors.front().shape.front(), static_cast<int>(ranks), call.name);
     }
     auto results = std::make_shared<Results>();
@@ -102,7 +102,7 @@ class EngineEndpoint final : public Endpoint {
 }  // namespace
 
 bool Endpoint::supports(OpKind kind, DataType dtype, ReduceOp op, Device device) {
-  const BatchTraits traits{kind, dtype, op, device, 1, 1, 0, &engine().negotiator().process_set(0)};
+  const BatchTraits traits{kind, dtype, op, device, 1, 1, 0, &engine().negotiator().sets().info(0)};
   const auto& backends = engine().backends();
   return std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->supports(traits); });
 }

@@ -56,9 +56,9 @@ Bytes example(test::Random& random) {
       if (random.one_in(4)) what.absent.push_back(ranks[0]);
       if (random.one_in(3)) commit(Negotiator::host_readiness(id, what));
       commit(Negotiator::agreement(id, what));
-      if (random.one_in(2) && scratch.has_agreed(wanted.process_set)) {
-        const bool here = scratch.takes_part_next(wanted.process_set) != random.one_in(16);
-        const std::vector<std::uint64_t> sequences(here ? scratch.batches_of_next_cut(wanted.process_set) : 0, 5);
+      if (random.one_in(2) && scratch.agreed().has(wanted.process_set)) {
+        const bool here = scratch.agreed().takes_part_next(wanted.process_set) != random.one_in(16);
+        const std::vector<std::uint64_t> sequences(here ? scratch.agreed().batches_of_next_cut(wanted.process_set) : 0, 5);
         commit(Negotiator::cut_record(wanted.process_set, sequences));
       }
       if (random.one_in(4)) commit(Negotiator::eviction(id));
@@ -91,10 +91,10 @@ void take(Reader& input) {
     for (const auto& ready : outcomes.host_ready)
       if (!negotiator.knows(ready.id)) std::abort();
     for (const auto& batch : outcomes.batches)
-      if (batch.plan.tensors.empty() || negotiator.local_participants(batch.plan) > 3) std::abort();
+      if (batch.plan.tensors.empty() || negotiator.agreed().local_participants(batch.plan) > 3) std::abort();
     for (const Scope scope : {Scope::Domain, Scope::World})
-      for (const int set : negotiator.sets_with_agreed(scope))
-        if (negotiator.batches_of_next_cut(set) == 0 || negotiator.domains_of_next_cut(set).empty()) std::abort();
+      for (const int set : negotiator.agreed().sets(scope))
+        if (negotiator.agreed().batches_of_next_cut(set) == 0 || negotiator.agreed().domains_of_next_cut(set).empty()) std::abort();
   }
 }
 

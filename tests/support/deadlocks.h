@@ -21,7 +21,7 @@ inline float sum_of(Engine& engine, const std::string& name, float value, int pr
   submission.op = ReduceOp::Sum;
   submission.process_set = process_set;
   submission.tensors.push_back({values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
-  if (!engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+  if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
   return values.front();
 }
 

@@ -189,14 +189,14 @@ class RankRun {
     Submission submission = submission_of(own, rank_, common_.world.arena(rank_), started);
     std::vector<std::int64_t> received;
     const SmallCall small = small_call(submission, received);
-    const auto fast = engine_.start_fast_path(small, After::Wait);
+    const auto fast = engine_.small_calls().start(small, After::Wait);
     if (!fast) {
       started = {};
       return false;
     }
     const Expected& expected = phase_.ops[op].expected[static_cast<std::size_t>(rank_)];
     if (expected.kind == Expected::Kind::Result) {
-      engine_.finish_fast_path(*fast, small);
+      engine_.small_calls().finish(*fast, small);
       started.pending = std::make_shared<HandleState>();
       started.pending->present_anywhere.assign(own.tensors.size(), true);
       if (own.kind == OpKind::Alltoall) started.pending->rows = {received};
@@ -206,7 +206,7 @@ class RankRun {
       Step step;
       step.op = op;
       step.refusal = expected;
-      refused(step, [&] { engine_.finish_fast_path(*fast, small); });
+      refused(step, [&] { engine_.small_calls().finish(*fast, small); });
     }
     started = {};
     return true;

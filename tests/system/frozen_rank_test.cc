@@ -52,7 +52,7 @@ struct RoundWorld {
     std::vector<float> values(4, static_cast<float>(rank));
     for (int i = 0; i < 4; ++i) {
       const Submission submission = allreduce_of(values, "x", DataType::Float32);
-      if (!engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+      if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
     }
   }
   /// What a rank has started, for the last one.
@@ -65,7 +65,7 @@ struct RoundWorld {
     const auto last = world.size() - 1;
     Board& board = *boards[static_cast<std::size_t>(last)];
     while (!started) std::this_thread::yield();
-    while (!board.arrive_last(unit.id, unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
+    while (!board.rounds().arrive_last(unit.id, unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
     if (dies) world.engine(last).die_for_test();
     return board;
   }
@@ -170,14 +170,14 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
         [&](int rank, Engine& engine) {
           all.warm_up(rank, engine);
           const int both[] = {0, 1};
-          if (rank == 1) return all.claim(dies).give_results(all.unit.id, both);  // and does not end it
+          if (rank == 1) return all.claim(dies).rounds().give_results(all.unit.id, both);  // and does not end it
           std::vector<float> values(4);
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
-          const auto op = engine.start_fast_path(call_of(submission), After::Wait);
+          const auto op = engine.small_calls().start(call_of(submission), After::Wait);
           REQUIRE(op);
           all.tell(*op);
           text = words_of_failure([&] {
-            engine.finish_fast_path(*op, call_of(submission));
+            engine.small_calls().finish(*op, call_of(submission));
             engine.wait(*engine.submit(submission, After::Wait));
           });
         },
@@ -198,7 +198,7 @@ TEST_CASE("frozen: who came last and says nothing of it is not looked for on oth
         const UnitRef unit = engine.negotiator().find(UnitKey{0, OpKind::Allreduce, "large"})->ref();
         if (rank == 1) {
           while (!all.started) std::this_thread::yield();
-          all.boards[1]->arrive(unit.id, unit.generation);  // and does not agree
+          all.boards[1]->rounds().arrive(unit.id, unit.generation);  // and does not agree
           return;
         }
         const auto pending = engine.submit(submission, After::Wait);
@@ -217,16 +217,16 @@ TEST_CASE("frozen: a round that who came last does not end is ended by who waits
         all.warm_up(rank, engine);
         if (rank == 1) {
           while (!all.started) std::this_thread::yield();
-          all.boards[1]->arrive(all.unit.id, all.unit.generation);
+          all.boards[1]->rounds().arrive(all.unit.id, all.unit.generation);
           return;
         }
         std::vector<float> values(4);
         const Submission submission = allreduce_of(values, "x", DataType::Float32);
         const SmallCall call = call_of(submission);
-        const auto op = engine.start_fast_path(call, After::Wait);
+        const auto op = engine.small_calls().start(call, After::Wait);
         REQUIRE(op);
         all.tell(*op);
-        engine.finish_fast_path(*op, call);
+        engine.small_calls().finish(*op, call);
         CHECK(op->pending->status.ok());
       },
       false);
@@ -249,7 +249,7 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
             claimed = true;
             return;
           }
-          const auto op = engine.start_fast_path(call, After::Wait);
+          const auto op = engine.small_calls().start(call, After::Wait);
           REQUIRE(op);
           if (rank == 0) all.tell(*op);
           while (!claimed) std::this_thread::yield();
@@ -258,7 +258,7 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
             join.kind = OpKind::Join;
             text = words_of_failure([&] { engine.wait(*engine.submit(join, After::Wait)); });
           }
-          static_cast<void>(words_of_failure([&] { engine.finish_fast_path(*op, call); }));
+          static_cast<void>(words_of_failure([&] { engine.small_calls().finish(*op, call); }));
         },
         false);
     CAPTURE(text);
@@ -306,11 +306,11 @@ TEST_CASE("frozen: a rank that has not read what must be read before a submissio
     ++done;
     while (done < 2) std::this_thread::yield();
     if (rank == 3) {
-      said = all.board->tail();
+      said = all.board->log().tail();
       engine.shutdown();
       return;
     }
-    while (said == 0 || all.board->tail() == said) std::this_thread::yield();  // it has left
+    while (said == 0 || all.board->log().tail() == said) std::this_thread::yield();  // it has left
     const std::string text = words_of_failure([&] { engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait)); });
     CAPTURE(text);
     CHECK(text.starts_with("rank 1 has kept the others of its host from going on for "));

@@ -32,15 +32,16 @@ Controller::Announced Controller::announce(Entry& entry, Ledger& ledger, std::ui
   const int set = entry.key.process_set;
   const int rank = parts_.topology.rank;
   log_.read();
-  const auto& joined = table().joined(set);
+  const auto& joined = table().sets().joined(set);
   const bool has_joined = std::binary_search(joined.begin(), joined.end(), rank);
   if (has_joined && entry.key.kind != OpKind::Join) return Announced::Joined;
-  if (!has_joined && entry.key.kind == OpKind::Join && table().has_process_set(set) && !join(set)) return Announced::NoRoom;
+  if (!has_joined && entry.key.kind == OpKind::Join && table().sets().has(set) && !join(set)) return Announced::NoRoom;
   while (true) {
     if (!introduce(entry, ledger)) return Announced::NoRoom;
-    if (!table().has_process_set(set)) return Announced::SetRemoved;
+    if (!table().sets().has(set)) return Announced::SetRemoved;
     const Unit& unit = table().unit(entry.unit.id);
-    for (std::uint32_t i = 0; i < unit.slots; ++i) board_.set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
+    for (std::uint32_t i = 0; i < unit.slots; ++i)
+      board_.rounds().set_location(unit.id + i, i < entry.locations.size() ? entry.locations[i] : 0);
     if (!arrive(entry, arrived)) return Announced::NoRoom;
     if (arrived == 0) continue;  // evicted between the two: introduce it again
     entry.announced = true;
@@ -51,25 +52,25 @@ Controller::Announced Controller::announce(Entry& entry, Ledger& ledger, std::ui
 /// Returns false, and nothing has happened, if it removes a set in which this rank awaits a promised round: that ends before, on all ranks.
 bool Controller::arrive(const Entry& entry, std::uint32_t& arrived) {
   if (entry.key.kind != OpKind::Control || entry.key.name != kRemoveProcessSet) {
-    arrived = board_.arrive(entry.unit.id, entry.unit.generation);
+    arrived = board_.rounds().arrive(entry.unit.id, entry.unit.generation);
     return true;
   }
   const BoardLock lock(board_);  // under which others promise, unless they see this arrival
-  if (table().has_process_set(entry.signature.root) && awaits_promised(entry.signature.root)) return false;
-  arrived = board_.arrive(entry.unit.id, entry.unit.generation);
+  if (table().sets().has(entry.signature.root) && awaits_promised(entry.signature.root)) return false;
+  arrived = board_.rounds().arrive(entry.unit.id, entry.unit.generation);
   return true;
 }
 
 bool Controller::introduce(Entry& entry, Ledger& ledger) {
   const int rank = parts_.topology.rank;
   log_.read();
-  if (!table().has_process_set(entry.key.process_set)) return true;
+  if (!table().sets().has(entry.key.process_set)) return true;
   const Unit* unit = table().find(entry.key);
   if (unit == nullptr || unit->slots < slots_for(entry.signature) || !table().introduced(*unit, rank, entry.signature)) {
     Room room = Room::Now;
     {
       Transaction log(log_, introduction_budget(entry.key, entry.signature));
-      if (table().has_process_set(entry.key.process_set)) room = introduce_in(log, entry.key, rank, entry.signature);
+      if (table().sets().has(entry.key.process_set)) room = introduce_in(log, entry.key, rank, entry.signature);
     }
     if (room == Room::None)
       throw BackendError(formatted("more than HVD_CACHE_CAPACITY ({}) tensors are in flight at once", board_.slots()));
@@ -84,7 +85,7 @@ bool Controller::introduce(Entry& entry, Ledger& ledger) {
 Controller::Room Controller::introduce_in(Transaction& log, const UnitKey& key, int rank, const Signature& signature) {
   const Room room = make_room_for(log, key, slots_for(signature), introduction_bytes(key, signature));
   if (room == Room::Now)
-    log.append(*table().introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+    log.append(*table().introduction(key, rank, signature, [this](std::uint32_t slot) { return board_.rounds().generation(slot); }));
   return room;
 }
 
@@ -96,13 +97,13 @@ void Controller::introduce_remote(const UnitKey& key, Runs ranks, const Signatur
   while (true) {
     {
       Transaction log(log_, introduction_budget(key, signature) + ranks.size() * sizeof(Run));
-      if (!table().has_process_set(key.process_set)) return;
+      if (!table().sets().has(key.process_set)) return;
       const Unit* unit = table().find(key);
       if (unit != nullptr && table().introduced(*unit, ranks, signature)) return;
       // Without room it is told again when this domain needs it: when a rank here introduces it, or when it is agreed.
       const Room room = unit == nullptr ? make_room(log, slots_for(signature), bytes) : Room::Now;
       if (room == Room::Now)
-        log.append(*table().introduction(key, ranks, signature, [this](std::uint32_t slot) { return board_.generation(slot); }));
+        log.append(*table().introduction(key, ranks, signature, [this](std::uint32_t slot) { return board_.rounds().generation(slot); }));
       if (room != Room::AfterReading) return;  // done, or it is told again later
     }
     if (!readers.nudge()) board_.failure().raise();
@@ -120,9 +121,9 @@ bool Controller::drop(const UnitKey& key) {
 /// Returns false, and nothing has happened, if a rank has arrived meanwhile.
 bool Controller::evict(Transaction& log, std::uint32_t id) {
   const Unit& unit = table().unit(id);
-  if (!table().has_process_set(unit.key.process_set)) {
-    board_.void_slot(id, unit.slots);  // whoever has arrived has failed
-  } else if (!board_.evict(id)) {
+  if (!table().sets().has(unit.key.process_set)) {
+    board_.rounds().void_slot(id, unit.slots);  // whoever has arrived has failed
+  } else if (!board_.rounds().evict(id)) {
     return false;
   }
   log.append(Negotiator::eviction(id));
@@ -130,12 +131,12 @@ bool Controller::evict(Transaction& log, std::uint32_t id) {
 }
 
 void Controller::evict_removed() {
-  for (const int set : table().removed_sets())
+  for (const int set : table().sets().removed())
     for (const Unit* unit : table().units_of(set)) {
       const std::uint32_t id = unit->id;
       if (!is_evictable(id)) continue;
       Transaction log(log_, kEvictionBytes);
-      if (table().knows(id) && !table().has_process_set(table().unit(id).key.process_set) && is_evictable(id)) evict(log, id);
+      if (table().knows(id) && !table().sets().has(table().unit(id).key.process_set) && is_evictable(id)) evict(log, id);
       break;  // the list may have changed; the next time brings the next
     }
 }
@@ -145,9 +146,11 @@ bool Controller::is_evictable(std::uint32_t id) const {
   // with it the locations. What other domains have said of it the leader tree remembers.
   const Unit& unit = table().unit(id);
   const int set = unit.key.process_set;
-  if (!table().has_process_set(set))
-    return !unit.queued && std::max(unit.cut_at, table().removed_at(set)) <= board_.slowest_reader() && board_.are_results_taken(id);
-  return !unit.undecided && board_.arrivals(id) == 0 && unit.cut_at <= board_.slowest_reader() && board_.are_results_taken(id);
+  if (!table().sets().has(set))
+    return !unit.queued && std::max(unit.cut_at, table().sets().removed_at(set)) <= board_.log().slowest_reader() &&
+           board_.rounds().are_results_taken(id);
+  return !unit.undecided && board_.rounds().arrivals(id) == 0 && unit.cut_at <= board_.log().slowest_reader() &&
+         board_.rounds().are_results_taken(id);
 }
 
 Controller::Room Controller::make_room_for(Transaction& log, const UnitKey& key, std::uint32_t slots, std::size_t introduction) {
@@ -155,10 +158,10 @@ Controller::Room Controller::make_room_for(Transaction& log, const UnitKey& key,
   if (unit == nullptr) return make_room(log, slots, introduction);
   // A name that comes back with more tensors moves. Where a rank has arrived with fewer, or its domain is ready, the ranks disagree, and
   // that can be said without slots.
-  const bool settled = board_.arrivals(unit->id) == 0 && (!unit->undecided || unit->queued);
+  const bool settled = board_.rounds().arrivals(unit->id) == 0 && (!unit->undecided || unit->queued);
   if (unit->slots >= slots || !settled) return Room::Now;
   if (unit->queued) return Room::AfterCutting;
-  if (!is_evictable(unit->id)) return board_.arrivals(unit->id) > 0 ? Room::Now : Room::AfterReading;
+  if (!is_evictable(unit->id)) return board_.rounds().arrivals(unit->id) > 0 ? Room::Now : Room::AfterReading;
   if (!evict(log, unit->id)) return Room::Now;
   return make_room(log, slots, introduction);
 }
@@ -172,9 +175,9 @@ Controller::Room Controller::make_room(Transaction& log, std::uint32_t slots, st
     }
     const auto unread = [this](std::uint32_t id) {
       const Unit& unit = table().unit(id);
-      return table().has_process_set(unit.key.process_set) ? !unit.undecided && board_.arrivals(id) == 0 : !unit.queued;
+      return table().sets().has(unit.key.process_set) ? !unit.undecided && board_.rounds().arrivals(id) == 0 : !unit.queued;
     };
-    const auto uncut = [this](std::uint32_t id) { return table().unit(id).queued && board_.arrivals(id) == 0; };
+    const auto uncut = [this](std::uint32_t id) { return table().unit(id).queued && board_.rounds().arrivals(id) == 0; };
     return table().oldest(unread) ? Room::AfterReading : table().oldest(uncut) ? Room::AfterCutting : Room::None;
   }
   return Room::Now;
@@ -183,14 +186,14 @@ Controller::Room Controller::make_room(Transaction& log, std::uint32_t slots, st
 // ----------------------------------------------------------------------------------------------------------------- agreements
 
 bool Controller::agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived) {
-  if (arrived == table().local_members(key.process_set)) {
+  if (arrived == table().sets().local_members(key.process_set)) {
     agree(id);
     return true;
   }
   // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
   // sees its record: arrivals and the log's tail are sequentially consistent.
   log_.read();
-  if (table().joined(key.process_set).empty() || !is_complete(id)) return false;
+  if (table().sets().joined(key.process_set).empty() || !is_complete(id)) return false;
   agree(id);
   return true;
 }
@@ -199,26 +202,26 @@ std::vector<int> Controller::absent_from(const Unit& unit) const {
   std::vector<int> absent;
   if (unit.key.kind == OpKind::Join) return absent;
   const auto& domain = parts_.topology.domain_ranks;
-  for (const int rank : table().joined(unit.key.process_set)) {
+  for (const int rank : table().sets().joined(unit.key.process_set)) {
     const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
     if (place == domain.end() || *place != rank) continue;
-    if (!board_.has_arrived(unit.id, static_cast<int>(place - domain.begin()))) absent.push_back(rank);
+    if (!board_.rounds().has_arrived(unit.id, static_cast<int>(place - domain.begin()))) absent.push_back(rank);
   }
   return absent;
 }
 
 bool Controller::is_complete(std::uint32_t id) const {
-  if (!table().knows(id) || !table().has_process_set(table().unit(id).key.process_set)) return false;
+  if (!table().knows(id) || !table().sets().has(table().unit(id).key.process_set)) return false;
   const Unit& unit = table().unit(id);
-  const std::uint32_t arrived = board_.arrivals(id);
-  return arrived > 0 && arrived + absent_from(unit).size() == table().local_members(unit.key.process_set);
+  const std::uint32_t arrived = board_.rounds().arrivals(id);
+  return arrived > 0 && arrived + absent_from(unit).size() == table().sets().local_members(unit.key.process_set);
 }
 
 bool Controller::have_read(const std::vector<int>& ranks, std::uint64_t position) const {
   const auto& domain = parts_.topology.domain_ranks;
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     const auto place = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
-    return board_.read_position(static_cast<int>(place)) >= position;
+    return board_.log().read_position(static_cast<int>(place)) >= position;
   });
 }
 
@@ -229,18 +232,18 @@ void Controller::agree(std::uint32_t id) {
 }
 
 Agreement Controller::agreement_of(const Unit& unit) const {
-  const auto& set = table().process_set(unit.key.process_set);
+  const auto& set = table().sets().info(unit.key.process_set);
   Agreement what;
   what.present.assign(unit.slots, false);
   what.absent = absent_from(unit);
   // Not the rank that says so: it may have been overtaken between its joining and its arriving here.
-  what.last = unit.key.kind == OpKind::Join ? table().last_joined(unit.key.process_set) : parts_.topology.rank;
+  what.last = unit.key.kind == OpKind::Join ? table().sets().last_joined(unit.key.process_set) : parts_.topology.rank;
   const auto& domain = parts_.topology.domain_ranks;
   for (std::size_t index = 0; index < domain.size(); ++index) {
     if (!std::binary_search(set.ranks.begin(), set.ranks.end(), domain[index])) continue;
     if (std::binary_search(what.absent.begin(), what.absent.end(), domain[index])) continue;
     for (std::uint32_t i = 0; i < unit.slots; ++i)
-      if ((board_.coming_location(unit.id + i, static_cast<int>(index)) & kAbsent) == 0) what.present[i] = true;
+      if ((board_.rounds().coming_location(unit.id + i, static_cast<int>(index)) & kAbsent) == 0) what.present[i] = true;
   }
   return what;
 }
@@ -248,25 +251,25 @@ Agreement Controller::agreement_of(const Unit& unit) const {
 /// Returns false if a rank that has joined must read more of the log first.
 bool Controller::try_to_agree(std::uint32_t id) {
   const Unit& before = table().unit(id);
-  const std::size_t bytes = before.slots / 8 + 4 * table().process_set(before.key.process_set).ranks.size() + 128;
+  const std::size_t bytes = before.slots / 8 + 4 * table().sets().info(before.key.process_set).ranks.size() + 128;
   Transaction log(log_, bytes + Cutter::kCutBytes);
-  if (board_.is_promised(id)) return true;  // the leader alone says what comes of it
+  if (board_.rounds().is_promised(id)) return true;  // the leader alone says what comes of it
   Agreement what;
   std::uint32_t arrived = 0;
   do {
-    if (!board_.await_unclaimed(id)) return true;
-    arrived = board_.arrivals(id);
+    if (!board_.rounds().await_unclaimed(id)) return true;
+    arrived = board_.rounds().arrivals(id);
     // Two may find a unit complete, where ranks have joined or are on the fast path; the first to come says so.
     if (!is_complete(id)) return true;
     what = agreement_of(table().unit(id));
     // One that has joined does not hold up a new round by arriving late. Before the slot's words are written anew it must have read the
     // cut of the last round, in which it may have taken part.
     if (!have_read(what.absent, table().unit(id).cut_at)) return false;
-  } while (!board_.claim(id, table().unit(id).generation, arrived));
+  } while (!board_.rounds().claim(id, table().unit(id).generation, arrived));
   const Unit& unit = table().unit(id);
   const bool world = unit.scope == Scope::World;
   // Before the record: whoever reads it may arrive at the slot again at once.
-  board_.reset_arrivals(id, unit.slots);
+  board_.rounds().reset_arrivals(id, unit.slots);
   log.append(world ? Negotiator::host_readiness(id, what) : Negotiator::agreement(id, what));
   if (world) {
     mutex_.wake_leader();  // it has something to pass on
@@ -283,7 +286,7 @@ void Controller::agree_by_root(const UnitKey& key, const Agreement& what, const 
   for (int i = 0; i < kTries; ++i) {
     {
       Transaction log(log_, 64 + what.present.size() / 8 + what.absent.size() * sizeof(int));
-      if (!table().has_process_set(key.process_set)) return;
+      if (!table().sets().has(key.process_set)) return;
       const Unit* unit = table().find(key);
       if (unit != nullptr && (table().has_introduced_all(*unit, what.absent) || i + 1 == kTries))
         return log.append(Negotiator::agreement(unit->id, what));
@@ -296,9 +299,9 @@ void Controller::agree_by_root(const UnitKey& key, const Agreement& what, const 
 // ------------------------------------------------------------------------------------------------------------- ranks that join
 
 bool Controller::awaits_promised(int process_set) const {
-  if (table().scope_of(process_set) == Scope::Domain) return false;
+  if (table().sets().scope_of(process_set) == Scope::Domain) return false;
   const auto units = table().units_of(process_set);
-  return std::any_of(units.begin(), units.end(), [this](const Unit* unit) { return board_.awaits_promised(unit->id); });
+  return std::any_of(units.begin(), units.end(), [this](const Unit* unit) { return board_.rounds().awaits_promised(unit->id); });
 }
 
 /// Returns false, and nothing has happened, if another thread of this rank waits for what is promised: the others are to hear of this after
@@ -330,13 +333,13 @@ void Controller::end() {
 std::vector<StuckRank> Controller::stuck_here(int process_set, const std::string& name) const {
   std::vector<StuckRank> stuck_ranks;
   const auto units = table().units_of(process_set, name);
-  const auto& ranks = table().process_set(process_set).ranks;
+  const auto& ranks = table().sets().info(process_set).ranks;
   const auto& domain = parts_.topology.domain_ranks;
   for (std::size_t index = 0; index < domain.size(); ++index) {
     if (!std::binary_search(ranks.begin(), ranks.end(), domain[index])) continue;
     const auto is_stuck = [&](const Unit* unit) {
-      if (board_.is_promised(unit->id)) return false;
-      return board_.is_stuck(unit->id, static_cast<int>(index), unit->scope == Scope::World && unit->undecided);
+      if (board_.rounds().is_promised(unit->id)) return false;
+      return board_.rounds().is_stuck(unit->id, static_cast<int>(index), unit->scope == Scope::World && unit->undecided);
     };
     const auto stuck = std::find_if(units.begin(), units.end(), is_stuck);
     if (stuck == units.end()) return {};
@@ -348,7 +351,7 @@ std::vector<StuckRank> Controller::stuck_here(int process_set, const std::string
 void Controller::void_stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
   for (const Unit* unit : table().units_of(process_set, name)) {
     const auto of_it = [&](const StuckRank& stuck_rank) { return stuck_rank.kind == unit->key.kind; };
-    if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), of_it)) board_.void_slot(unit->id, unit->slots);
+    if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), of_it)) board_.rounds().void_slot(unit->id, unit->slots);
   }
 }
 

@@ -17,14 +17,14 @@ Cutter::Cutter(const EngineParts& parts, NegotiationLog& log, EngineMutex& mutex
 /// Opens places for the set's next cut, before its record: who reads that may use them at once. Returns false, and nothing has happened, if
 /// there are too few.
 bool Cutter::open_places(int process_set, std::vector<std::uint64_t>& sequences) {
-  const std::size_t count = table().batches_of_next_cut(process_set);
-  sequences = board_.find_places(count);
-  for (const auto sequence : sequences) board_.open_batch(sequence, group_of(process_set));
+  const std::size_t count = table().agreed().batches_of_next_cut(process_set);
+  sequences = board_.batches().find_places(count);
+  for (const auto sequence : sequences) board_.batches().open(sequence, group_of(process_set));
   return sequences.size() == count;
 }
 
 void Cutter::cut_if_idle(Transaction& log, int process_set) {
-  if (!table().has_agreed(process_set) || board_.open_batches(group_of(process_set)) > 0) return;
+  if (!table().agreed().has(process_set) || board_.batches().open_count(group_of(process_set)) > 0) return;
   std::vector<std::uint64_t> sequences;
   if (open_places(process_set, sequences)) {
     log.append(Negotiator::cut_record(process_set, sequences));
@@ -35,20 +35,20 @@ void Cutter::cut_if_idle(Transaction& log, int process_set) {
 
 void Cutter::retire(const CutBatch& cut) {
   const int set = cut.plan.process_set;
-  if (!board_.batch(cut.sequence).retired.load(std::memory_order_acquire)) {
+  if (!board_.batches().state(cut.sequence).retired.load(std::memory_order_acquire)) {
     Transaction log(log_, kCutBytes);
-    if (board_.retire_batch(cut.sequence, group_of(set)) && cut.scope == Scope::Domain) cut_if_idle(log, set);
+    if (board_.batches().retire(cut.sequence, group_of(set)) && cut.scope == Scope::Domain) cut_if_idle(log, set);
     mutex_.wake_waiters();
   }
 }
 
 void Cutter::depart(const CutBatch& cut) {
-  board_.depart(cut.sequence, table().local_participants(cut.plan));
+  board_.batches().depart(cut.sequence, table().agreed().local_participants(cut.plan));
   if (cut.scope == Scope::World) mutex_.wake_leader();  // there may be places now for what the root has decided
-  if (!board_.is_over(cut.sequence) || !table().has_agreed(Scope::Domain)) return;
+  if (!board_.batches().is_over(cut.sequence) || !table().agreed().has(Scope::Domain)) return;
   // Cuts of any set may have been put off because there were no places. Under the lock, so that whoever puts one off sees this departure,
   // or this rank sees what was put off.
-  for (const int waiting : table().sets_with_agreed(Scope::Domain)) {
+  for (const int waiting : table().agreed().sets(Scope::Domain)) {
     Transaction log(log_, kCutBytes);
     cut_if_idle(log, waiting);
   }
@@ -56,10 +56,10 @@ void Cutter::depart(const CutBatch& cut) {
 
 bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
   Transaction log(log_, kCutBytes);
-  if (!table().has_agreed(process_set)) throw WireError("a cut of nothing");
+  if (!table().agreed().has(process_set)) throw WireError("a cut of nothing");
   // A domain that takes no part in what is cut needs no place for it.
-  const bool takes_part = table().takes_part_next(process_set);
-  const auto domains = table().domains_of_next_cut(process_set);
+  const bool takes_part = table().agreed().takes_part_next(process_set);
+  const auto domains = table().agreed().domains_of_next_cut(process_set);
   std::vector<std::uint64_t> sequences;
   if (takes_part && !open_places(process_set, sequences)) {
     // A rank has not looked at its results for a long time. Said once, or those that can do nothing about it would never sleep.
@@ -82,18 +82,18 @@ bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
 void Cutter::look_for_ends(WorldSet& set) {
   set.over += std::erase_if(set.open, [this](const std::vector<std::uint64_t>& batches) {
     return std::all_of(batches.begin(), batches.end(), [this](std::uint64_t sequence) {
-      return board_.is_over(sequence) || board_.batch(sequence).retired.load(std::memory_order_acquire);
+      return board_.batches().is_over(sequence) || board_.batches().state(sequence).retired.load(std::memory_order_acquire);
     });
   });
 }
 
 std::vector<int> Cutter::sets_to_cut() {
   std::vector<int> sets;
-  for (const int process_set : table().sets_with_agreed(Scope::World)) {
+  for (const int process_set : table().agreed().sets(Scope::World)) {
     WorldSet& set = world_[process_set];
     look_for_ends(set);
     if (!set.open.empty()) continue;
-    const auto domains = table().domains_of_next_cut(process_set);
+    const auto domains = table().agreed().domains_of_next_cut(process_set);
     const bool may_cut = std::all_of(domains.begin(), domains.end(), [&](int domain) {
       if (domain == parts_.topology.domain) return true;
       return set.domains[domain].cut - set.domains[domain].over < kCredit;
@@ -129,7 +129,7 @@ std::vector<CutCredit> Cutter::credits_to_tell() {
 
 void Cutter::forget(int process_set) {
   // What was agreed before is still cut, and needs the credit.
-  if (!table().has_agreed(process_set)) world_.erase(process_set);
+  if (!table().agreed().has(process_set)) world_.erase(process_set);
 }
 
 }  // namespace hvd

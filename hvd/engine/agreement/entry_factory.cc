@@ -91,7 +91,7 @@ Signature EntryFactory::signature_of(const Submission& submission) {
 }
 
 std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
-  const auto set = table_.share_process_set(submission.process_set);
+  const auto set = table_.sets().share(submission.process_set);
   if (!set)
     throw InvalidArgument(
         formatted("{} '{}': there is no process set {}", name_of(submission.kind), display_name(submission.name), submission.process_set));
@@ -112,7 +112,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
   if (!is_plausible(entry->signature, set->ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes", name_of(entry->key.kind), entry->key.name));
   check_memory(submission);
-  if (introduction_bytes(entry->key, entry->signature) > Board::kLogBytes / 4)
+  if (introduction_bytes(entry->key, entry->signature) > BoardLog::kBytes / 4)
     throw InvalidArgument(formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                     name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
                                     submission.name.size()));
@@ -121,7 +121,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
 }
 
 std::shared_ptr<void> EntryFactory::allocate(const Submission& like, DataType dtype, std::size_t bytes) const {
-  const auto shared_set = table_.share_process_set(like.process_set);
+  const auto shared_set = table_.sets().share(like.process_set);
   if (!shared_set || shared_set->rank < 0) return nullptr;
   const auto& set = *shared_set;
   const BatchTraits traits{.kind = like.kind, .dtype = dtype, .op = like.op, .device = like.device, .set = &set};
@@ -130,7 +130,7 @@ std::shared_ptr<void> EntryFactory::allocate(const Submission& like, DataType dt
 }
 
 void EntryFactory::prepare(Entry& entry) const {
-  const auto& set = table_.process_set(entry.key.process_set);
+  const auto& set = table_.sets().info(entry.key.process_set);
   const bool timed = parts_.timeline->on();
   const TraceTime from = timed ? Timeline::now() : 0;
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
@@ -149,7 +149,7 @@ void EntryFactory::prepare(Entry& entry) const {
 }
 
 void EntryFactory::release(Entry& entry) const noexcept {
-  const auto& set = table_.process_set(entry.key.process_set);
+  const auto& set = table_.sets().info(entry.key.process_set);
   for (std::size_t i = 0; i < entry.prepared.size(); ++i) {
     if (!entry.prepared[i]) continue;
     entry.prepared[i] = false;

@@ -19,7 +19,7 @@ bool Leavers::leave() {
   Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
   bool promised = false;
   ledger_.for_each([&](const Entry& entry) {
-    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.awaits_promised(entry.unit.id));
+    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.rounds().awaits_promised(entry.unit.id));
   });
   if (promised) return false;
   log.append(Negotiator::leaving(parts_.topology.rank, pledges()));
@@ -41,7 +41,7 @@ std::vector<Pledge> Leavers::pledges() const {
   ledger_.for_each([&](const Entry& entry) {
     const bool records = entry.op == nullptr || entry.op->is_direct();
     const bool waits = entry.state == EntryState::Waiting && entry.announced && records;
-    if (waits && board_.has_arrived(entry.unit.id, board_.self())) ++rounds[entry.unit.id];
+    if (waits && board_.rounds().has_arrived(entry.unit.id, board_.self())) ++rounds[entry.unit.id];
   });
   std::vector<Pledge> pledges;
   for (const auto& [id, count] : rounds) pledges.push_back({id, count});
@@ -58,19 +58,19 @@ bool Leavers::try_to_doubt(UnitRef ref) {
   std::erase(leavers, parts_.topology.rank);  // it takes part in what it waits for
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {
-    if (board_.is_promised(ref.id)) return true;  // it is doubted again where it comes to the long way
+    if (board_.rounds().is_promised(ref.id)) return true;  // it is doubted again where it comes to the long way
     log.append(Negotiator::doubt(ref.id));
     return true;
   }
   const auto& domain = parts_.topology.domain_ranks;
   const auto never_comes = [&](int rank) {
     const auto index = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
-    return !board_.has_arrived(ref.id, static_cast<int>(index)) && !table().has_pledged(rank, unit.key);
+    return !board_.rounds().has_arrived(ref.id, static_cast<int>(index)) && !table().has_pledged(rank, unit.key);
   };
   const auto blocks = std::find_if(leavers.begin(), leavers.end(), never_comes);
   if (blocks == leavers.end()) return true;
-  if (unit.cut_at > board_.slowest_reader()) return false;  // who has not read the last cut still needs the slots' words
-  board_.void_slot(ref.id, unit.slots);
+  if (unit.cut_at > board_.log().slowest_reader()) return false;  // who has not read the last cut still needs the slots' words
+  board_.rounds().void_slot(ref.id, unit.slots);
   log.append(Negotiator::refusal(ref.id, *blocks));
   return true;
 }
@@ -94,8 +94,8 @@ bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, const std::string
   const Unit* unit = table().find(key);
   is_void = unit == nullptr || !unit->queued;
   if (unit == nullptr || unit->queued) return true;  // if it is queued, nobody here waits for it any more
-  if (unit->cut_at > board_.slowest_reader()) return false;
-  board_.void_slot(unit->id, unit->slots);
+  if (unit->cut_at > board_.log().slowest_reader()) return false;
+  board_.rounds().void_slot(unit->id, unit->slots);
   log.append(Negotiator::refusal(unit->id, left_rank, text));
   return true;
 }

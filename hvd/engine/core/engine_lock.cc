@@ -4,7 +4,7 @@ namespace hvd {
 
 void EngineMutex::perform(AfterUnlock after) {
   if (after.own_threads) changed_.notify_all();
-  if (after.waiters) board_.ring_waiters();
+  if (after.waiters) board_.bells().ring_waiters();
   ring_workers(after);
   after.ended.clear();
   after.owners.clear();
@@ -16,7 +16,7 @@ void EngineMutex::ring_workers(const AfterUnlock& after) {
     if (rank == self && here_ != nullptr && &here_->mutex_ == this) {
       here_->has_left_out_ = true;
     } else {
-      board_.ring_worker(rank);
+      board_.bells().ring_worker(rank);
     }
   };
   if (after.all_workers) {

@@ -107,7 +107,7 @@ class HVD_SCOPED_CAPABILITY EngineLock {
     } else {
       lock_.unlock();
     }
-    if (results_given) mutex_.board_.ring_watchers();
+    if (results_given) mutex_.board_.bells().ring_watchers();
   }
   void lock() HVD_ACQUIRE() { lock_.lock(); }
 

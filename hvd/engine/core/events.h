@@ -22,10 +22,6 @@ class EngineEvents : public OutcomeListener {
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
   /// Returns whether other ranks have left results for this one, or rounds to be ended, which no doorbell tells of.
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
-  /// Returns whether a thread of the program is submitting operations that are to travel together.
-  [[nodiscard]] virtual bool is_gathering() const = 0;
-  /// Returns how many it has submitted so far.
-  [[nodiscard]] virtual std::uint32_t burst() const = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;
   /// Returns whether messages of other hosts may come at any time, which ring no doorbell.

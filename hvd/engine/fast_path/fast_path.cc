@@ -6,8 +6,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "hvd/base/log.h"
-
 namespace hvd {
 
 namespace {
@@ -17,24 +15,25 @@ constexpr unsigned kLooksAtResultSharing = 4;  // where ranks share cores, and g
 
 }  // namespace
 
-Board::Company company_of(std::size_t place, std::size_t count) {
-  if (count < 2) return Board::Company::Alone;
-  return place == 0 ? Board::Company::First : Board::Company::Rest;
+Rounds::Company company_of(std::size_t place, std::size_t count) {
+  if (count < 2) return Rounds::Company::Alone;
+  return place == 0 ? Rounds::Company::First : Rounds::Company::Rest;
 }
 
 bool share_batch(const PersistentOp& one, const PersistentOp& other) { return one.set->id == other.set->id && one.memory == other.memory; }
 
 FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-                   EngineMutex& mutex, EngineEvents& engine)
+                   EngineMutex& mutex, Burst& burst, EngineEvents& engine)
     : parts_(parts),
       log_(log),
       controller_(controller),
       ledger_(ledger),
       queue_(queue),
       mutex_(mutex),
+      burst_(burst),
       engine_(engine),
       board_(*parts.board),
-      factory_(parts, log),
+      factory_(parts, log, ledger),
       pulled_(board_, parts.topology.rank),
       short_wait_(parts.topology.has_core()),
       looks_at_result_(parts.topology.has_core() ? kLooksAtResult : kLooksAtResultSharing),
@@ -44,72 +43,15 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
-// -------------------------------------------------------------------------------------------------------- making and dropping
-
-/// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
-bool FastPath::make_space() {
-  while (ops_.size() >= board_.slots()) {
-    const auto* stale = ops_.find_if([&](const PersistentOp& other) {
-      return !other.place.entry.empty() && !other.in_use.load() &&
-             (!table().knows(other.unit.id) || table().unit(other.unit.id).generation != other.unit.generation);
-    });
-    if (stale == nullptr) return false;
-    drop(UnitKey(*stale));
-  }
-  return true;
-}
-
-void FastPath::make(const Entry& entry) noexcept {
-  try {
-    auto op = factory_.describe(entry);
-    if (!op) return;
-    const auto known = ops_.find(entry.key.process_set, entry.key.kind, entry.key.name);
-    if (known && known->unit == op->unit && known->signature == op->signature) return;
-    if (op->location != kNoBlock) {
-      if (!make_space()) return;
-      drop(entry.key);
-    }
-    if (!factory_.give_block(*op)) return;
-    if (op->is_pulled()) lender_ = op->slots;
-    auto fresh = PersistentOpFactory::entry_for(*op, entry);
-    op->pending = fresh->pending;
-    // By way of the ledger, for its nodes. The entry that has just ended is out of it.
-    Entry& placed = ledger_.admit(std::move(fresh));
-    ledger_.bind(placed, op->unit);
-    op->place = ledger_.take_out(placed);
-    const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
-    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
-        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
-    ops_.add(entry.key, std::move(op));
-  } catch (...) {
-    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
-  }
-}
-
-void FastPath::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
-
-bool FastPath::drop_set(int process_set) noexcept {
-  const auto is_idle = [&](const PersistentOp& op) { return op.set->id == process_set && !op.in_use.load(); };
-  while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
-  return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
-}
-
-std::size_t FastPath::drop_all() {
-  const std::size_t count = ops_.size();
-  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
-  if (lender_ != nullptr) lender_->trim();
-  return count;
-}
-
 // --------------------------------------------------------------------------------------------------------------------- running
 
 /// Looks up what the ranks' table says of the operation, if there is anything new.
 bool FastPath::is_valid(PersistentOp& op) {
-  if (op.judged_at == board_.read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
-  op.judged_at = board_.read_position();
+  if (op.judged_at == board_.log().read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
+  op.judged_at = board_.log().read_position();
   op.verdict = PersistentOp::Verdict::Invalid;
   const int set = op.set->id;
-  if (!table().has_process_set(set) || !table().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
+  if (!table().sets().has(set) || !table().sets().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
   const Unit& unit = table().unit(op.unit.id);
   if (unit.generation != op.unit.generation) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
@@ -163,13 +105,13 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std:
 }
 
 std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
-  if (ops_.size() == 0) return nullptr;
-  const bool gathers = !waits && burst() > 0;
+  if (factory_.ops().size() == 0) return nullptr;
+  const bool gathers = !waits && burst_.fast() > 0;
   std::shared_ptr<PersistentOp> op;
   bool is_ours = false;
   try {
     log_.read();
-    if (waits && is_gathering()) end_complete();
+    if (waits && burst_.has_complete()) end_complete();
     if (call.known != nullptr) op = call.known->lock();
     const bool known = op != nullptr;
     if (!known) {
@@ -180,13 +122,13 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
         name = queue_.find_name(call.process_set, call.kind, name, text);
         if (name.empty()) return nullptr;
       }
-      op = ops_.find(call.process_set, call.kind, name);
+      op = factory_.ops().find(call.process_set, call.kind, name);
     }
     if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
     if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     is_ours = true;
-    board_.prepare_arrival(op->unit.id);
+    board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
     const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
     if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || pulled_.begin(*op))) {
@@ -209,7 +151,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
       return nullptr;
     }
   }
-  if (!waits) burst_.fetch_add(1, std::memory_order_relaxed);
+  if (!waits) burst_.add_fast();
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
   return op;
@@ -217,10 +159,10 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
 
 /// Returns false if the unit was evicted meanwhile.
 bool FastPath::arrive(PersistentOp& op, bool gathers) {
-  board_.set_location(op.unit.id, op.location);
-  for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.keep_location(op.unit.id + i, op.location + op.group[i].at);
+  board_.rounds().set_location(op.unit.id, op.location);
+  for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.rounds().keep_location(op.unit.id + i, op.location + op.group[i].at);
   if (!op.is_direct() && !gathers && arrive_last(op)) return true;
-  const std::uint32_t arrived = board_.arrive(op.unit.id, op.unit.generation);
+  const std::uint32_t arrived = board_.rounds().arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
@@ -234,10 +176,10 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
     return true;
   }
   if (can_run && op.is_direct()) {
-    if (parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();  // it goes on from here
+    if (parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();  // it goes on from here
     return true;
   }
-  if (can_run && !op.is_direct() && board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+  if (can_run && !op.is_direct() && board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
     run_for_all(op);
     return true;
   }
@@ -280,7 +222,8 @@ bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pend
   bool is_there = false;
   unsigned looks = 0;
   static_cast<void>(short_wait_.until([&] {
-    is_there = board_.has_result(round.slot) || (++looks % looks_at_result_ == 0 && board_.is_to_claim(round.slot, round.ranks));
+    is_there =
+        board_.rounds().has_result(round.slot) || (++looks % looks_at_result_ == 0 && board_.rounds().is_to_claim(round.slot, round.ranks));
     return is_there || pending.done.load(std::memory_order_relaxed);
   }));
   return is_there;
@@ -291,8 +234,8 @@ bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pend
 /// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by this one. Who has fallen asleep over
 /// it is not woken for each.
 void FastPath::gather(const PersistentOp& op) {
-  gathers_.store(true, std::memory_order_relaxed);
-  if (has_called_help_ || !(op.is_direct() || board_.has_watchers())) return;
+  burst_.set_complete(true);
+  if (has_called_help_ || !(op.is_direct() || board_.bells().has_watchers())) return;
   has_called_help_ = true;
   mutex_.wake_worker();
 }
@@ -309,14 +252,14 @@ const PersistentOp* FastPath::find(const HandleState& pending) const {
 
 bool FastPath::has_complete() const {
   for (const PersistentOp* op : arrived_) {
-    if (board_.has_result(op->unit.id)) return true;
-    if (!op->is_direct() && board_.is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
+    if (board_.rounds().has_result(op->unit.id)) return true;
+    if (!op->is_direct() && board_.rounds().is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
   }
   return false;
 }
 
 void FastPath::end_complete() {
-  gathers_.store(false, std::memory_order_relaxed);
+  burst_.set_complete(false);
   has_called_help_ = false;
   if (arrived_.empty()) return;
   log_.read();
@@ -324,16 +267,16 @@ void FastPath::end_complete() {
   negotiated_.clear();
   bool is_leaders = false;
   for (PersistentOp* op : arrived_) {
-    if (!board_.is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
+    if (!board_.rounds().is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
     if (!op->is_direct()) {
       complete_.push_back(op);
     } else if (can_run_for_all(*op)) {
-      is_leaders = is_leaders || !board_.is_promised(op->unit.id);
+      is_leaders = is_leaders || !board_.rounds().is_promised(op->unit.id);
     } else {
       negotiated_.push_back(op->unit);  // the leader may have come by the long way, and not know of it
     }
   }
-  if (is_leaders && parts_.topology.domain_index != 0 && !board_.leader_looks()) mutex_.wake_leader();
+  if (is_leaders && parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();
   // Where several ranks do this at a time, each begins elsewhere.
   const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) / static_cast<std::size_t>(board_.ranks());
   std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own), complete_.end());
@@ -356,7 +299,7 @@ std::size_t FastPath::end_batch(std::size_t first) {
     if (!claimed_.empty() && (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op))) break;
     if (!can_run_for_all(op)) {
       negotiated_.push_back(op.unit);
-    } else if (board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+    } else if (board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
       claimed_.push_back(&op);
       bytes += op.input_bytes;
     }
@@ -373,8 +316,8 @@ std::size_t FastPath::end_batch(std::size_t first) {
 /// Where all others have arrived: arrives, claims the round and ends it in one. What one of them says between the look at the log and the
 /// claim, it says of a round that it has arrived in, and finds ended.
 bool FastPath::arrive_last(PersistentOp& op) {
-  if (!board_.expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
-  if (!board_.arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
+  if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
+  if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
   run_for_all(op);
@@ -384,7 +327,7 @@ bool FastPath::arrive_last(PersistentOp& op) {
 /// Finds the ranks' blocks. Requires that all but this rank have arrived.
 bool FastPath::can_run_for_all(PersistentOp& op) {
   // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
-  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.tail() != board_.read_position()) return false;
+  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.log().tail() != board_.log().read_position()) return false;
   return find_blocks(op);
 }
 
@@ -393,11 +336,11 @@ bool FastPath::find_blocks(const PersistentOp& op) {
   const std::uint32_t unit = op.unit.id;
   blocks_.clear();
   for (const int index : op.indices) {
-    const std::uint64_t location = board_.coming_location(unit, index);
+    const std::uint64_t location = board_.rounds().coming_location(unit, index);
     const bool is_own = location == op.location && index == board_.self();
     std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
     if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
-    blocks_.push_back(op.note != nullptr ? board_.note(unit, index).data() : block);
+    blocks_.push_back(op.note != nullptr ? board_.rounds().note(unit, index).data() : block);
   }
   return true;
 }
@@ -413,24 +356,24 @@ void FastPath::do_for_all(const PersistentOp& op) {
 
 void FastPath::run_for_all(PersistentOp& op) {
   do_for_all(op);
-  tell_results(op, Board::Company::Alone);
+  tell_results(op, Rounds::Company::Alone);
 }
 
-void FastPath::give_results(PersistentOp& op, Board::Company company) {
+void FastPath::give_results(PersistentOp& op, Rounds::Company company) {
   // Nobody else ends what is promised.
-  if (!board_.claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
+  if (!board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
     throw std::logic_error("the fast path: a promised round that another has ended");
   tell_results(op, company);
 }
 
 void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
 
-void FastPath::end_round(const PersistentOp& op, Board::Company company) {
-  board_.give_results(op.unit.id, op.indices, company);
-  board_.reset_arrivals(op.unit.id, 1);
+void FastPath::end_round(const PersistentOp& op, Rounds::Company company) {
+  board_.rounds().give_results(op.unit.id, op.indices, company);
+  board_.rounds().reset_arrivals(op.unit.id, 1);
 }
 
-void FastPath::tell_results(PersistentOp& op, Board::Company company) {
+void FastPath::tell_results(PersistentOp& op, Rounds::Company company) {
   end_round(op, company);
   const bool is_pulled = op.is_pulled();
   if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
@@ -441,7 +384,7 @@ void FastPath::tell_results(PersistentOp& op, Board::Company company) {
 void FastPath::take_results() {
   for (std::size_t i = 0; i < arrived_.size();) {
     PersistentOp& op = *arrived_[i];
-    if (board_.has_result(op.unit.id) && is_waiting(op)) {
+    if (board_.rounds().has_result(op.unit.id) && is_waiting(op)) {
       take_result(op);  // takes it out of the list
     } else {
       ++i;
@@ -462,7 +405,7 @@ void FastPath::copy_result(PersistentOp& op) {
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
   if (op.is_pulled()) pulled_.find_sources(op);
-  const auto company = board_.take_result(op.unit.id);  // from here on the note may be another operation's
+  const auto company = board_.rounds().take_result(op.unit.id);  // from here on the note may be another operation's
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
   op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
@@ -475,8 +418,8 @@ void FastPath::take_result(PersistentOp& op) {
   stats.add(stats.negotiation_rounds, 1);
   stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
   if (op.is_pulled()) stats.add(parts_.stats->accesses[static_cast<std::size_t>(Access::Lent)], 1);
-  if (op.memory != nullptr && company != Board::Company::Rest) stats.add(stats.batches_run, 1);
-  if (op.memory != nullptr && company != Board::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
+  if (op.memory != nullptr && company != Rounds::Company::Rest) stats.add(stats.batches_run, 1);
+  if (op.memory != nullptr && company != Rounds::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
   if (op.state == PersistentOp::State::Adopted) {
     Entry& entry = *ledger_.find(op.unit);
@@ -514,8 +457,8 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
 bool FastPath::end(Entry& entry, bool failed) {
   PersistentOp& op = *entry.op;
   // Asked before the result: a round that ends in between has one.
-  const bool is_open = failed && op.is_pulled() && board_.has_arrived(entry.unit.id, board_.self());
-  if (failed && board_.has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
+  const bool is_open = failed && op.is_pulled() && board_.rounds().has_arrived(entry.unit.id, board_.self());
+  if (failed && board_.rounds().has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
     take_result(op);  // it was done before that
     return false;
   }

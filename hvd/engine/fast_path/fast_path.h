@@ -5,7 +5,6 @@
 /// in last gather: a rank that waits, polls or submits ends all that are complete in one pass, whose results go out with one ring; the
 /// coordination thread does where none comes.
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,6 +13,7 @@
 
 #include "hvd/base/waits.h"
 #include "hvd/engine/agreement/controller.h"
+#include "hvd/engine/core/burst.h"
 #include "hvd/engine/core/events.h"
 #include "hvd/engine/core/persistent_op.h"
 #include "hvd/engine/core/submission_queue.h"
@@ -23,7 +23,7 @@
 namespace hvd {
 
 /// Returns how the round at `place` among so many ended, which were ended together.
-[[nodiscard]] Board::Company company_of(std::size_t place, std::size_t count);
+[[nodiscard]] Rounds::Company company_of(std::size_t place, std::size_t count);
 
 /// Returns whether rounds of the two count as one batch where they end together: on all ranks, or the ranks would count differently.
 [[nodiscard]] bool share_batch(const PersistentOp& one, const PersistentOp& other);
@@ -31,7 +31,7 @@ namespace hvd {
 class FastPath {
  public:
   FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-           EngineMutex& mutex, EngineEvents& engine);
+           EngineMutex& mutex, Burst& burst, EngineEvents& engine);
 
   /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
   /// until it clears `in_use`. `waits`: the caller waits for it at once.
@@ -41,13 +41,6 @@ class FastPath {
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
 
   // ---- rounds that gather
-  /// Returns how many operations were started that nobody waits for, since a thread of this rank has waited or polled: they travel
-  /// together. Any thread, no lock, as the next.
-  [[nodiscard]] std::uint32_t burst() const { return burst_.load(std::memory_order_relaxed); }
-  /// A thread of this rank waits, or polls: what is started next is not part of what was started before.
-  void end_burst() { burst_.store(0, std::memory_order_relaxed); }
-  /// Returns whether this rank may have arrived last in rounds that nobody has ended. Any thread, no lock.
-  [[nodiscard]] bool is_gathering() const { return gathers_.load(std::memory_order_relaxed); }
   /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
   void end_complete() HVD_REQUIRES(engine_mutex);
   /// Returns the operation in flight that this is the state of; null if it is none's.
@@ -63,7 +56,7 @@ class FastPath {
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
   /// The blocks hold results: claims the round that was promised, and tells the ranks.
-  void give_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  void give_results(PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
   /// The operation takes the long way.
   void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
@@ -77,10 +70,8 @@ class FastPath {
   /// work there: most end before anybody looks.
   void adopt_all() HVD_REQUIRES(engine_mutex);
 
-  /// Makes a persistent operation of an entry that has ended well and is worth it. Never throws: without one the next is submitted as this
-  /// was.
-  void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
-  void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
+  /// Returns the persistent operations of this rank.
+  [[nodiscard]] PersistentOpFactory& ops() HVD_REQUIRES(engine_mutex) { return factory_; }
   /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
   /// is done, and not the mutex: it calls user code.
   static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
@@ -88,14 +79,9 @@ class FastPath {
   void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) { op.owner = std::move(owner); }
   /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
-  /// Drops those of a process set, which has been removed. Returns false while one of them is in use.
-  bool drop_set(int process_set) noexcept HVD_REQUIRES(engine_mutex);
-  /// Returns how many there are, and gives back what they keep. None may be in use.
-  std::size_t drop_all() HVD_REQUIRES(engine_mutex);
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
-  bool make_space() HVD_REQUIRES(engine_mutex);
   bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
@@ -107,8 +93,8 @@ class FastPath {
   std::size_t end_batch(std::size_t first) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  void end_round(const PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
-  void tell_results(PersistentOp& op, Board::Company company) HVD_REQUIRES(engine_mutex);
+  void end_round(const PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
+  void tell_results(PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
   void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
@@ -121,6 +107,7 @@ class FastPath {
   Ledger& ledger_;
   SubmissionQueue& queue_;
   EngineMutex& mutex_;
+  Burst& burst_;
   EngineEvents& engine_;
   Board& board_;
   PersistentOpFactory factory_;
@@ -128,13 +115,9 @@ class FastPath {
   ShortWait short_wait_;
   const unsigned looks_at_result_;
   const std::size_t most_batch_bytes_;
-  PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;           ///< of the blocks of pulled rounds, once there are any
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
-  std::atomic<std::uint32_t> burst_{0};                               ///< started since a thread has waited
-  std::atomic<bool> gathers_{false};                                  ///< written under the engine's mutex
   bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
   std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
   std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);   ///< those of one batch

@@ -1,6 +1,9 @@
 #include "hvd/engine/fast_path/persistent_op_factory.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "hvd/base/log.h"
 
 namespace hvd {
 
@@ -36,12 +39,12 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   if (kind == OpKind::Reducescatter && !entry.signature.tensors.front().splits.empty()) return nullptr;
   if (!table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
-  const auto& set = table().process_set(entry.key.process_set);
-  const bool is_direct = table().scope_of(entry.key.process_set) != Scope::Domain;
+  const auto& set = table().sets().info(entry.key.process_set);
+  const bool is_direct = table().sets().scope_of(entry.key.process_set) != Scope::Domain;
   if (is_direct && !may_be_direct(entry, set)) return nullptr;
   auto op = std::make_shared<PersistentOp>();
   op->key = entry.key;
-  op->set = table().share_process_set(entry.key.process_set);
+  op->set = table().sets().share(entry.key.process_set);
   if (!op->set) return nullptr;
   if (is_direct) op->route = Route::Direct;
   const auto& domain = parts_.topology.domain_ranks;
@@ -97,7 +100,7 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
   if (!is_small) op.route = Route::EachItsPart;
   if (op.is_pulled()) op.sources.reserve(ranks);
   const auto domains = static_cast<std::size_t>(parts_.topology.domains);
-  if (op.is_direct() && !routes::is_direct(op.leaders->contribution_bytes(op.traits, op.count), domains)) return false;
+  if (op.is_direct() && !routes::is_direct(kind, op.leaders->contribution_bytes(op.traits, op.count), domains)) return false;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
     const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
@@ -120,7 +123,7 @@ bool PersistentOpFactory::give_block(PersistentOp& op) const {
   if (!location) return false;
   op.location = *location;
   op.block = op.memory->kept(board_.self(), *location);
-  if (op.block_bytes <= Board::kNoteBytes) op.note = board_.note(op.unit.id, board_.self()).data();
+  if (op.block_bytes <= Rounds::kNoteBytes) op.note = board_.rounds().note(op.unit.id, board_.self()).data();
   return true;
 }
 
@@ -147,6 +150,63 @@ std::unique_ptr<Entry> PersistentOpFactory::entry_for(PersistentOp& op, const En
   for (std::size_t i = 0; i < op.group.size(); ++i) entry->locations[i] += op.group[i].at;
   entry->prepared.assign(entry->locations.size(), true);
   return entry;
+}
+
+// -------------------------------------------------------------------------------------------------------- making and dropping
+
+/// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
+bool PersistentOpFactory::make_space() {
+  while (ops_.size() >= board_.slots()) {
+    const auto* stale = ops_.find_if([&](const PersistentOp& other) {
+      return !other.place.entry.empty() && !other.in_use.load() &&
+             (!table().knows(other.unit.id) || table().unit(other.unit.id).generation != other.unit.generation);
+    });
+    if (stale == nullptr) return false;
+    drop(UnitKey(*stale));
+  }
+  return true;
+}
+
+void PersistentOpFactory::make(const Entry& entry) noexcept {
+  try {
+    auto op = describe(entry);
+    if (!op) return;
+    const auto known = ops_.find(entry.key.process_set, entry.key.kind, entry.key.name);
+    if (known && known->unit == op->unit && known->signature == op->signature) return;
+    if (op->location != kNoBlock) {
+      if (!make_space()) return;
+      drop(entry.key);
+    }
+    if (!give_block(*op)) return;
+    if (op->is_pulled()) lender_ = op->slots;
+    auto fresh = entry_for(*op, entry);
+    op->pending = fresh->pending;
+    // By way of the ledger, for its nodes. The entry that has just ended is out of it.
+    Entry& placed = ledger_.admit(std::move(fresh));
+    ledger_.bind(placed, op->unit);
+    op->place = ledger_.take_out(placed);
+    const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
+    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
+        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
+    ops_.add(entry.key, std::move(op));
+  } catch (...) {
+    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
+  }
+}
+
+void PersistentOpFactory::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
+
+bool PersistentOpFactory::drop_set(int process_set) noexcept {
+  const auto is_idle = [&](const PersistentOp& op) { return op.set->id == process_set && !op.in_use.load(); };
+  while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
+  return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
+}
+
+std::size_t PersistentOpFactory::drop_all() {
+  const std::size_t count = ops_.size();
+  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
+  if (lender_ != nullptr) lender_->trim();
+  return count;
 }
 
 }  // namespace hvd

@@ -11,7 +11,7 @@ namespace hvd {
 namespace {
 
 using Words = std::array<std::uint64_t, SlotMemory::kMostPullers>;
-static_assert(sizeof(Words) <= Board::kNoteBytes && SlotMemory::kMostPullers == limit(Limit::LentRanks));
+static_assert(sizeof(Words) <= Rounds::kNoteBytes && SlotMemory::kMostPullers == limit(Limit::LentRanks));
 
 constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as never come
 
@@ -32,20 +32,21 @@ bool PulledRounds::begin(PersistentOp& op) const {
 }
 
 bool PulledRounds::have_all_begun(const PersistentOp& op) const {
-  return std::ranges::all_of(op.indices, [&](int index) { return op.slots->is_lent(board_.coming_location(op.unit.id, index)); });
+  return std::ranges::all_of(op.indices, [&](int index) { return op.slots->is_lent(board_.rounds().coming_location(op.unit.id, index)); });
 }
 
 void PulledRounds::tell(const PersistentOp& op) const {
   Words words{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
-    if (is_read(op, op.set->ranks[i])) words[count++] = board_.coming_location(op.unit.id, op.indices[i]);
-  for (const int index : op.indices) std::memcpy(board_.note(op.unit.id, index).data(), words.data(), count * sizeof(std::uint64_t));
+    if (is_read(op, op.set->ranks[i])) words[count++] = board_.rounds().coming_location(op.unit.id, op.indices[i]);
+  for (const int index : op.indices)
+    std::memcpy(board_.rounds().note(op.unit.id, index).data(), words.data(), count * sizeof(std::uint64_t));
 }
 
 void PulledRounds::find_sources(PersistentOp& op) const {
   Words words{};
-  std::memcpy(words.data(), board_.note(op.unit.id, board_.self()).data(), sizeof words);
+  std::memcpy(words.data(), board_.rounds().note(op.unit.id, board_.self()).data(), sizeof words);
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
     if (is_read(op, op.set->ranks[i])) op.sources.push_back(op.slots->kept(op.indices[i], words[count++]));

@@ -21,7 +21,7 @@ void Deadlocks::look() {
   int first = Board::kNobody;
   int count = 0;
   for (int index = 0; index < board_.ranks(); ++index) {
-    if (board_.blocked(index) == 0) continue;
+    if (board_.rounds().blocked(index) == 0) continue;
     if (count++ == 0) first = index;
   }
   // Between the domain's own ranks the first that is blocked speaks for all, to the other domains the leader.
@@ -32,7 +32,7 @@ void Deadlocks::look() {
     Transaction log(log_, 0);
     report = blocked_here();
   }
-  const auto waits_elsewhere = [&](const UnitKey& key) { return table().scope_of(key.process_set) == Scope::World; };
+  const auto waits_elsewhere = [&](const UnitKey& key) { return table().sets().scope_of(key.process_set) == Scope::World; };
   // Of what ends within the domain the root does not hear.
   std::erase_if(report, [&](const BlockedRank& rank) { return !std::all_of(rank.waits.begin(), rank.waits.end(), waits_elsewhere); });
   for (auto& rank : report) std::erase_if(rank.submitted, [&](const UnitKey& key) { return !waits_elsewhere(key); });
@@ -60,11 +60,11 @@ void Deadlocks::tell_of_this_rank() {
   if (units_.empty() || waiting_ != seen_ || !queue_.empty()) {
     std::swap(seen_, waiting_);
     since_ = now;
-    return board_.set_blocked(0);
+    return board_.rounds().set_blocked(0);
   }
   if (now - since_ < kGrace) return;
-  for (const auto& unit : units_) board_.set_stuck(unit.id);
-  board_.set_blocked(static_cast<std::uint32_t>(units_.size()));
+  for (const auto& unit : units_) board_.rounds().set_stuck(unit.id);
+  board_.rounds().set_blocked(static_cast<std::uint32_t>(units_.size()));
 }
 
 /// A rank has said how many units its threads wait for. It is blocked as long as it is stuck in so many: whoever is released is not.
@@ -72,14 +72,15 @@ std::vector<BlockedRank> Deadlocks::blocked_here() const {
   std::vector<BlockedRank> all;
   const auto& domain = parts_.topology.domain_ranks;
   for (int index = 0; index < board_.ranks(); ++index) {
-    const std::uint32_t waits = board_.blocked(index);
+    const std::uint32_t waits = board_.rounds().blocked(index);
     if (waits == 0) continue;
     BlockedRank rank{domain[static_cast<std::size_t>(index)], {}, {}};
     table().for_each_unit([&](const Unit& unit) {
-      if (!std::ranges::binary_search(table().process_set(unit.key.process_set).ranks, rank.rank)) return;
+      if (!std::ranges::binary_search(table().sets().info(unit.key.process_set).ranks, rank.rank)) return;
       const bool said = unit.scope == Scope::World && unit.undecided;
-      if (said || board_.has_arrived(unit.id, index)) rank.submitted.insert(unit.key);
-      if (board_.is_stuck(unit.id, index, said) && !unit.queued && !board_.is_promised(unit.id)) rank.waits.push_back(unit.key);
+      if (said || board_.rounds().has_arrived(unit.id, index)) rank.submitted.insert(unit.key);
+      if (board_.rounds().is_stuck(unit.id, index, said) && !unit.queued && !board_.rounds().is_promised(unit.id))
+        rank.waits.push_back(unit.key);
     });
     std::ranges::sort(rank.waits);
     if (rank.waits.size() >= waits) all.push_back(std::move(rank));
@@ -89,17 +90,17 @@ std::vector<BlockedRank> Deadlocks::blocked_here() const {
 
 void Deadlocks::end_here() {
   Transaction log(log_, kMostEnded * kRecordBytes);
-  const auto found = find_deadlock(blocked_here(), [&](int process_set) { return table().ranks_unless_removed(process_set); });
+  const auto found = find_deadlock(blocked_here(), [&](int process_set) { return table().sets().ranks_unless_removed(process_set); });
   const std::string who = found.empty() ? "" : found.front().text;
   if (std::exchange(found_, who) != who) return;
   for (const auto& [key, missing, text] : found) {
-    if (table().scope_of(key.process_set) == Scope::World) continue;  // the root's to end
+    if (table().sets().scope_of(key.process_set) == Scope::World) continue;  // the root's to end
     const Unit* const unit = table().find(key);
     // Who has not read the last cut still needs the slots' words: at the next search.
-    if (unit == nullptr || unit->queued || unit->cut_at > board_.slowest_reader() || board_.is_promised(unit->id)) continue;
+    if (unit == nullptr || unit->queued || unit->cut_at > board_.log().slowest_reader() || board_.rounds().is_promised(unit->id)) continue;
     const Bytes record = Negotiator::refusal(unit->id, missing, text);
     if (!log.fits(record.size())) return;
-    board_.void_slot(unit->id, unit->slots);
+    board_.rounds().void_slot(unit->id, unit->slots);
     log.append(record);
   }
 }

@@ -59,17 +59,17 @@ void Health::look_for_conflicts() {
   ledger_.for_each([&](const Entry& entry) {
     if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime) return;
     if (!entry.pending->waited_for.load(std::memory_order_relaxed)) return;
-    parts_.board->set_stuck(entry.unit.id);
+    parts_.board->rounds().set_stuck(entry.unit.id);
     if (table().is_ambiguous(entry.key.process_set, entry.key.name)) names.insert({entry.key.process_set, entry.key.name});
   });
   for (const auto& [set, name] : names)
-    if (table().scope_of(set) == Scope::Domain) controller_.end_conflict_here(set, name);
+    if (table().sets().scope_of(set) == Scope::Domain) controller_.end_conflict_here(set, name);
   // The leader speaks for ranks of its domain, which may be in sets that it is not in.
-  const auto marks = parts_.board->stuck_marks();
+  const auto marks = parts_.board->rounds().stuck_marks();
   if (leader_ == nullptr || std::exchange(seen_stuck_marks_, marks) == marks) return;
   const auto ambiguous = table().ambiguous_names();  // a copy: what is ended below is forgotten
   for (const auto& [set, name] : ambiguous) {
-    if (table().scope_of(set) != Scope::World) continue;
+    if (table().sets().scope_of(set) != Scope::World) continue;
     if (const auto stuck_ranks = controller_.stuck_here(set, name); !stuck_ranks.empty()) leader_->tell_stuck(set, name, stuck_ranks);
   }
 }
@@ -80,7 +80,7 @@ std::string Health::describe_others(const Entry& entry) const {
   for (const Unit* other : table().units_of(entry.key.process_set, entry.key.name)) {
     std::vector<int> there;
     for (std::size_t i = 0; other->id != entry.unit.id && i < domain.size(); ++i)
-      if (parts_.board->has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
+      if (parts_.board->rounds().has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
     if (!there.empty())
       text += formatted("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s", rank_list(there),
                         there.size() == 1 ? "s" : "", name_of(other->key.kind));
@@ -89,20 +89,20 @@ std::string Health::describe_others(const Entry& entry) const {
 }
 
 std::string Health::describe_missing(const Entry& entry) const {
-  const auto& set = table().process_set(entry.key.process_set);
+  const auto& set = table().sets().info(entry.key.process_set);
   const auto& domain = parts_.topology.domain_ranks;
-  const auto& joined = table().joined(entry.key.process_set);
+  const auto& joined = table().sets().joined(entry.key.process_set);
   std::vector<int> missing;
   for (std::size_t i = 0; i < domain.size(); ++i)
     if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) &&
-        !parts_.board->has_arrived_too(entry.unit.id, static_cast<int>(i)) &&
+        !parts_.board->rounds().has_arrived_too(entry.unit.id, static_cast<int>(i)) &&
         (entry.key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
       missing.push_back(domain[i]);
   std::string text;
   if (!missing.empty()) {
     text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
                      missing.size() == 1 ? "has" : "have");
-  } else if (const int claimant = parts_.board->claimant(entry.unit.id); claimant != Board::kNobody) {
+  } else if (const int claimant = parts_.board->rounds().claimant(entry.unit.id); claimant != Board::kNobody) {
     text = formatted("rank {} came last and does not end it: {}", domain[static_cast<std::size_t>(claimant)], kIsStopped);
   } else if (const auto awaited = leader_ != nullptr ? leader_->awaited(entry.key) : missing; awaited.size() == 1) {
     text = formatted("rank {}, on another host, has not submitted it", awaited.front());
@@ -161,12 +161,13 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
     culprits = "an earlier submission under its name is still in flight";
   } else if (entry.state != EntryState::Waiting) {
     culprits = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
-    known = leader_ != nullptr || log_.table().scope_of(entry.key.process_set) == Scope::Domain;  // leaders may know of a silent host
+    known =
+        leader_ != nullptr || log_.table().sets().scope_of(entry.key.process_set) == Scope::Domain;  // leaders may know of a silent host
   } else if (!entry.announced) {
     culprits = "there is no room for its name in the ranks' tables: a rank may be frozen";
   } else {
     culprits = describe_missing(entry);
-    known = !culprits.empty() || log_.table().scope_of(entry.key.process_set) == Scope::Domain;
+    known = !culprits.empty() || log_.table().sets().scope_of(entry.key.process_set) == Scope::Domain;
     if (culprits.empty())
       culprits = known ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
                        : "ranks on other hosts have not submitted it";

@@ -88,7 +88,7 @@ bool DirectPath::act_on_messages(LeaderTree& tree) {
     const auto number = DirectRounds::number_of(message->message);
     const UnitKey* const key = tree.key_of(number);
     const bool cannot_come =
-        key != nullptr && table().has_process_set(key->process_set) && (!table().joined(key->process_set).empty() || table().any_left());
+        key != nullptr && table().sets().has(key->process_set) && (!table().sets().joined(key->process_set).empty() || table().any_left());
     std::uint32_t fallen_back = 0;
     if (rounds_.receive(message->from, std::move(message->message), key != nullptr, cannot_come, fallen_back)) fall_back(number, *key);
   }
@@ -101,14 +101,15 @@ void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
   if (op == nullptr) return;  // it has failed meanwhile
   {
     const BoardLock lock(board_);
-    board_.take_promise_back(op->unit.id);
+    board_.rounds().take_promise_back(op->unit.id);
   }
   fast_path_.take_long_way(*op);
 }
 
 /// Whether all ranks of this domain have arrived, and nothing has been said of it yet.
 bool DirectPath::is_to_begin(const PersistentOp& op) const {
-  if (board_.is_promised(op.unit.id) || board_.arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id)) return false;
+  if (board_.rounds().is_promised(op.unit.id) || board_.rounds().arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id))
+    return false;
   const Unit& unit = table().unit(op.unit.id);
   return unit.generation == op.unit.generation && !unit.undecided;
 }
@@ -142,7 +143,7 @@ void DirectPath::judge(LeaderTree& tree) {
   for (PersistentOp* const op : fast_path_.direct_ops()) {
     if (!is_to_begin(*op)) continue;
     if (may_promise(*op, tree)) {
-      board_.promise(op->unit.id);
+      board_.rounds().promise(op->unit.id);
       promised_.push_back(op);
     } else {
       slow_.push_back(op->unit);
@@ -169,7 +170,7 @@ void DirectPath::contribute(PersistentOp& op) {
 /// Whether ranks of this domain have said that they remove the set: a round that was promised now might end here alone.
 bool DirectPath::is_being_removed(int process_set) const {
   const Unit* const removal = table().removal_of(process_set);
-  return removal != nullptr && (removal->undecided || board_.arrivals(removal->id) > 0);
+  return removal != nullptr && (removal->undecided || board_.rounds().arrivals(removal->id) > 0);
 }
 
 bool DirectPath::end_rounds(LeaderTree& tree) {

@@ -50,7 +50,7 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
   actions.drop = [this](const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
   direct_.add_actions(actions);
-  actions.ranks_of = [this](int set) { return table().ranks_unless_removed(set); };
+  actions.ranks_of = [this](int set) { return table().sets().ranks_unless_removed(set); };
   actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
   return actions;
 }
@@ -60,7 +60,7 @@ void LeaderTask::note(const Outcomes& outcomes) {
   for (const auto& [id, run] : outcomes.introduced) {
     const Unit& unit = table().unit(id);
     if (unit.scope != Scope::World || !parts_.is_here(run.first)) continue;  // a rank of this domain speaks for itself alone
-    const auto& ranks = table().process_set(unit.key.process_set).ranks;
+    const auto& ranks = table().sets().info(unit.key.process_set).ranks;
     const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), run.first) - ranks.begin());
     noted_.push_back({LocalEvent::Kind::Introduced, unit.key, run.first, unit.signatures.of(place)});
   }
@@ -100,7 +100,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
     progressed = tree_.advance();
     for (const auto& credit : cutter_.credits_to_tell()) tree_.tell_credit(credit.process_set, credit.domain, credit.over);
   }
-  if (tree_.is_root() && tree_.all_left() && !table().has_agreed(Scope::World) && !table().all_left()) {
+  if (tree_.is_root() && tree_.all_left() && !table().agreed().has(Scope::World) && !table().all_left()) {
     tree_.announce_end();
     controller_.end();
   }

@@ -55,7 +55,7 @@ class LeaderTask {
   /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader knows.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
   /// Returns whether there is something to decide.
-  [[nodiscard]] bool has_work() const HVD_REQUIRES(engine_mutex) { return tree_.is_root() && table().has_agreed(Scope::World); }
+  [[nodiscard]] bool has_work() const HVD_REQUIRES(engine_mutex) { return tree_.is_root() && table().agreed().has(Scope::World); }
   /// Returns whether messages are to be expected soon: some are ready for what others are not, or there was traffic in the last second.
   [[nodiscard]] bool expects_messages() const HVD_REQUIRES(engine_mutex);
 

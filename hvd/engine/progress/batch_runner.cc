@@ -28,7 +28,8 @@ void BatchRunner::enqueue(CutBatch cut, Ledger& ledger) {
     if (entry == nullptr) throw BackendError("a batch with a tensor that this rank has not submitted");
     batch.entries.push_back(entry);
     auto& locations = batch.locations.emplace_back();
-    for (int rank = 0; rank < board.ranks(); ++rank) locations.push_back(board.location(planned.unit + planned.index, rank) & ~kAbsent);
+    for (int rank = 0; rank < board.ranks(); ++rank)
+      locations.push_back(board.rounds().location(planned.unit + planned.index, rank) & ~kAbsent);
   }
   queued_.push_back(std::move(batch));
 }
@@ -87,7 +88,7 @@ BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index
   for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
   std::int64_t own = 0;
   if (kind == OpKind::Reducescatter) {
-    const auto& set = table_.process_set(entry.key.process_set);
+    const auto& set = table_.sets().info(entry.key.process_set);
     member.counts = tensor.splits;
     for (std::size_t i = member.counts.size(); i < set.ranks.size(); ++i)
       member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
@@ -110,7 +111,7 @@ Batch BatchRunner::make_batch(const Prepared& prepared) const {
   Batch batch;
   batch.sequence = prepared.cut.sequence;
   batch.order = prepared.cut.order;
-  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, table_.process_set(plan.process_set));
+  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, table_.sets().info(plan.process_set));
   std::set_difference(batch.traits.set->ranks.begin(), batch.traits.set->ranks.end(), plan.absent.begin(), plan.absent.end(),
                       std::back_inserter(batch.ranks));
   for (std::size_t i = 0; i < prepared.entries.size(); ++i) batch.members.push_back(make_member(prepared, i));

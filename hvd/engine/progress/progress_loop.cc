@@ -29,7 +29,7 @@ void ProgressLoop::start() {
 void ProgressLoop::stop(bool in_order) {
   if (in_order) in_order_.store(true);
   stop_.store(true);
-  board_.ring_worker(board_.self());
+  board_.bells().ring_worker(board_.self());
 }
 
 void ProgressLoop::join() {
@@ -38,7 +38,7 @@ void ProgressLoop::join() {
 
 void ProgressLoop::die() {
   die_.store(true);
-  board_.ring_worker(board_.self());
+  board_.bells().ring_worker(board_.self());
 }
 
 Turn ProgressLoop::take() {
@@ -48,11 +48,36 @@ Turn ProgressLoop::take() {
   }
 }
 
+void ProgressLoop::wait_for(HandleState& pending) {
+  burst_.end();
+  pending.waited_for.store(true, std::memory_order_relaxed);
+  if (!may_go_on(pending)) {
+    const CallerThreads::Wait waiting(callers_, pending);
+    wait_until([&] { return may_go_on(pending); });
+  }
+  if (pending.done.load(std::memory_order_acquire)) pending.status.raise();
+}
+
+void ProgressLoop::drive_or_call(bool small_work) {
+  if (small_work) {
+    if (const Turn turn = try_take()) {
+      engine_.progress(turn);
+      return;
+    }
+  }
+  board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+  board_.bells().ring_worker(board_.self());
+}
+
+void ProgressLoop::call_for_burst() {
+  if (burst_.announce()) board_.bells().ring_worker(board_.self());
+}
+
 void ProgressLoop::hand_over(const Turn& turn) noexcept {
   const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
-  const bool more = engine_.has_more(turn) || (missed && (engine_.is_gathering() || engine_.expects_messages(turn)));
+  const bool more = engine_.has_more(turn) || (missed && (burst_.is_gathering() || engine_.expects_messages(turn)));
   release();
-  if (more) board_.ring_worker(board_.self());
+  if (more) board_.bells().ring_worker(board_.self());
 }
 
 void ProgressLoop::release() noexcept {
@@ -69,11 +94,11 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
     if (idle_rounds > 4) std::this_thread::sleep_for(pause);
     return;
   }
-  const Board::Watcher watcher(board_);
+  const Bells::Watcher watcher(board_.bells());
   if (engine_.has_results(turn)) return;
-  const auto is_rung = [&] { return board_.wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
+  const auto is_rung = [&] { return board_.bells().wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
   if (short_wait_.until(is_rung)) return;
-  board_.sleep_waiting(seen_doorbell, idle_sleep());
+  board_.bells().sleep_waiting(seen_doorbell, idle_sleep());
 }
 
 std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
@@ -94,8 +119,8 @@ std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
 /// Gives a thread of the program that is submitting operations which are to travel together the time to submit more of them.
 void ProgressLoop::let_gather() {
   std::uint32_t before = 0;
-  for (int times = 0; times < kMostGatherTimes && engine_.is_gathering(); ++times) {
-    const std::uint32_t burst = engine_.burst();
+  for (int times = 0; times < kMostGatherTimes && burst_.is_gathering(); ++times) {
+    const std::uint32_t burst = burst_.count();
     if (times > 0 && burst <= before) return;
     before = burst;
     std::this_thread::sleep_for(kGatherTime);
@@ -108,19 +133,19 @@ void ProgressLoop::coordinate() {
   board_.begin_life();
   if (parts_.may_begin && !parts_.may_begin()) return;
   while (!stop_.load() && !die_.load()) {
-    const std::uint32_t doorbell = board_.work_doorbell(board_.self()).load(std::memory_order_seq_cst);
+    const std::uint32_t doorbell = board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
     let_gather();
     if (Turn turn = try_take()) {
       pause = coordinate_once(std::move(turn));
     } else {
       has_missed_turn_.store(true);
-      if (engine_.is_gathering()) {
-        board_.ring_waiters();  // among them a thread of this rank that has the turn and sleeps
-        pause = kGatherAgain;   // the turn may have been handed over just before it was missed
+      if (burst_.is_gathering()) {
+        board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+        pause = kGatherAgain;           // the turn may have been handed over just before it was missed
       }
     }
-    board_.sleep_working(doorbell, pause);
+    board_.bells().sleep_working(doorbell, pause);
   }
   // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
   if (in_order_.load() && !die_.load()) board_.end_life();

@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "hvd/base/waits.h"
+#include "hvd/engine/core/burst.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/engine/core/engine_lock.h"
 #include "hvd/engine/core/events.h"
 #include "hvd/engine/core/parts.h"
@@ -16,10 +18,12 @@ namespace hvd {
 
 class ProgressLoop {
  public:
-  ProgressLoop(const EngineParts& parts, EngineMutex& mutex, EngineEvents& engine)
+  ProgressLoop(const EngineParts& parts, EngineMutex& mutex, CallerThreads& callers, Burst& burst, EngineEvents& engine)
       : parts_(parts),
         board_(*parts.board),
         mutex_(mutex),
+        callers_(callers),
+        burst_(burst),
         engine_(engine),
         short_wait_(parts.topology.has_core()),
         polls_(parts.topology.has_core()),
@@ -58,7 +62,7 @@ class ProgressLoop {
   template <class IsOver>
   void drive_until(const Turn& turn, IsOver is_over) {
     for (unsigned idle = 0; !is_over();) {
-      const std::uint32_t doorbell = board_.wait_doorbell().load(std::memory_order_seq_cst);
+      const std::uint32_t doorbell = board_.bells().wait_doorbell().load(std::memory_order_seq_cst);
       if (engine_.progress(turn)) {
         idle = 0;
       } else if (!is_over()) {
@@ -79,6 +83,17 @@ class ProgressLoop {
       }
     }
   }
+  /// Returns whether who waits for it may go on.
+  [[nodiscard]] static bool may_go_on(const HandleState& pending) {
+    return pending.done.load(std::memory_order_acquire) || pending.enqueued.load(std::memory_order_acquire);
+  }
+  /// Blocks until that is so, and throws what it failed with.
+  void wait_for(HandleState& pending);
+  /// Sees to it that what there may be to drive is driven: small work by this thread, unless another has the turn.
+  void drive_or_call(bool small_work);
+  /// Calls the coordination thread, once for all that gathers until it comes: what has been announced goes to the other hosts with what
+  /// comes next, as a thread that waits or polls takes it there.
+  void call_for_burst();
 
  private:
   friend class Turn;
@@ -99,6 +114,8 @@ class ProgressLoop {
   const EngineParts& parts_;
   Board& board_;
   EngineMutex& mutex_;
+  CallerThreads& callers_;
+  Burst& burst_;
   EngineEvents& engine_;
   ShortWait short_wait_;
   Pauses polls_;            ///< of the thread that has the turn

@@ -38,8 +38,8 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   over_.raise();
   if (stopping_) throw Shutdown("hvd::shutdown() has been called");
   UnitKey& key = fresh->key;
-  if (!log_.table().has_process_set(key.process_set)) throw InvalidArgument(removed_text(key));
-  const auto& joined = log_.table().joined(key.process_set);
+  if (!log_.table().sets().has(key.process_set)) throw InvalidArgument(removed_text(key));
+  const auto& joined = log_.table().sets().joined(key.process_set);
   const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
                         ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
   if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));

@@ -18,16 +18,16 @@ constexpr auto kReadsWithin = 1s;  // a rank that lives, however busy its user's
 }  // namespace
 
 void NegotiationLog::read() {
-  while (auto record = board_.read_next()) {
+  while (auto record = board_.log().read_next()) {
     Outcomes outcomes;
-    table_.apply(*record, board_.read_position(), outcomes);
+    table_.apply(*record, board_.log().read_position(), outcomes);
     if (!outcomes.empty()) listener_.on_outcomes(outcomes, false);
   }
 }
 
 void NegotiationLog::ring_readers() {
-  board_.ring_all_workers();
-  board_.ring_waiters();
+  board_.bells().ring_all_workers();
+  board_.bells().ring_waiters();
 }
 
 Status NegotiationLog::explained(const Status& failure) noexcept {
@@ -47,14 +47,14 @@ void NegotiationLog::nudge_readers() {
 
 bool ReaderWait::nudge() {
   log_.ring_readers();
-  return wait_.pause(log_.board_.find_slowest().rank);
+  return wait_.pause(log_.board_.log().find_slowest().rank);
 }
 
 /// A rank that is stopped holds up nobody but those who wait for it, until the log is full. So it is warned of before that.
 void NegotiationLog::warn_of_slowest() {
   const auto warn_after = board_.patience().warn_after;
-  if (warn_after.count() == 0 || !board_.is_unread(Board::kLogBytes / 2)) return;
-  const auto slowest = board_.find_slowest();
+  if (warn_after.count() == 0 || !board_.log().is_unread(BoardLog::kBytes / 2)) return;
+  const auto slowest = board_.log().find_slowest();
   const auto now = std::chrono::steady_clock::now();
   if (slowest != behind_.reader) behind_ = {slowest, now, now + std::min<std::chrono::nanoseconds>(kReadsWithin, warn_after)};
   if (now < behind_.next_warning) return;
@@ -75,7 +75,7 @@ NegotiationLog::Transaction::Transaction(NegotiationLog& log, std::size_t budget
       log_.board_.unlock();
       throw;
     }
-    if (log_.board_.has_room(budget)) return;
+    if (log_.board_.log().has_room(budget)) return;
     log_.board_.unlock();
     if (!readers.nudge()) log_.board_.failure().raise();  // somebody has not read for long: the log is some thousand records long
   }
@@ -88,9 +88,9 @@ void NegotiationLog::Transaction::append(const Bytes& record) {
   if (bytes > left_) throw std::logic_error(formatted("the log: a record of {} bytes in a transaction that has {} left", bytes, left_));
   left_ -= bytes;
   Outcomes outcomes;
-  log_.table_.apply(record, log_.board_.tail() + bytes, outcomes);
-  for (const auto id : outcomes.closed) log_.board_.close_slot(id);
-  log_.board_.append(record);
+  log_.table_.apply(record, log_.board_.log().tail() + bytes, outcomes);
+  for (const auto id : outcomes.closed) log_.board_.rounds().close_slot(id);
+  log_.board_.log().append(record);
   log_.listener_.on_outcomes(outcomes, true);
 }
 

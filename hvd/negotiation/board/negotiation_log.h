@@ -1,8 +1,8 @@
 #pragma once
 /// Joins the board's log and the negotiator's table of one rank: what is read, and what is appended, changes the table in one order.
 ///
-///   append: Transaction(log, budget) -> read all -> table.apply(record) -> listener -> board.append(record)
-///   read:   board.read_next() -> table.apply(record) -> listener, one record at a time: what an agreement or a cut means is what the
+///   append: Transaction(log, budget) -> read all -> table.apply(record) -> listener -> board.log().append(record)
+///   read:   board.log().read_next() -> table.apply(record) -> listener, one record at a time: what an agreement or a cut means is what the
 ///           table says just then, and a slot's words may be overwritten once all ranks have read past the cut
 ///
 /// Owns the table. Under the engine's mutex; appends also under the board's lock, which a Transaction holds.
@@ -94,7 +94,7 @@ class NegotiationLog {
   OutcomeListener& listener_;
   /// The rank that has left half of the log unread, and since when it has read no further.
   struct Behind {
-    Board::SlowestReader reader{Board::kNobody, 0};
+    BoardLog::SlowestReader reader{Board::kNobody, 0};
     std::chrono::steady_clock::time_point since, next_warning;
   } behind_;
 };

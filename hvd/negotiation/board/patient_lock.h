@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <string_view>
 
 #include "hvd/negotiation/board/patience.h"
 
@@ -26,6 +27,8 @@ class PatientLock {
   /// As Board::lock and Board::unlock.
   void lock();
   void unlock();
+  /// Returns a wait of this rank for another one. `how` that keeps the others, for messages.
+  [[nodiscard]] PatientWait make_wait(std::string_view how) const { return {patience_, board_, how}; }
   /// This rank waits for that one. If it has the lock, that one is what keeps those who wait for it; kNobody: it waits no more.
   void await(int index) {
     if (owner_.load(std::memory_order_relaxed) == self_) awaited_.store(index, std::memory_order_relaxed);

@@ -9,67 +9,27 @@
 /// so: the end.
 ///
 /// The state is in parts: LeaderLinks (place in the tree, what is to be sent), LeaderInbox (what comes, and what of it waits),
-/// UnsaidEvents, TensorNumbers, ReadinessCounts, StuckNames, BlockedDomains, DepartedRanks. Here is what happens between them. Run by the
+/// UnsaidEvents, TensorNumbers, ReadinessCounts, LeaderDecisions. Here is what happens between them. Run by the
 /// leader's driver. Fails by throwing BackendError (wire) or WireError (a malformed message).
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "hvd/errors.h"
 #include "hvd/negotiation/board/local_events.h"
+#include "hvd/negotiation/leaders/leader_actions.h"
+#include "hvd/negotiation/leaders/leader_decisions.h"
 #include "hvd/negotiation/leaders/leader_inbox.h"
 #include "hvd/negotiation/leaders/leader_links.h"
 #include "hvd/negotiation/leaders/leader_messages.h"
-#include "hvd/negotiation/leaders/stuck_names.h"
 #include "hvd/negotiation/leaders/tensor_numbers.h"
-#include "hvd/negotiation/table/deadlock.h"
-#include "hvd/negotiation/table/departed_ranks.h"
 #include "hvd/negotiation/table/readiness_counts.h"
 #include "hvd/transport.h"
 
 namespace hvd {
-
-/// What the relay asks of its engine.
-struct LeaderTreeActions {
-  /// Introduces a tensor to this domain's log for ranks that say the same of it. Of those that are this domain's own the log knows already.
-  std::function<void(const UnitKey&, const Runs& ranks, const Signature&)> introduce;
-  std::function<void(const UnitKey&, const Agreement&)> agree;
-  /// Cuts the next batches of the set here. False, and nothing has happened, if this domain has no room for them yet: it is asked again
-  /// later.
-  std::function<bool(int process_set)> cut;
-  /// Root: so many cuts of the set are over in the domain.
-  std::function<void(int process_set, int domain, std::uint64_t over)> credit;
-  /// A tensor can never be complete, because the rank has left: whoever waits for it is told.
-  /// Or as `text` says, if there is one.
-  std::function<void(const UnitKey&, int rank, const std::string& text)> refuse;
-  std::function<void(int rank)> leave;
-  std::function<void()> end;
-  /// All ranks of the set wait under the name, for different operations.
-  std::function<void(int process_set, const std::string& name, const std::vector<StuckRank>&)> conflict;
-  std::function<void(const Status&)> fail;
-  /// Forgets the tensor in this domain's table, unless it is in use there: then returns false.
-  std::function<bool(const UnitKey&)> drop;
-  /// Returns the ranks of a process set, ascending; null if it was removed. Throws WireError if there never was such a set.
-  std::function<const std::vector<int>*(int process_set)> ranks_of;
-  std::function<int(int rank)> domain_of;
-
-  // ---- of rounds that the leaders may end among themselves (hvd/negotiation/leaders/direct_rounds.h); may be empty
-  /// This domain has said in the tree that it is ready.
-  std::function<void(std::uint32_t number)> said_ready = {};
-  /// The tensor's round is over, by a decision in the tree.
-  std::function<void(std::uint32_t number)> over = {};
-  /// The number is given up.
-  std::function<void(std::uint32_t number)> forgotten = {};
-  /// Returns whether this domain has contributed to the tensor's round among the leaders: nothing is said against it meanwhile.
-  std::function<bool(std::uint32_t number)> is_promised = {};
-  /// Returns how many of its rounds are over.
-  std::function<std::uint64_t(std::uint32_t number)> rounds_over = {};
-};
 
 class LeaderTree {
  public:
@@ -86,9 +46,13 @@ class LeaderTree {
   // ---- what this domain has to say; the next `advance` sends it
   void tell(LocalEvent event);
   /// All ranks of the set in this domain have waited long under the name, each for an operation of its own.
-  void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
+  void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
+    decisions_.stuck(process_set, name, stuck_ranks);
+  }
   /// These ranks of this domain are blocked (hvd/negotiation/table/deadlock.h), or no more. The root then ends what can never end.
-  void blocked(BlockedReport report);
+  void blocked(BlockedReport report) {
+    if (!failed_) decisions_.blocked(std::move(report));
+  }
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
@@ -97,7 +61,7 @@ class LeaderTree {
   /// Others: tells the root that so many cuts of the set are over in this domain.
   void tell_credit(int process_set, int domain, std::uint64_t over) { links_.send_up(LeaderItems::credit(process_set, domain, over)); }
   /// Root: whether all ranks have left, and everything they were ready for before is decided.
-  [[nodiscard]] bool all_left() const { return departed_.count() == actions_.ranks_of(0)->size(); }
+  [[nodiscard]] bool all_left() const { return decisions_.departed() == actions_.ranks_of(0)->size(); }
   /// Root: tells all other domains so, once what is decided is cut.
   void announce_end() { links_.send_down(LeaderItems::end()); }
 
@@ -120,14 +84,13 @@ class LeaderTree {
   /// Tensors that this leader remembers.
   [[nodiscard]] std::size_t tensors_kept() const { return numbers_.count(); }
   /// Process sets and names of which it remembers more than their tensors.
-  [[nodiscard]] std::size_t sets_and_names_kept() const { return counts_.sets_kept() + stuck_names_.count(); }
+  [[nodiscard]] std::size_t sets_and_names_kept() const { return counts_.sets_kept() + decisions_.names_kept(); }
   /// Some domain of this leader's subtree is ready for something that is not decided yet.
   [[nodiscard]] bool is_waiting() const { return !counts_.is_empty() || !unsaid_.is_empty() || inbox_.is_waiting(); }
 
  private:
   // ---- what this domain says
   void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
-  void removed(int process_set);
   void say_unsaid();
   void say(const LocalEvent& event);
 
@@ -140,33 +103,8 @@ class LeaderTree {
   void receive_agreement(Reader& reader, const Bytes& item, bool passed_on);
   void receive_leaving(Reader& reader, int from);
   void receive_failure(Reader& reader, const Bytes& item, int from);
-  [[nodiscard]] bool expect_ranks(int process_set, const Runs& runs) const;
-
-  // ---- decisions
-  void count_ready(std::uint32_t id, int subtree, const Agreement& what);
-  void pass_on_if_complete(std::uint32_t id);
-  void decide(std::uint32_t id, Agreement what);
-  void decided(std::uint32_t id);
-  void learn_joined(int process_set, int rank);
-  void left(int rank, Pledges pledges, int subtree);
-  void spread_leaving(int rank, int from);
-  void doubted(const UnitKey& key);
-  void refuse_if_hopeless(const UnitKey& key);
-  void refuse(const UnitKey& key, int rank, const std::string& text = {});
   void receive_blocked(Reader& reader, const Bytes& item);
-  void end_deadlocks();
-  void note_stuck(const StuckReport& report);
-  void end_conflict(const StuckReport& report);
-
-  // ---- numbers
-  void forget(const UnitKey& key);
-  void over(std::uint32_t id);
-  [[nodiscard]] bool is_promised(const UnitKey& key) const;
-  void refuse_put_off();
-  [[nodiscard]] std::uint64_t last_decision(int process_set, const std::string& name) const;
-  void retire(std::vector<std::uint32_t> ids);
-  void answer_if_complete();
-  void end_retiring(const std::vector<std::uint32_t>& given_up);
+  [[nodiscard]] bool expect_ranks(int process_set, const Runs& runs) const;
 
   LeaderLinks links_;
   LeaderInbox inbox_;
@@ -174,11 +112,7 @@ class LeaderTree {
   UnsaidEvents unsaid_;
   TensorNumbers numbers_;
   ReadinessCounts counts_;
-  StuckNames stuck_names_;
-  BlockedDomains blocked_;
-  std::string deadlock_;       // root: what it has found last; the next time there may be more ranks in it
-  DepartedRanks departed_;     // root
-  std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not promised
+  LeaderDecisions decisions_;
   bool failed_ = false;
 };
 

@@ -13,8 +13,7 @@ Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> set
                        std::uint32_t slots, bool groups_alone)
     : topology_(topology),
       sets_(topology_, std::move(sets)),
-      fusion_threshold_bytes_(fusion_threshold_bytes),
-      groups_alone_(groups_alone),
+      agreed_(topology_, sets_, fusion_threshold_bytes, groups_alone),
       free_slots_(slots) {}
 
 void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
@@ -48,47 +47,13 @@ const Unit* Negotiator::removal_of(int process_set) const {
   return std::any_of(said.begin(), said.end(), is_this) ? unit : nullptr;
 }
 
-bool Negotiator::has_agreed(Scope scope) const {
-  return std::any_of(queues_.begin(), queues_.end(), [&](const auto& queue) { return scope_of(queue.first) == scope; });
-}
-
-std::vector<int> Negotiator::sets_with_agreed(Scope scope) const {
-  std::vector<int> sets;
-  for (const auto& [set, queue] : queues_)
-    if (scope_of(set) == scope) sets.push_back(set);
-  return sets;
-}
-
-bool Negotiator::takes_part_next(int process_set) const {
-  return local_participants(process_set, queues_.at(process_set).front().absent) > 0;
-}
-
-std::vector<int> Negotiator::domains_of_next_cut(int process_set) const {
-  const auto& absent = queues_.at(process_set).front().absent;
-  std::set<int> domains;
-  for (const int rank : this->process_set(process_set).ranks)
-    if (!std::binary_search(absent.begin(), absent.end(), rank)) domains.insert(topology_.domain_of_rank[static_cast<std::size_t>(rank)]);
-  return {domains.begin(), domains.end()};
-}
-
-std::size_t Negotiator::batches_of_next_cut(int process_set) const {
-  return count_batches(queues_.at(process_set), fusion_threshold_bytes_, groups_alone_);
-}
-
-std::uint32_t Negotiator::local_participants(const PlannedBatch& plan) const { return local_participants(plan.process_set, plan.absent); }
-
-std::uint32_t Negotiator::local_participants(int process_set, const std::vector<int>& absent) const {
-  const auto here = [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; };
-  return local_members(process_set) - static_cast<std::uint32_t>(std::count_if(absent.begin(), absent.end(), here));
-}
-
 const Unit* Negotiator::find(const UnitKey& key) const {
   const auto known = ids_.find(key);
   return known == ids_.end() ? nullptr : &units_.at(known->second);
 }
 
 bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& absent) const {
-  const auto& ranks = process_set(unit.key.process_set).ranks;
+  const auto& ranks = sets_.info(unit.key.process_set).ranks;
   if (unit.signatures.count() == ranks.size()) return true;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     if (!unit.signatures.of(i) && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
@@ -96,7 +61,7 @@ bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& ab
 }
 
 bool Negotiator::introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const {
-  const auto& set = process_set(unit.key.process_set);
+  const auto& set = sets_.info(unit.key.process_set);
   return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(places_in(set, run), signature); });
 }
 
@@ -171,8 +136,8 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
 }
 
 const ProcessSetInfo& Negotiator::known_set(int id) const {
-  if (!has_process_set(id)) throw WireError("unknown process set");
-  return process_set(id);
+  if (!sets_.has(id)) throw WireError("unknown process set");
+  return sets_.info(id);
 }
 
 void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
@@ -191,7 +156,9 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
     free_slots_.take(id, slots);
     usage_.push_back(id);
     found =
-        units_.emplace(id, Unit{id, generation, key, scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
+        units_
+            .emplace(id,
+                     Unit{id, generation, key, sets_.scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
             .first;
     if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
@@ -206,21 +173,21 @@ void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcome
   Agreement what = decode_agreement(reader);
   Unit& unit = known_unit(id);
   usage_.splice(usage_.end(), usage_, unit.usage);
-  if (unit.queued || !has_process_set(unit.key.process_set)) throw WireError("an agreement out of turn");
+  if (unit.queued || !sets_.has(unit.key.process_set)) throw WireError("an agreement out of turn");
   for (std::size_t i = 0; i < what.absent.size(); ++i) {
-    place_in(process_set(unit.key.process_set), what.absent[i]);
+    place_in(sets_.info(unit.key.process_set), what.absent[i]);
     if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
   }
-  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, process_set(unit.key.process_set), what.absent);
+  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, sets_.info(unit.key.process_set), what.absent);
   if (status.ok() && !unit.settled && what.absent.empty())
-    status = verdict_on_outputs(display_name(unit.key.name), process_set(unit.key.process_set).ranks,
+    status = verdict_on_outputs(display_name(unit.key.name), sets_.info(unit.key.process_set).ranks,
                                 [&](std::size_t place) -> const Signature& { return *unit.signatures.of(place); });
   unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
   pledged_.consume(unit.key);
   if (status.ok()) {
     // Of the first rank that takes part; those of ranks that have joined may be of another time.
-    const auto& ranks = process_set(unit.key.process_set).ranks;
+    const auto& ranks = sets_.info(unit.key.process_set).ranks;
     std::size_t first = 0;
     while (std::binary_search(what.absent.begin(), what.absent.end(), ranks[first])) ++first;
     const SharedSignature signature = unit.signatures.of(first);
@@ -228,13 +195,12 @@ void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcome
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
       unit.undecided = unit.queued = true;
-      queues_[unit.key.process_set].push_back(
-          {id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
+      agreed_.add({id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, position, outcomes);
     if (unit.key.kind == OpKind::Join) {
       // Within a domain the log says who came last; whose arrival completed the agreement may be another.
-      if (unit.scope == Scope::Domain) what.last = last_joined(unit.key.process_set);
+      if (unit.scope == Scope::Domain) what.last = sets_.last_joined(unit.key.process_set);
       sets_.end_join(unit.key.process_set);
     }
   }
@@ -276,7 +242,7 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
   if (rank < 0 || rank >= topology_.size) throw WireError("a rank outside the world has left");
   for (const auto& [id, rounds] : reader.get_list<Pledge>()) {
     const Unit& unit = known_unit(id);
-    place_in(process_set(unit.key.process_set), rank);
+    place_in(sets_.info(unit.key.process_set), rank);
     if (rounds == 0) throw WireError("a pledge of nothing");
     outcomes.pledges[unit.key] += rounds;
     if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
@@ -291,7 +257,7 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   const int rank = reader.get<int>();
   const std::string text = reader.get_string();
   const Unit& unit = known_unit(id);
-  place_in(process_set(unit.key.process_set), rank);
+  place_in(sets_.info(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
   if (!text.empty()) {
     const Status deadlock(Status::Code::Deadlock, formatted("{} '{}': {}", name_of(unit.key.kind), display_name(unit.key.name), text));
@@ -316,7 +282,7 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, std::uint64_t 
   if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
-    if (signature.root <= 0 || !has_process_set(signature.root)) return;
+    if (signature.root <= 0 || !sets_.has(signature.root)) return;
     sets_.remove(signature.root, position);
     // They are forgotten by records of their own, when all ranks have read this one, and the cuts before it, for which they need the slots.
     for (const Unit* other : units_of(signature.root))
@@ -343,12 +309,9 @@ Unit& Negotiator::known_unit(std::uint32_t id) {
 void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& outcomes) {
   const int process_set = reader.get<int>();
   const auto sequences = reader.get_list<std::uint64_t>();
-  const auto queue = queues_.find(process_set);
-  if (queue == queues_.end()) throw WireError("a cut of nothing");
-  const Scope scope = scope_of(process_set);
-  auto plans = cut(queue->second, fusion_threshold_bytes_, groups_alone_);
-  if (queue->second.empty()) queues_.erase(queue);
-  const bool here = local_participants(plans.front()) > 0;
+  const Scope scope = sets_.scope_of(process_set);
+  auto plans = agreed_.cut_next(process_set);
+  const bool here = agreed_.local_participants(plans.front()) > 0;
   if (sequences.size() != (here ? plans.size() : 0)) throw WireError("a cut with the wrong number of batches");
   for (std::size_t i = 0; i < plans.size(); ++i) {
     for (const auto& tensor : plans[i].tensors) {
@@ -356,7 +319,7 @@ void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& out
       unit.undecided = unit.queued = false;
       unit.cut_at = position;
     }
-    const std::uint64_t order = ++orders_[{scope, this->process_set(process_set).number}];
+    const std::uint64_t order = agreed_.next_order(process_set);
     outcomes.batches.push_back({here ? sequences[i] : 0, order, scope, std::move(plans[i])});
   }
 }
@@ -382,8 +345,8 @@ bool Negotiator::all_left() const {
 std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   std::vector<int> leavers;
   if (!any_left()) return leavers;
-  const auto& ranks = process_set(unit.key.process_set).ranks;
-  const auto& joined = this->joined(unit.key.process_set);
+  const auto& ranks = sets_.info(unit.key.process_set).ranks;
+  const auto& joined = sets_.joined(unit.key.process_set);
   for (const int rank : left_) {
     const bool excused = unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
     if (!excused && std::binary_search(ranks.begin(), ranks.end(), rank)) leavers.push_back(rank);

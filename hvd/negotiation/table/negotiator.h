@@ -5,7 +5,6 @@
 /// Under the engine's mutex. Never blocks; malformed records throw WireError.
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/negotiation/table/agreed_queues.h"
 #include "hvd/negotiation/table/planner.h"
 #include "hvd/negotiation/values/pledges.h"
 #include "hvd/negotiation/values/process_sets.h"
@@ -82,23 +82,11 @@ class Negotiator : public Records {
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
              bool groups_alone = false);
 
-  // ---- process sets, which are made and removed by agreement (OpKind::Control); as in hvd/negotiation/values/process_sets.h
-  [[nodiscard]] const ProcessSetInfo& process_set(int id) const { return sets_.info(id); }
-  [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share_process_set(int id) const { return sets_.share(id); }
-  [[nodiscard]] bool has_process_set(int id) const { return sets_.has(id); }
-  [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const { return sets_.ranks_unless_removed(id); }
-  [[nodiscard]] bool has_removed_sets() const { return sets_.has_removed(); }
-  /// Returns the sets that were removed and are still kept, and the position of the log at which one was.
-  [[nodiscard]] std::vector<int> removed_sets() const { return sets_.removed(); }
-  [[nodiscard]] std::uint64_t removed_at(int process_set) const { return sets_.removed_at(process_set); }
+  /// Returns the process sets, which are made and removed by agreement (OpKind::Control). Any thread, as far as ProcessSets says so.
+  [[nodiscard]] const ProcessSets& sets() const { return sets_; }
   /// Forgets removed sets that are neither `in_use` nor those of a unit.
   void bury_removed(const std::function<bool(int)>& in_use);
-  [[nodiscard]] std::uint32_t local_members(int process_set) const { return sets_.local_members(process_set); }
-  [[nodiscard]] Scope scope_of(int process_set) const { return sets_.scope_of(process_set); }
-  [[nodiscard]] const std::vector<int>& joined(int process_set) const { return sets_.joined(process_set); }
-  [[nodiscard]] int last_joined(int process_set) const { return sets_.last_joined(process_set); }
-  /// Of this table, for what is to stay bounded: process sets, and names that are known.
-  [[nodiscard]] std::size_t sets_kept() const { return sets_.count(); }
+  /// Returns how many names are known, for what is to stay bounded.
   [[nodiscard]] std::size_t units_kept() const { return units_.size(); }
 
   [[nodiscard]] const Unit* find(const UnitKey& key) const;
@@ -128,17 +116,8 @@ class Negotiator : public Records {
   /// Reads one record, which ends at `position` of the log.
   void apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes);
 
-  /// Returns whether a cut of the set would bring anything; of any set of the scope.
-  [[nodiscard]] bool has_agreed(int process_set) const { return queues_.contains(process_set); }
-  [[nodiscard]] bool has_agreed(Scope scope) const;
-  /// The sets of the scope of which that is so, ascending.
-  [[nodiscard]] std::vector<int> sets_with_agreed(Scope scope) const;
-  /// Returns whether ranks of this domain take part in the set's next cut; there must be one.
-  [[nodiscard]] bool takes_part_next(int process_set) const;
-  /// The domains whose ranks take part in the set's next cut, ascending; there must be one.
-  [[nodiscard]] std::vector<int> domains_of_next_cut(int process_set) const;
-  /// How many batches the set's next cut makes.
-  [[nodiscard]] std::size_t batches_of_next_cut(int process_set) const;
+  /// Returns what is agreed and waits to be cut.
+  [[nodiscard]] const AgreedQueues& agreed() const { return agreed_; }
   [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_slots_.find(slots).has_value(); }
 
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
@@ -168,8 +147,6 @@ class Negotiator : public Records {
   /// Names under which a set has units of several kinds.
   [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const { return ambiguous_; }
   [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const { return ambiguous_.contains({process_set, name}); }
-  /// How many ranks of this domain take part in a batch.
-  [[nodiscard]] std::uint32_t local_participants(const PlannedBatch& plan) const;
 
  private:
   const ProcessSetInfo& known_set(int id) const;
@@ -182,21 +159,17 @@ class Negotiator : public Records {
   void apply_control(const Unit& unit, Agreement& what, std::uint64_t position, Outcomes& outcomes);
   void forget(std::uint32_t id);
   Unit& known_unit(std::uint32_t id);
-  [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;
 
   const Topology topology_;
   ProcessSets sets_;
-  std::uint64_t fusion_threshold_bytes_;
-  bool groups_alone_;
+  AgreedQueues agreed_;
 
   std::map<UnitKey, std::uint32_t> ids_;
   std::unordered_map<std::uint32_t, Unit> units_;
   std::set<std::pair<int, std::string>> ambiguous_;
   std::list<std::uint32_t> usage_;  // least recently used first
   SlotRanges free_slots_;
-  std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
-  std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
-  std::vector<int> left_;                                  ///< in the order of their leaving
+  std::vector<int> left_;  ///< in the order of their leaving
   std::optional<Refusal> first_refusal_;
   PledgeTable pledged_;  // of units of one domain
   bool ended_ = false;

@@ -23,7 +23,7 @@ constexpr std::uint64_t kNoRoom = std::uint64_t{1} << 62;
 
 bool is_block(std::uint64_t location) { return (location & (kUsers | kNothing | kNoRoom)) == 0; }
 
-static_assert(SharedControl::kBatches == Board::kBatchPlaces, "a batch's place is given to another when all have left it");
+static_assert(SharedControl::kBatches == BatchPlaces::kPlaces, "a batch's place is given to another when all have left it");
 
 class SharedGpuExecution : public Execution {
  public:
@@ -32,7 +32,7 @@ class SharedGpuExecution : public Execution {
         batch_(std::move(batch)),
         names_(std::move(names)),
         site_(site),
-        state_(backend.board().batch(batch_.sequence)),
+        state_(backend.board().batches().state(batch_.sequence)),
         turn_(backend.next_turn()),
         completion_(site) {
     site_.tensors = names_;
@@ -170,8 +170,8 @@ class SharedGpuExecution : public Execution {
   /// They may go on: whoever waits there, or, where nobody does, their coordination threads.
   void ring_the_others() {
     for (const int index : indices_)
-      if (index != backend_.self()) backend_.board().ring_worker(index);
-    backend_.board().ring_waiters();
+      if (index != backend_.self()) backend_.board().bells().ring_worker(index);
+    backend_.board().bells().ring_waiters();
   }
 
   /// What can be done while other ranks are awaited.
@@ -389,7 +389,7 @@ void SharedGpuBackend::release_later(std::uint64_t sequence, std::uint64_t locat
 void SharedGpuBackend::release_over() {
   const std::lock_guard lock(mutex_);
   std::erase_if(deferred_, [this](const Deferred& deferred) {
-    if (!board_.is_over(deferred.sequence)) return false;
+    if (!board_.batches().is_over(deferred.sequence)) return false;
     release({}, deferred.location);
     return true;
   });

@@ -32,7 +32,7 @@ void each_world_with_threads(const std::function<void(ThreadWorld&, int size)>& 
 float sum(Engine& engine, float value, const std::string& name = {}) {
   std::vector<float> values{value};
   const Submission submission = allreduce_of(values, name, DataType::Float32);
-  if (!engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+  if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
   return values.front();
 }
 

@@ -10,7 +10,7 @@
 namespace hvd::test {
 namespace {
 
-constexpr int kTensors = 2 * static_cast<int>(Board::kBatchPlaces) + 100;
+constexpr int kTensors = 2 * static_cast<int>(BatchPlaces::kPlaces) + 100;
 
 /// Submits so many tensors at once, each a batch of its own, to the set `process_set` of `members`; all sums must be right.
 void flood(Engine& engine, int rank, int process_set, const std::vector<int>& members) {
@@ -93,7 +93,7 @@ void hold_one_set(int domains, int rounds, const std::vector<int>& held, const s
 
 TEST_CASE("a process set whose batch is under way for long holds up no other") {
   for (const int domains : {1, 2, 3, 4}) {
-    hold_one_set(domains, static_cast<int>(Board::kBatchPlaces) + 50, {0, 1}, {2, 3});
+    hold_one_set(domains, static_cast<int>(BatchPlaces::kPlaces) + 50, {0, 1}, {2, 3});
     hold_one_set(domains, 20, {0, 2}, {1, 3});
     hold_one_set(domains, 20, {1, 3}, {0, 2});
     hold_one_set(domains, 20, {0, 1, 2, 3}, {1, 2});

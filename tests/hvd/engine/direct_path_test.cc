@@ -65,7 +65,7 @@ struct Sum {
   }
   /// Returns whether the fast path was taken, at first.
   bool run(Engine& engine) {
-    if (engine.try_fast_path(call())) return true;
+    if (engine.small_calls().try_run(call())) return true;
     engine.wait(*engine.submit(submission(), After::Wait));
     return false;
   }

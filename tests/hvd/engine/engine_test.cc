@@ -176,7 +176,7 @@ TEST_CASE("process sets, overlapping, at the same time") {
     world.run([](int rank, Engine& engine) {
       for (int round = 0; round < 20; ++round)
         for (int set = 0; set < 3; ++set) {
-          const auto& info = engine.negotiator().process_set(set);
+          const auto& info = engine.negotiator().sets().info(set);
           std::vector<float> values = pattern(rank, 300, round);
           Submission submission = allreduce_of(values, "same name", DataType::Float32);
           submission.process_set = set;
@@ -263,7 +263,7 @@ TEST_CASE("more batches under way than the board's ring has places: cuts that ar
       CAPTURE(domains);
       ThreadWorld world({.size = 2, .domains = domains, .config = config});
       world.run([](int rank, Engine& engine) {
-        constexpr std::size_t kTensors = 3 * Board::kBatchPlaces;
+        constexpr std::size_t kTensors = 3 * BatchPlaces::kPlaces;
         std::vector<std::vector<float>> values(kTensors);
         std::vector<std::shared_ptr<HandleState>> pending;
         for (std::size_t t = 0; t < kTensors; ++t) {

@@ -113,7 +113,7 @@ struct Work {
     return submission;
   }
   void run(Engine& engine) {
-    if (!engine.try_fast_path(call())) engine.wait(*engine.submit(submission(), After::Wait));
+    if (!engine.small_calls().try_run(call())) engine.wait(*engine.submit(submission(), After::Wait));
   }
 
   /// `absent`: ranks that have joined and count as zeros.
@@ -172,7 +172,7 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
             Work work(kind, rank, size, round, named ? "again" : "", 5, tensors);
             const SmallCall call = work.call();
             const std::size_t before = allocations;
-            const bool in_lane = engine.try_fast_path(call);
+            const bool in_lane = engine.small_calls().try_run(call);
             const std::size_t made = allocations - before;
             if (!in_lane) engine.wait(*engine.submit(work.submission(), After::Wait));
             if (!work.is_right()) FAIL_CHECK("wrong values in round " << round << " of kind " << static_cast<int>(kind));
@@ -210,11 +210,11 @@ TEST_CASE("lanes: memory for a result is asked for under no lock, and the block 
           auto& [mine, its_engine, count] = *static_cast<Asking*>(context);
           ++count;
           // What a user's allocation may well do: call the library again, and drop what is kept under the name.
-          static_cast<void>(its_engine.negotiator().process_set(0));
+          static_cast<void>(its_engine.negotiator().sets().info(0));
           static_cast<void>(its_engine.drop_persistent_for_test());
           return mine.output.data();
         };
-        if (!engine.try_fast_path(call)) engine.wait(*engine.submit(work.submission(), After::Wait));
+        if (!engine.small_calls().try_run(call)) engine.wait(*engine.submit(work.submission(), After::Wait));
         CHECK(work.is_right());
       }
       CHECK(asked > 0);
@@ -228,7 +228,7 @@ TEST_CASE("lanes: what is large has none") {
     world.run([&](int rank, Engine& engine) {
       for (int round = 0; round < 10; ++round) {
         Work work(OpKind::Allreduce, rank, 2, round, "again", 2000);
-        CHECK_FALSE(engine.try_fast_path(work.call()));
+        CHECK_FALSE(engine.small_calls().try_run(work.call()));
         engine.wait(*engine.submit(work.submission(), After::Wait));
         CHECK(work.is_right());
       }

@@ -49,13 +49,13 @@ struct Repeated {
   }
   /// Returns whether it has taken the fast path.
   bool start() {
-    op = engine.start_fast_path(call(), After::Repeat);
+    op = engine.small_calls().start(call(), After::Repeat);
     if (!op) submit();
     return op != nullptr;
   }
   void wait() {
     if (!op) return engine.wait(*pending);
-    engine.finish_fast_path(*op, call());
+    engine.small_calls().finish(*op, call());
     op = nullptr;
   }
   [[nodiscard]] bool is_sum(int ranks, int round) const {
@@ -135,7 +135,7 @@ TEST_CASE("persistent op: what nobody comes back for ends, and gives its memory 
         const std::weak_ptr<Ints> memory = one.values;
         if (one.start()) {
           ++abandoned;
-          engine.abandon_fast_path(std::exchange(one.op, nullptr), one.values);
+          engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
           one.values = std::make_shared<Ints>(3);  // the engine has the last one
           CHECK_THROWS_AS(one.submit(), DuplicateName);
         }
@@ -188,7 +188,7 @@ TEST_CASE("persistent op: a name is free once the others are done, also where no
           if (!fast) {
             one.wait();
           } else {
-            engine.abandon_fast_path(std::exchange(one.op, nullptr), one.values);
+            engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
             one.values = std::make_shared<Ints>(3);  // the other is in use as long as it is under way
             while (round_of_other < round) std::this_thread::yield();
           }
@@ -215,7 +215,7 @@ TEST_CASE("persistent op: shutdown ends what nobody comes back for") {
         one.start();
         one.wait();
       }
-      if (rank == 0 && one.start()) engine.abandon_fast_path(std::exchange(one.op, nullptr), one.values);
+      if (rank == 0 && one.start()) engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
     });
     CHECK(memory.use_count() == 1);
   }

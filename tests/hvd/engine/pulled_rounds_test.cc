@@ -102,7 +102,7 @@ struct Exchange {
   }
   /// Returns whether it has taken the fast path.
   bool run(Engine& engine) {
-    if (engine.try_fast_path(call())) return true;
+    if (engine.small_calls().try_run(call())) return true;
     engine.wait(*engine.submit(submission(), After::Wait));
     return false;
   }
@@ -316,7 +316,7 @@ TEST_CASE("pulled rounds: whichever way each rank goes, several under way, two s
             check(*submitted.front().first);
           }
           for (; !started.empty(); started.pop_front()) {
-            engine.finish_fast_path(*started.front().second, started.front().first->call());
+            engine.small_calls().finish(*started.front().second, started.front().first->call());
             check(*started.front().first);
           }
         };
@@ -341,7 +341,7 @@ TEST_CASE("pulled rounds: whichever way each rank goes, several under way, two s
             submitted.emplace_back(std::move(one), std::move(pending));
           } else if (way == 1) {
             one->is_plain = false;
-            if (auto op = engine.start_fast_path(one->call(), After::Repeat)) {
+            if (auto op = engine.small_calls().start(one->call(), After::Repeat)) {
               ++fast;
               started.emplace_back(std::move(one), std::move(op));
             } else {
@@ -384,14 +384,14 @@ TEST_CASE("pulled rounds: ranks that disagree, that join, that remove the set an
       const auto orphan = exchange(kind, set_order, rank, 0, "s", kMedium);
       orphan->set = 1;
       std::shared_ptr<PersistentOp> op;
-      if (rank != 2) op = engine.start_fast_path(orphan->call(), After::Repeat);
+      if (rank != 2) op = engine.small_calls().start(orphan->call(), After::Repeat);
       Submission removal;
       removal.kind = OpKind::Control;
       removal.name = std::string(kRemoveProcessSet);
       removal.root = 1;
       removal.tensors.push_back({nullptr, nullptr, DataType::Int64, {0, 1, 2}, nullptr, true});
       engine.wait(*engine.submit(removal, After::Wait));
-      if (op) CHECK_THROWS_AS(engine.finish_fast_path(*op, orphan->call()), InvalidArgument);
+      if (op) CHECK_THROWS_AS(engine.small_calls().finish(*op, orphan->call()), InvalidArgument);
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
       if (rank != 2) {
         const auto late = exchange(kind, set_order, rank, 0, "a", 5 * kMedium);
@@ -417,14 +417,14 @@ TEST_CASE("pulled rounds: with more under way than there is memory for, the rest
       std::deque<std::shared_ptr<HandleState>> submitted;
       for (int i = 0; i < kMany; ++i) {
         auto one = exchange(OpKind::Broadcast, {0, 1}, rank, times + i, "n" + std::to_string(i), rows);
-        auto op = engine.start_fast_path(one->call(), After::Repeat);
+        auto op = engine.small_calls().start(one->call(), After::Repeat);
         if (rank == 1 && times == 4) ++(op ? fast : slow);
         submitted.push_back(op ? nullptr : engine.submit(one->submission(), After::Repeat));
         started.emplace_back(std::move(one), std::move(op));
       }
       for (std::size_t i = 0; i < started.size(); ++i) {
         auto& [one, op] = started[i];
-        if (op) engine.finish_fast_path(*op, one->call());
+        if (op) engine.small_calls().finish(*op, one->call());
         if (submitted[i]) engine.wait(*submitted[i]);
         wrong += one->is_right() ? 0 : 1;
       }

@@ -122,7 +122,7 @@ TEST_CASE("a burst: whatever the order on each rank and the manner of waiting, e
         if (round % 6 == 0) {  // one that is waited for at once, with all others in flight
           Part one(3, "one.");
           const Submission submission = one.fill(rank, round);
-          if (round % 12 == 0 || !engine.try_fast_path(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+          if (round % 12 == 0 || !engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
           wrong += one.is_right(3, round) ? 0 : 1;
         }
         wait_for_all(engine, parts, manner, random);

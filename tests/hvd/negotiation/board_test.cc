@@ -45,22 +45,22 @@ TEST_CASE("the board's log: all read the same, round and round; it is full until
   for (int i = 0; i < 3000; ++i) {
     const Bytes record(1000 + static_cast<std::size_t>(i) * 7 % 5000, static_cast<std::byte>(i));
     const BoardLock lock(writer);
-    if (!writer.has_room(record.size())) {
+    if (!writer.log().has_room(record.size())) {
       was_full = true;
-      while (auto one = reader.read_next()) {
+      while (auto one = reader.log().read_next()) {
         CHECK((*one)[0] == static_cast<std::byte>(read));
         CHECK(one->size() == 1000 + read * 7 % 5000);
         ++read;
       }
-      REQUIRE(writer.has_room(record.size()));
+      REQUIRE(writer.log().has_room(record.size()));
     }
-    writer.append(record);
+    writer.log().append(record);
     ++written;
   }
-  while (reader.read_next()) ++read;
+  while (reader.log().read_next()) ++read;
   CHECK(was_full);
   CHECK(read == written);
-  CHECK_FALSE(writer.read_next().has_value());  // an appender has read what it wrote
+  CHECK_FALSE(writer.log().read_next().has_value());  // an appender has read what it wrote
 }
 
 TEST_CASE("the board's log: a record counts as read when its reader comes for the next, having acted on it") {
@@ -70,45 +70,45 @@ TEST_CASE("the board's log: a record counts as read when its reader comes for th
   std::uint64_t after_first = 0;
   {
     const BoardLock lock(writer);
-    writer.append(Bytes(7));
-    after_first = writer.tail();
-    writer.append(Bytes(9));
+    writer.log().append(Bytes(7));
+    after_first = writer.log().tail();
+    writer.log().append(Bytes(9));
   }
-  CHECK(reader.read_next()->size() == 7);
-  CHECK(writer.read_position(1) == 0);
-  CHECK(reader.read_next()->size() == 9);
-  CHECK(writer.read_position(1) == after_first);
-  CHECK_FALSE(reader.read_next().has_value());
-  CHECK(writer.read_position(1) == writer.tail());
-  CHECK(writer.slowest_reader() == writer.tail());
+  CHECK(reader.log().read_next()->size() == 7);
+  CHECK(writer.log().read_position(1) == 0);
+  CHECK(reader.log().read_next()->size() == 9);
+  CHECK(writer.log().read_position(1) == after_first);
+  CHECK_FALSE(reader.log().read_next().has_value());
+  CHECK(writer.log().read_position(1) == writer.log().tail());
+  CHECK(writer.log().slowest_reader() == writer.log().tail());
 }
 
 TEST_CASE("slots: arrivals, generations, and locations of two rounds") {
   const BoardMemory memory(2, 16);
   Board a(memory.block(), 0);
   Board b(memory.block(), 1);
-  a.set_location(3, 11);
-  CHECK(a.arrive(3, 0) == 1);
-  CHECK_FALSE(a.has_arrived_too(3, 1));
-  b.set_location(3, 12);
-  CHECK(b.arrive(3, 0) == 2);
-  CHECK(b.coming_location(3, 0) == 11);
+  a.rounds().set_location(3, 11);
+  CHECK(a.rounds().arrive(3, 0) == 1);
+  CHECK_FALSE(a.rounds().has_arrived_too(3, 1));
+  b.rounds().set_location(3, 12);
+  CHECK(b.rounds().arrive(3, 0) == 2);
+  CHECK(b.rounds().coming_location(3, 0) == 11);
   {
     const BoardLock lock(b);
-    b.reset_arrivals(3, 1);
+    b.rounds().reset_arrivals(3, 1);
   }
-  CHECK(a.has_arrived_too(3, 1));  // still asked about the round that is over
-  a.set_location(3, 21);           // already in the next round
-  CHECK(a.arrive(3, 0) == 1);
-  CHECK(b.location(3, 0) == 11);  // what a late reader of the last round needs
-  CHECK(b.coming_location(3, 0) == 21);
+  CHECK(a.rounds().has_arrived_too(3, 1));  // still asked about the round that is over
+  a.rounds().set_location(3, 21);           // already in the next round
+  CHECK(a.rounds().arrive(3, 0) == 1);
+  CHECK(b.rounds().location(3, 0) == 11);  // what a late reader of the last round needs
+  CHECK(b.rounds().coming_location(3, 0) == 21);
   {
     const BoardLock lock(b);
-    CHECK_FALSE(b.evict(3));  // somebody is there
-    CHECK(b.evict(4));
+    CHECK_FALSE(b.rounds().evict(3));  // somebody is there
+    CHECK(b.rounds().evict(4));
   }
-  CHECK(a.arrive(4, 0) == 0);  // an old generation
-  CHECK(a.arrive(4, 1) == 1);
+  CHECK(a.rounds().arrive(4, 0) == 0);  // an old generation
+  CHECK(a.rounds().arrive(4, 1) == 1);
 }
 
 TEST_CASE("the board's failure: known to whoever has said one, when two ranks say theirs at once") {

@@ -36,15 +36,15 @@ TEST_CASE("two tables that read the same records are equal, and ids are used aga
   const auto agreed = say(Negotiator::agreement(id, {{true}, {}, -1}));
   REQUIRE(agreed.agreed.size() == 1);
   CHECK(agreed.agreed[0].verdict.ok());
-  CHECK(reader.has_agreed(Scope::Domain));
-  CHECK(reader.sets_with_agreed(Scope::Domain) == std::vector<int>{0});
-  REQUIRE(reader.batches_of_next_cut(0) == 1);
+  CHECK(reader.agreed().has(Scope::Domain));
+  CHECK(reader.agreed().sets(Scope::Domain) == std::vector<int>{0});
+  REQUIRE(reader.agreed().batches_of_next_cut(0) == 1);
   const auto batches = say(Negotiator::cut_record(0, std::vector<std::uint64_t>{77})).batches;
   REQUIRE(batches.size() == 1);
   CHECK(batches[0].sequence == 77);
   CHECK(batches[0].order == 1);
-  CHECK_FALSE(reader.has_agreed(Scope::Domain));
-  CHECK_FALSE(reader.has_agreed(0));
+  CHECK_FALSE(reader.agreed().has(Scope::Domain));
+  CHECK_FALSE(reader.agreed().has(0));
 
   // Eight slots: a group of seven does not fit beside 'a', but after it is forgotten.
   Signature group = signature;

@@ -24,10 +24,10 @@ using namespace std::chrono_literals;
 
 /// The rank gives the results of a round in slot 0, in which all three have arrived, and does not come to the end of it.
 void stay_in_round(std::span<std::byte> block, Board& board) {
-  for (const int other : {0, 2}) Board(block, other).arrive(0, 0);
+  for (const int other : {0, 2}) Board(block, other).rounds().arrive(0, 0);
   const int all[] = {0, 1, 2};
-  board.arrive_last(0, 0, 3);
-  board.give_results(0, all);
+  board.rounds().arrive_last(0, 0, 3);
+  board.rounds().give_results(0, all);
 }
 
 /// What of the board of index 0 waits for the end of the round.
@@ -36,17 +36,17 @@ struct Waiter {
   std::function<void(Board& board)> wait;
 };
 const Waiter kWaiters[] = {
-    {"an arrival", [](Board& board) { board.arrive(0, 0); }},
-    {"a location", [](Board& board) { board.set_location(0, 7); }},
+    {"an arrival", [](Board& board) { board.rounds().arrive(0, 0); }},
+    {"a location", [](Board& board) { board.rounds().set_location(0, 7); }},
     {"the end of a slot",
      [](Board& board) {
        const BoardLock lock(board);
-       board.void_slot(0, 1);
+       board.rounds().void_slot(0, 1);
      }},
     {"a slot that is closed",
      [](Board& board) {
        const BoardLock lock(board);
-       board.close_slot(0);
+       board.rounds().close_slot(0);
      }},
 };
 
@@ -60,7 +60,7 @@ TEST_CASE("patience: a rank that died while it ended a round is named, whatever 
     shared.kill(SIGKILL);
     Board board(shared.block(), 0);
     board.set_patience({{4, 7, 9}, {}, {}});
-    CHECK(board.has_result(0));
+    CHECK(board.rounds().has_result(0));
     wait(board);
     CHECK(board.failure().code() == Status::Code::RankFailed);
     CHECK(board.failure().text().starts_with("rank 7 died"));
@@ -94,7 +94,7 @@ TEST_CASE("patience: a rank that is stopped is warned of again and again where t
       while (std::ranges::count(said.get(), '\n') < 2) std::this_thread::sleep_for(20ms);
       shared.kill(SIGKILL);  // which ends the wait
     });
-    board.arrive(0, 0);
+    board.rounds().arrive(0, 0);
     until_warned.join();
     text = said.get();
   }
@@ -112,7 +112,7 @@ TEST_CASE("patience: who waits for the lock names the rank that the lock's owner
     Board board(shared.block(), 0);
     const BoardLock lock(board);
     has_lock = true;
-    board.void_slot(0, 1);
+    board.rounds().void_slot(0, 1);
   });
   while (!has_lock) std::this_thread::yield();
   Board board(shared.block(), 2);
@@ -132,15 +132,15 @@ TEST_CASE("patience: a rank that goes on after all has kept nobody for good") {
   Board slow(block, 1);
   Board board(block, 0);
   board.set_patience({{4, 7}, {}, 20s});
-  CHECK(board.arrive(0, 0) == 1);
-  CHECK(slow.arrive_last(0, 0, 2));
-  CHECK(board.claimant(0) == 1);
+  CHECK(board.rounds().arrive(0, 0) == 1);
+  CHECK(slow.rounds().arrive_last(0, 0, 2));
+  CHECK(board.rounds().claimant(0) == 1);
   std::jthread later([&] {
     std::this_thread::sleep_for(200ms);
-    slow.reset_arrivals(0, 1);
+    slow.rounds().reset_arrivals(0, 1);
   });
-  CHECK(board.arrive(0, 0) == 1);
-  CHECK(board.claimant(0) == Board::kNobody);
+  CHECK(board.rounds().arrive(0, 0) == 1);
+  CHECK(board.rounds().claimant(0) == Board::kNobody);
   CHECK_FALSE(board.failed());
 }
 

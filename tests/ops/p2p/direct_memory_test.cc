@@ -18,7 +18,7 @@ constexpr int kDirectTestRounds = 6;  // the first two make it a persistent oper
 
 /// Returns whether it took the fast path.
 bool run_again(Engine& engine, const Submission& submission) {
-  if (engine.try_fast_path(call_of(submission))) return true;
+  if (engine.small_calls().try_run(call_of(submission))) return true;
   run(engine, submission);
   return false;
 }
@@ -70,7 +70,7 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
                                              {second.data(), second.data(), group.tensors[1].shape}};
       SmallCall call = call_of(group);
       call.group = members;
-      const bool grouped = world.engine().try_fast_path(call);
+      const bool grouped = world.engine().small_calls().try_run(call);
       if (!grouped) run(world.engine(), group);
       fast += grouped ? 1 : 0;
       const bool group_right = first == reduced(world.topology(), everyone(), patterns(everyone(), 5, DataType::Float32, salt), {}) &&
@@ -84,7 +84,7 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
       SmallCall gathering = call_of(gather);
       gathering.output = all.data();
       gathering.output_rows = 3 * mpi_size();
-      if (world.engine().try_fast_path(gathering)) {
+      if (world.engine().small_calls().try_run(gathering)) {
         ++fast;
       } else {
         run(world.engine(), gather);
@@ -135,7 +135,7 @@ TEST_CASE("direct memory: alltoall, in parts of any size, has the rows of each r
         SmallCall call = call_of(submission);
         call.output = output.data();
         call.received = received;
-        if (world.engine().try_fast_path(call)) {
+        if (world.engine().small_calls().try_run(call)) {
           ++fast;
           CHECK(received == std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(own)));
         } else {
@@ -192,7 +192,7 @@ TEST_CASE("direct memory: a reducescatter of parts that the caller has said is n
     splits.assign(rows, 0);
     splits.front() = ranks;  // the first rank keeps all
     for (int round = 0; round < 4; ++round) run(world.engine(), submission);
-    CHECK_FALSE(world.engine().try_fast_path(call_of(by_rows)));
+    CHECK_FALSE(world.engine().small_calls().try_run(call_of(by_rows)));
   });
 }
 

@@ -48,7 +48,7 @@ class Sharer {
   Batch batch(SharedGpuBackend& backend, std::vector<float>& values) {
     {
       const BoardLock lock(board());
-      board().open_batch(1, 0);
+      board().batches().open(1, 0);
     }
     BatchMember member;
     member.name = "t";
@@ -106,15 +106,15 @@ TEST_CASE("shared gpu: who waits for other ranks is rung by the last, and asks a
   many.traits.kind = OpKind::Broadcast;
   many.traits.root = 0;
   const auto doorbells = [&many] {
-    return std::array{many.board().wait_doorbell().load(), many.board().work_doorbell(0).load(), many.board().work_doorbell(1).load(),
-                      many.board().work_doorbell(2).load()};
+    return std::array{many.board().bells().wait_doorbell().load(), many.board().bells().work_doorbell(0).load(),
+                      many.board().bells().work_doorbell(1).load(), many.board().bells().work_doorbell(2).load()};
   };
   SharedGpuOptions options;
   options.rest_limit = std::chrono::milliseconds(0);  // the others never close this rank's memory
   const auto backend = many.backend(options);
   std::vector<float> values{1, 2, 3};
   Batch batch = many.batch(*backend, values);
-  auto& state = many.board().batch(1);
+  auto& state = many.board().batches().state(1);
   SUBCASE("the first") {
     const auto before = doorbells();
     const auto execution = backend->launch(std::move(batch));
@@ -150,7 +150,7 @@ TEST_CASE("shared gpu: what others may still read is not given to the next tenso
   const std::uint64_t first = batch.members[0].locations[0];
   const auto execution = backend->launch(std::move(batch));
   CHECK(execution->advance() == Progress::Idle);  // the other rank is not there yet
-  two.board().batch(1).finished.fetch_add(1);
+  two.board().batches().state(1).finished.fetch_add(1);
   while (execution->advance() != Progress::Done) continue;
   BatchMember next;
   next.name = "next";
@@ -158,11 +158,11 @@ TEST_CASE("shared gpu: what others may still read is not given to the next tenso
   next.count = 3;
   const std::uint64_t second = backend->prepare(two.traits, next);
   CHECK(second != first);
-  two.board().depart(1, 2);
+  two.board().batches().depart(1, 2);
   const std::uint64_t third = backend->prepare(two.traits, next);
   CHECK(third != first);
   CHECK(third != second);
-  two.board().depart(1, 2);  // the other rank
+  two.board().batches().depart(1, 2);  // the other rank
   CHECK(backend->prepare(two.traits, next) == first);
 }
 

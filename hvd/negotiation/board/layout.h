@@ -1,5 +1,5 @@
 #pragma once
-/// What lies where in the memory that the ranks of a domain share for a Board. Board and PatientLock alone know it. A field is either
+/// What lies where in the memory that the ranks of a domain share for a Board. Its parts alone know it. A field is either
 /// constant, or atomic, or guarded by the lock, or written by one rank before an atomic says that it may be read.
 ///
 /// The block for n ranks and s slots, each part from a new page of 4,096 bytes on:
@@ -51,7 +51,7 @@
 ///   SlotRank:    0     16   locations               two words, by the round's parity
 ///               16      8   arrived_round           round + 1 of the rank's last arrival
 ///               24      8   result_round            the same of the one that has ended without a record, times 4, and how it ended
-///                                                   (Board::Company); 0 once its result is taken
+///                                                   (Rounds::Company); 0 once its result is taken
 ///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line;
 ///                                                   or where the ranks' blocks of a pulled round are, a word each
 ///              120      8   stuck_round             as arrived_round, of the last that has waited for long
@@ -66,7 +66,8 @@
 
 #include "hvd/base/futex.h"
 #include "hvd/errors.h"
-#include "hvd/negotiation/board/board.h"
+#include "hvd/negotiation/board/board_view.h"
+#include "hvd/negotiation/board/patient_lock.h"
 
 namespace hvd::board_layout {
 
@@ -80,7 +81,7 @@ struct Header {
   std::uint32_t slots;
   pthread_mutex_t lock;
   std::atomic<int> lock_owner{kNobody};
-  std::array<std::uint32_t, Board::kOpenCounts> open_batches{};
+  std::array<std::uint32_t, kOpenCounts> open_batches{};
   std::uint32_t next_place = 0;
   std::atomic<std::uint64_t> stuck_marks{0};
   alignas(64) std::atomic<std::uint64_t> tail{0};
@@ -90,7 +91,7 @@ struct Header {
   std::atomic<std::uint32_t> watchers{0};
   std::atomic<std::uint32_t> leader_looks{0};
   alignas(64) std::atomic<int> first_failure{kNoFailure};
-  std::array<BatchState, Board::kBatchPlaces> batches;
+  std::array<BatchState, kBatchPlaces> batches;
 };
 
 struct alignas(64) RankArea {
@@ -116,7 +117,7 @@ struct alignas(64) SlotRank {
   std::array<std::atomic<std::uint64_t>, 2> locations{};
   std::atomic<std::uint64_t> arrived_round{0};
   std::atomic<std::uint64_t> result_round{0};
-  std::array<std::byte, Board::kNoteBytes> note;
+  std::array<std::byte, kNoteBytes> note;
   std::atomic<std::uint64_t> stuck_round{0};
 };
 
@@ -140,4 +141,49 @@ static_assert(offsetof(RankArea, blocked) == 60 && offsetof(RankArea, read) == 6
               offsetof(RankArea, failure_text) == 73);
 #endif
 
+/// The offsets of the parts.
+struct Offsets {
+  std::size_t areas, slots, slot_bytes, log, end;
+};
+inline Offsets offsets(int ranks, std::uint32_t slots) {
+  const auto round_up = [](std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; };
+  const auto n = static_cast<std::size_t>(ranks);
+  Offsets at{};
+  at.areas = round_up(sizeof(Header));
+  at.slots = at.areas + round_up(n * sizeof(RankArea));
+  at.slot_bytes = sizeof(SlotHead) + n * sizeof(SlotRank);
+  at.log = at.slots + round_up(slots * at.slot_bytes);
+  at.end = at.log + kLogBytes;
+  return at;
+}
+
 }  // namespace hvd::board_layout
+
+namespace hvd {
+
+inline BoardView::BoardView(std::span<std::byte> block, int self)
+    : block_(block.data()),
+      self_(self),
+      ranks_(reinterpret_cast<board_layout::Header*>(block.data())->ranks),
+      slots_(reinterpret_cast<board_layout::Header*>(block.data())->slots) {
+  const auto at = board_layout::offsets(ranks_, slots_);
+  areas_at_ = at.areas;
+  slots_at_ = at.slots;
+  slot_bytes_ = at.slot_bytes;
+  log_at_ = at.log;
+}
+
+// On the way of small operations, of which they would be a twentieth as calls.
+[[gnu::always_inline]] inline board_layout::Header& BoardView::header() const { return *reinterpret_cast<board_layout::Header*>(block_); }
+[[gnu::always_inline]] inline board_layout::RankArea& BoardView::area(int rank) const {
+  return *reinterpret_cast<board_layout::RankArea*>(block_ + areas_at_ + static_cast<std::size_t>(rank) * sizeof(board_layout::RankArea));
+}
+[[gnu::always_inline]] inline board_layout::SlotHead& BoardView::head(std::uint32_t slot) const {
+  return *reinterpret_cast<board_layout::SlotHead*>(block_ + slots_at_ + slot * slot_bytes_);
+}
+[[gnu::always_inline]] inline board_layout::SlotRank& BoardView::slot_rank(std::uint32_t slot, int rank) const {
+  return *reinterpret_cast<board_layout::SlotRank*>(block_ + slots_at_ + slot * slot_bytes_ + sizeof(board_layout::SlotHead) +
+                                                    static_cast<std::size_t>(rank) * sizeof(board_layout::SlotRank));
+}
+
+}  // namespace hvd
