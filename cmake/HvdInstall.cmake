@@ -20,8 +20,8 @@ foreach(program IN ITEMS hvd_bench hvdrun)
   endif()
 endforeach()
 if(TARGET hvdrun)
-  install(FILES "${PROJECT_SOURCE_DIR}/examples/hvdrun/hvdrun.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
-  install(FILES "${PROJECT_SOURCE_DIR}/examples/hvdrun/completion.bash" DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
+  install(FILES "${PROJECT_SOURCE_DIR}/tools/hvdrun/hvdrun.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+  install(FILES "${PROJECT_SOURCE_DIR}/tools/hvdrun/completion.bash" DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
           RENAME hvdrun)
 endif()
 foreach(header IN LISTS _hvd_headers)

@@ -22,16 +22,16 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-FLOORS = ("hvd", "ops", "torch_bindings", "tests", "examples", "docs", "cmake")
+FLOORS = ("hvd", "ops", "torch_bindings", "tests", "examples", "tools", "docs", "cmake")
 SUFFIXES = ("h", "cc", "cu", "sh", "py", "md", "cmake", "svg", "tsv", "sbatch", "txt")
 # Programs of the project, and the sources that spell their options.
 PROGRAMS = {
     "train": ("examples/train/trainer/options.cc",),
-    "hvd_bench": ("examples/bench/options.cc",),
-    "step_bench": ("examples/bench/step_bench.cc",),
-    "compression_table": ("examples/bench/compression_table.cc",),
-    "hvdrun": ("examples/hvdrun/options.cc",),
-    "hvd_scale_sim": ("examples/scale/options.cc",),
+    "hvd_bench": ("tools/hvd_bench/options.cc",),
+    "step_bench": ("tests/bench/step/options.cc", "tests/bench/step/main.cc"),
+    "compression_table": ("tests/bench/compression_table.cc",),
+    "hvdrun": ("tools/hvdrun/options.cc",),
+    "hvd_scale_sim": ("tests/scale/options.cc",),
     "wrap_existing": (),
     "unit_tests": (),
     "torch_tests": (),
@@ -90,7 +90,7 @@ def options_of(program, build):
     """Returns the options of a program, from its --help or from its sources."""
     if program.endswith("_tests"):
         return DOCTEST | options_in("".join(read(s) for s in PROGRAMS[program]))
-    for folder in ("examples", "tests"):
+    for folder in ("examples", "tools", "tests"):
         binary = build / folder / program
         if binary.exists() and PROGRAMS[program]:
             said = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=60)
@@ -197,7 +197,7 @@ def check_command(command, build):
     elif re.match(r"(?:%s)/\S+\.(sh|py|sbatch)$" % "|".join(FLOORS), program):
         yield from check_script(program, given, command, build)
     else:
-        name = re.sub(r"^build[\w-]*/(examples|tests)/", "", program)
+        name = re.sub(r"^build[\w-]*/(examples|tools|tests)/", "", program)
         if name in PROGRAMS:
             known = options_of(name, build)
             yield from (f"`{command}`: {name} has no option {o}" for o in given if o not in known)
@@ -334,8 +334,8 @@ WRONG = [
     ("    bash examples/none.sh", "there is no examples/none.sh"),
     ("    bash tests/run.sh --none", "has no option --none"),
     ("    HVD_NP=2 bash examples/train.sh --epoch 3", "has no option --epoch"),
-    ("```bash\nmpirun -np 4 build/examples/hvd_bench --models resnet50\n```", "hvd_bench has no option --models"),
-    ("`mpirun -np 4 build/examples/step_bench --round 3`", "step_bench has no option --round"),
+    ("```bash\nmpirun -np 4 build/tools/hvd_bench --models resnet50\n```", "hvd_bench has no option --models"),
+    ("`mpirun -np 4 build/tests/step_bench --round 3`", "step_bench has no option --round"),
     ("`hvd_scale_sim --rank 8`", "hvd_scale_sim has no option --rank"),
     ("    bash tests/run.sh -R unit.no_such", "no test is called"),
     ("    build/tests/unit_tests --source-file='*/no_such_test.cc'", "no test file"),
@@ -350,7 +350,7 @@ RIGHT = [
     "[a](semantics.md#collectives) [b](../hvd/hvd.h) [c](https://example.org/x#y) ![d](allreduce.svg) [e](#there)\n\n# There",
     "`<hvd/torch.h>` `tests/torch_bindings/what_if/*_test.cc` `tests/system/scripts/<name>.sh` `HVD_X` `run.json` `max(a, b)`",
     "    HVD_NP=2 bash examples/train.sh --epochs 3     # --none of this",
-    "`mpirun -np 4 -x HVD_LOG_LEVEL build/examples/hvd_bench --model resnet50 --wire fp16`",
+    "`mpirun -np 4 -x HVD_LOG_LEVEL build/tools/hvd_bench --model resnet50 --wire fp16`",
     "    cmake --preset tsan && cmake --build build-tsan --target unit_tests",
     "    sbatch --ntasks=8 --nodes=2 examples/train.sbatch --resume",
     "`HOROVOD_FUSION_THRESHOLD` `--strategy hvd`",

@@ -14,4 +14,4 @@ fi
 
 mode=(--dry-run -Werror)
 if [ "${1:-}" = --fix ]; then mode=(-i); fi
-find hvd ops torch_bindings examples tests \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print0 | xargs -0 "$format" --style=file "${mode[@]}"
+find hvd ops torch_bindings examples tools tests \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print0 | xargs -0 "$format" --style=file "${mode[@]}"

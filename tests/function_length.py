@@ -15,7 +15,7 @@ LIMIT = 60
 TEST_CASE_LIMIT = 100
 # A list of options is as long as there are options, each a line or two.
 LISTS = {"CommandLine parse_command_line(int argc, char** argv)": 100}
-FOLDERS = ("hvd", "ops", "torch_bindings", "examples", "tests")
+FOLDERS = ("hvd", "ops", "torch_bindings", "examples", "tools", "tests")
 SUFFIXES = (".h", ".cc", ".cu")
 
 # What is not code: comments, texts, characters (an apostrophe within a number is none), directives of the preprocessor.

@@ -119,7 +119,7 @@ RUNS = ["--ranks 4 --hosts 1 --cores 4", "--ranks 4 --hosts 2 --cores 4"]
 
 
 def printed(build, options):
-    program = build / "examples" / "hvd_bench"
+    program = build / "tools" / "hvd_bench"
     said = subprocess.run([program, "--routes", *options.split()], capture_output=True, text=True, timeout=60, check=True,
                           env={**os.environ, "HVD_DIRECT_COPIES": "on"})
     return said.stdout
@@ -140,8 +140,8 @@ def main():
     page = ROOT / "docs" / "routes.md"
     if sys.argv[1:2] in (["--page"], ["--write"]):
         build = pathlib.Path(sys.argv[2])
-        if not (build / "examples" / "hvd_bench").exists():
-            print(f"SKIP: {build}/examples/hvd_bench is missing")
+        if not (build / "tools" / "hvd_bench").exists():
+            print(f"SKIP: {build}/tools/hvd_bench is missing")
             return 77
         text = page.read_text()
         now = with_tables(text, build)

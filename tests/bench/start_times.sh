@@ -7,7 +7,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
 # shellcheck source=../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-program=$build/tests/first_allreduce run=$build/examples/hvdrun
+program=$build/tests/first_allreduce run=$build/tools/hvdrun
 median() { # COMMAND...: of what it prints
   for _ in 1 2 3 4 5; do BEGAN=$(date +%s%N) HVD_LOG_LEVEL=error "$@" 2>/dev/null | grep -oE '[0-9]+$'; done | sort -n | sed -n 3p
 }

@@ -102,7 +102,7 @@ for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CX
 done
 targets=(hvd_shared_ops)
 quietly "$cmake" -S "$root" -B "$shared" -G "$generator" "${options[@]}"
-if [ "$(of HVD_BUILD_EXAMPLES)" = ON ]; then targets+=(hvd_bench hvdrun); fi
+if [ "$(of HVD_BUILD_TOOLS)" = ON ]; then targets+=(hvd_bench hvdrun); fi
 quietly "$cmake" --build "$shared" --parallel "${HVD_JOBS:-2}" --target "${targets[@]}"
 install_to shared_stage "$shared"
 look_at shared_stage

@@ -11,8 +11,8 @@ root=$(cd "$here/../.." && pwd)
 scratch=$build/tests/tutorial
 # shellcheck source=installation.sh
 . "$here/installation.sh"
-if ! grep -q '^HVD_BUILD_EXAMPLES:BOOL=ON' "$build/CMakeCache.txt"; then
-  echo "SKIP: the examples, hvdrun among them, are not part of this build"
+if ! grep -q '^HVD_BUILD_TOOLS:BOOL=ON' "$build/CMakeCache.txt"; then
+  echo "SKIP: hvdrun is not part of this build"
   exit 77
 fi
 

@@ -32,7 +32,7 @@ class Profile {
 };
 
 /// A Phase is a part of a training step that a profile shows under its name: from its making to its end, in the thread that makes it.
-/// Phases of a thread nest. Costs a load or two where no profile is recorded; does not fail. examples/bench/overlap.py reads these names.
+/// Phases of a thread nest. Costs a load or two where no profile is recorded; does not fail. tests/bench/overlap.py reads these names.
 class Phase {
  public:
   static constexpr const char* kStep = "training step";  ///< from zero_grad() to the end of the optimizer's step

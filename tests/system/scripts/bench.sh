@@ -13,7 +13,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 export OMPI_MCA_mpi_yield_when_idle=1
 # shellcheck source=../../support/cases.sh
 . "$root/tests/support/cases.sh"
-bench=$build/examples/hvd_bench
+bench=$build/tools/hvd_bench
 [ -x "$bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
 
 # run -np RANKS COMMAND...: under mpirun; run COMMAND...: alone, for what is refused before MPI starts

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# examples/bench/compare.sh: its tables, medians and plots have what they should, for allreduces and for training steps; wrong calls and files are
+# tests/bench/compare.sh: its tables, medians and plots have what they should, for allreduces and for training steps; wrong calls and files are
 # refused. Without the peers, which are not there on every machine. It judges no speed.
 # Usage: compare.sh BUILD_FOLDER
 # timeout: 200
@@ -10,7 +10,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
-[ -x "$build/examples/hvd_bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
+[ -x "$build/tools/hvd_bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
 export HVD_BUILD=$build HVD_COMPARE_PYTHON=none HVD_HOROVOD_PYTHON=
 
 verdict() { # verdict NAME PROBLEM
@@ -27,7 +27,7 @@ compare() {
   local name=$1 expected=$2 problem='' found
   shift 2
   rm -f "$work"/plot.*
-  if ! HVD_COMPARE_SVG=$work/plot.svg bash "$root/examples/bench/compare.sh" "$@" >"$work/out" 2>&1; then problem="it failed"; fi
+  if ! HVD_COMPARE_SVG=$work/plot.svg bash "$root/tests/bench/compare.sh" "$@" >"$work/out" 2>&1; then problem="it failed"; fi
   found=$(grep -v '^#' "$work/plot.tsv" 2>/dev/null | awk -F '\t' '$3 > 0 && $4 > 0 { print $1 ":" $2 }' | grep -v -- '-fp16$' | tr '\n' ' ')
   if [ "$found" != "$expected " ]; then problem=${problem:-"measured '$found' instead of '$expected'"}; fi
   grep -q "${expected##*:} *\$" "$work/out" || problem=${problem:-"the table lacks the last subject"}
@@ -50,22 +50,22 @@ done
 HVD_COMPARE_SIZES="4 64" compare "every collective" "${sweep% }" --sweep 2 1
 grep -q '^# against MPI: 10 cells: ' "$work/out" && problem= || problem="it does not count cells"
 verdict "cells won" "$problem"
-if [ -x "$build/examples/step_bench" ]; then
+if [ -x "$build/tests/step_bench" ]; then
   HVD_COMPARE_MODELS=bert-base HVD_COMPARE_STEPS=2 HVD_COMPARE_BERT="--layers 1 --width 32 --heads 2 --vocabulary 99 --sequence 8" \
     compare "training steps" "bert-base:none bert-base:hvd bert-base:MPI" --steps 2 2
 else
   echo "not tested: training steps, step_bench was not built"
 fi
 
-HVD_BUILD=$work bash "$root/examples/bench/compare.sh" >"$work/out" 2>&1 && problem="it did not fail" || problem=
+HVD_BUILD=$work bash "$root/tests/bench/compare.sh" >"$work/out" 2>&1 && problem="it did not fail" || problem=
 grep -q "hvd_bench is not there" "$work/out" || problem="it does not say what is missing"
 verdict "without a build" "$problem"
-bash "$root/examples/bench/compare.sh" --frobnicate >"$work/out" 2>&1
+bash "$root/tests/bench/compare.sh" --frobnicate >"$work/out" 2>&1
 [ $? -eq 2 ] && problem= || problem="not refused with 2"
 verdict "an unknown option" "$problem"
 if command -v python3 >/dev/null; then
   printf '# base: a\n4\ta\tmany\t1\n' >"$work/bad.tsv"
-  python3 "$root/examples/bench/plot.py" "$work/bad.tsv" "$work/bad.svg" >"$work/out" 2>&1 && problem="it did not fail" || problem=
+  python3 "$root/tests/bench/plot.py" "$work/bad.tsv" "$work/bad.svg" >"$work/out" 2>&1 && problem="it did not fail" || problem=
   grep -q 'bad.tsv:2: not' "$work/out" || problem="it does not name the line"
   verdict "a plot of what is no number" "$problem"
 fi

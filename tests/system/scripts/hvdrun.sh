@@ -7,7 +7,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 build=$(cd "$1" && pwd)
-run=$build/examples/hvdrun meets=$build/tests/meets
+run=$build/tools/hvdrun meets=$build/tests/meets
 [ -x "$run" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
@@ -183,7 +183,7 @@ start says "where there is no mpirun, ssh" 0 2 "^bash .* first RANK=[01] " env P
 manual() { # it has every option
   local option problem=''
   for option in $("$run" --help | grep -oE '^ +-[^ ]+' | tr ',' ' '); do
-    grep -qF -- "\\fB${option//-/\\-}\\fR" "$root/examples/hvdrun/hvdrun.1" || problem="$problem $option"
+    grep -qF -- "\\fB${option//-/\\-}\\fR" "$root/tools/hvdrun/hvdrun.1" || problem="$problem $option"
   done
   : >"$work/out"
   : >"$work/err"
@@ -192,7 +192,7 @@ manual() { # it has every option
 start manual
 complete_words() { # WORD...: what bash offers for the last one
   bash -c '. "$0"; PATH=$(dirname "$1"):$PATH; shift; COMP_WORDS=(hvdrun "$@"); COMP_CWORD=$#; _hvdrun; printf "%s\n" "${COMPREPLY[@]}"' \
-    "$root/examples/hvdrun/completion.bash" "$run" "$@"
+    "$root/tools/hvdrun/completion.bash" "$run" "$@"
 }
 # says() runs its command by timeout(1)
 export -f complete_words

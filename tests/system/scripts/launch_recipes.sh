@@ -9,7 +9,7 @@ set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 build=$(cd "$1" && pwd)
 recipes=$root/examples/launch meets=$build/tests/meets
-[ -x "$build/examples/hvdrun" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
+[ -x "$build/tools/hvdrun" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
 # shellcheck source=../../support/cases.sh
@@ -24,11 +24,11 @@ torchrun=$(command -v torchrun || echo "${HVD_DEPS_DIR:-$root/.deps}/venv/bin/to
 
 # Each of these starts COMMAND as N ranks of one host: WAY N COMMAND...
 by_mpirun() { mpirun -np "$@"; }
-by_hvdrun() { "$build/examples/hvdrun" -np "$@"; }
+by_hvdrun() { "$build/tools/hvdrun" -np "$@"; }
 by_ssh() {
   local n=$1
   shift
-  HOSTS=first:1,second:$((n - 1)) HVDRUN=$build/examples/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"
+  HOSTS=first:1,second:$((n - 1)) HVDRUN=$build/tools/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"
 }
 by_torchrun() {
   local n=$1
@@ -65,7 +65,7 @@ by_indexed_job() { # with the variables of the file, but for the number of ranks
 # Each of these starts COMMAND as three ranks of three hosts.
 on_host() { bash "$root/tests/support/on_host.sh" "$@"; }
 by_mpirun_on_hosts() { PRETEND_HOSTS=1 mpirun --mca plm_rsh_agent "$root/tests/support/fake_ssh.sh" -H first:1,second:1,third:1 -np 3 "$@"; }
-by_ssh_on_hosts() { PRETEND_HOSTS=1 HOSTS=first:1,second:1,third:1 HVDRUN=$build/examples/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"; }
+by_ssh_on_hosts() { PRETEND_HOSTS=1 HOSTS=first:1,second:1,third:1 HVDRUN=$build/tools/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"; }
 by_sbatch_on_hosts() { HOSTS_OF_STEP=1,1,1 by_sbatch 3 "$@"; }
 by_indexed_job_on_hosts() { ON_HOST="on_host pod" by_indexed_job 3 "$@"; }
 by_torchrun_on_hosts() {

@@ -73,10 +73,10 @@ for size in 2 4; do
 done
 start says "the numbers of another MPI's mpiexec, and HVD_INIT" 0 6 "^rank [0-2] of 3, .*MPI is not used" "${without[@]}" \
   HVD_INIT=tcp://127.0.0.1:$((23000 + RANDOM % 900)) "$ranks" 3 env -u RANK -u WORLD_SIZE "PMI_RANK={rank}" PMI_SIZE=3 "$meets"
-if [ -x "$build/examples/hvdrun" ]; then
-  start says "hvdrun, without MPI" 0 6 "rank [0-2] of 3, .*MPI is not used" "${without[@]}" "$build/examples/hvdrun" -np 3 "$meets"
-  start says "hvdrun says that it is missing" 0 1 "^  \[ \] .*cannot be opened" "${without[@]}" "$build/examples/hvdrun" --check-build
-  start says "hvdrun says which it is" 0 1 "^  \[X\] .*MPI" "$build/examples/hvdrun" --check-build
+if [ -x "$build/tools/hvdrun" ]; then
+  start says "hvdrun, without MPI" 0 6 "rank [0-2] of 3, .*MPI is not used" "${without[@]}" "$build/tools/hvdrun" -np 3 "$meets"
+  start says "hvdrun says that it is missing" 0 1 "^  \[ \] .*cannot be opened" "${without[@]}" "$build/tools/hvdrun" --check-build
+  start says "hvdrun says which it is" 0 1 "^  \[X\] .*MPI" "$build/tools/hvdrun" --check-build
 fi
 start says "mpirun, without MPI" - 2 "^rank [01]: $started" mpirun -np 2 "${without[@]}" "$meets"
 start says "mpirun -np 1, without MPI" 0 2 "^rank 0 of 1, .*MPI is not used" mpirun -np 1 "${without[@]}" "$meets"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# examples/bench/overlap.py: its figures of a profile whose numbers are known, its picture where matplotlib is there, files that it refuses; and the
+# tests/bench/overlap.py: its figures of a profile whose numbers are known, its picture where matplotlib is there, files that it refuses; and the
 # profile that step_bench writes has what it needs. It judges no speed.
 # Usage: overlap.sh BUILD_FOLDER
 # timeout: 120
@@ -25,7 +25,7 @@ verdict() { # verdict NAME PROBLEM
     failures=$((failures + 1))
   fi
 }
-overlap() { timeout 60 "$python" "$root/examples/bench/overlap.py" "$@" >"$work/out" 2>&1; }
+overlap() { timeout 60 "$python" "$root/tests/bench/overlap.py" "$@" >"$work/out" 2>&1; }
 has() { grep -qF -- "$1" "$work/out" || problem=${problem:-"it does not say '$1'"}; }
 
 # Three steps of 100 ms of two ranks, the last without communication. Of the first's batches 20 of 40 ms lie within the backward pass on rank 0, and 20 of
@@ -87,10 +87,10 @@ refused "what is no JSON" "not what --profile writes" "# a table"
 refused "another program's JSON" "not what --profile writes" '{"rows": []}'
 refused "no steps" "no training step in which gradients are reduced" '{"traceEvents": []}'
 
-if [ -x "$build/examples/step_bench" ]; then
+if [ -x "$build/tests/step_bench" ]; then
   problem=
   export OMP_NUM_THREADS=1
-  timeout --kill-after=5 60 mpirun -np 2 "$build/examples/step_bench" --warmup 1 --rounds 3 --model bert-base --layers 2 --width 48 --heads 2 \
+  timeout --kill-after=5 60 mpirun -np 2 "$build/tests/step_bench" --warmup 1 --rounds 3 --model bert-base --layers 2 --width 48 --heads 2 \
     --vocabulary 300 --sequence 16 --subjects none,hvd --profile "$work/steps.json" >"$work/out" 2>&1 </dev/null || problem="step_bench failed"
   has "# the profile is in $work/steps.json"
   overlap - "$work/steps.json" || problem=${problem:-"it failed"}

@@ -48,7 +48,7 @@ done
 
 # ---- UCX carries what hvd says between the ranks, so MPI may be as the program likes, but for the ids that NCCL's communicators need. What stands
 # for CUDA has a GPU for each rank.
-has() { "$build/examples/hvdrun" --check-build 2>/dev/null | grep -qF "[X] $1" || { echo "$1 is not built: not tried with MPI_THREAD_SINGLE" && false; }; }
+has() { "$build/tools/hvdrun" --check-build 2>/dev/null | grep -qF "[X] $1" || { echo "$1 is not built: not tried with MPI_THREAD_SINGLE" && false; }; }
 export HVD_SHARED_MEMORY=off HVD_WIRE=ucx
 if has UCX; then
   start well "UCX and MPI_THREAD_SINGLE" 2 single

@@ -9,7 +9,7 @@ build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-bench=$build/examples/step_bench
+bench=$build/tests/step_bench
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0

@@ -7,7 +7,7 @@
 # processors: 2
 set -euo pipefail
 
-examples=$1/examples
+examples=$1/examples tests=$1/tests
 # shellcheck source=../../support/trainer.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../support/trainer.sh"
 run() {
@@ -51,7 +51,7 @@ other_ranks() {
 }
 
 table() {
-  timeout 300 mpirun -np 2 "$examples/compression_table" --steps 6 --batch-size 4 >"$work/out" </dev/null || fail "compression_table"
+  timeout 300 mpirun -np 2 "$tests/compression_table" --steps 6 --batch-size 4 >"$work/out" </dev/null || fail "compression_table"
   [ "$(grep -c 'KiB |$' "$work/out")" -eq 8 ] || fail "the table has not 8 rows"
   echo "ok: the table of compressions"
 }

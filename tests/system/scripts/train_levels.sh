@@ -7,7 +7,7 @@
 # processors: 2
 set -euo pipefail
 
-train=$1/examples/train hvdrun=$1/examples/hvdrun
+train=$1/examples/train hvdrun=$1/tools/hvdrun
 # shellcheck source=../../support/trainer.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../support/trainer.sh"
 export OMP_NUM_THREADS=1

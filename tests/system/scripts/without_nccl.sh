@@ -23,7 +23,7 @@ case $nvcc in
     ;;
 esac
 
-[ -x "$build/examples/hvd_bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
+[ -x "$build/tools/hvd_bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
 
 own=$build/tests/without_nccl
 log=$build/tests/without_nccl.log
@@ -50,7 +50,7 @@ if ! "$cmake" --build "$own" --parallel "${HVD_JOBS:-$(hvd_jobs)}" --target hvd_
   failed "it does not compile"
 fi
 if grep -i 'warning' "$log"; then failed "it compiles with warnings"; fi
-bench=$own/examples/hvd_bench
+bench=$own/tools/hvd_bench
 libraries=$(ldd "$bench") || failed "ldd"
 if grep -i 'nccl' <<<"$libraries"; then failed "it is linked with NCCL"; fi
 grep -q 'libcudart' <<<"$libraries" || failed "it is not linked with CUDA"

@@ -1,0 +1,237 @@
+#include "tools/hvd_bench/values.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+
+namespace bench {
+
+namespace {
+
+/// Inputs repeat after so many elements: a prime, so that no chunk boundary of the library falls in step with it.
+constexpr std::size_t kPeriod = 1009;
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat {
+  std::uint16_t bits;
+};
+
+double to_double(Half half) {
+  const int exponent = half.bits >> 10 & 31;
+  const double mantissa = half.bits & 1023;
+  const double sign = (half.bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == 31) return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
+  return sign * std::ldexp(1024 + mantissa, exponent - 25);
+}
+double to_double(BFloat value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
+template <class T>
+double to_double(T value) {
+  return static_cast<double>(value);
+}
+
+template <class T>
+T from_small(int value) {
+  if constexpr (std::is_same_v<T, Half>) {
+    if (value == 0) return {0};
+    const int exponent = std::ilogb(value);
+    return {static_cast<std::uint16_t>((exponent + 15) << 10 | ((value << (10 - exponent)) & 1023))};
+  } else if constexpr (std::is_same_v<T, BFloat>) {
+    return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16)};
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+/// Relative rounding of one operation in the type.
+template <class T>
+double rounding() {
+  if constexpr (std::is_same_v<T, Half>) return 0x1p-10;
+  if constexpr (std::is_same_v<T, BFloat>) return 0x1p-7;
+  if constexpr (std::is_floating_point_v<T>) return std::numeric_limits<T>::epsilon();
+  return 0;
+}
+
+int input(const Question& question, int rank, std::size_t tensor, std::size_t place) {
+  const std::size_t mixed = place % kPeriod + tensor * 7 + static_cast<std::size_t>(rank) * 5;
+  if (question.dtype == hvd::DataType::Bool) return mixed % 3 == 0 ? 0 : 1;
+  if (question.op == hvd::ReduceOp::Product) return mixed % 11 == 0 ? 2 : 1;
+  return static_cast<int>(mixed * 3 % 11);
+}
+
+double reduced(const Question& question, std::size_t tensor, std::size_t place) {
+  double result = input(question, 0, tensor, place);
+  for (int rank = 1; rank < question.ranks; ++rank) {
+    const double next = input(question, rank, tensor, place);
+    switch (question.op) {
+      case hvd::ReduceOp::Min:
+        result = std::min(result, next);
+        break;
+      case hvd::ReduceOp::Max:
+        result = std::max(result, next);
+        break;
+      case hvd::ReduceOp::Product:
+        result *= next;
+        break;
+      default:
+        result += next;
+    }
+  }
+  if (question.op != hvd::ReduceOp::Average) return result;
+  result /= question.ranks;
+  return hvd::is_integer(question.dtype) ? std::trunc(result) : result;
+}
+
+template <class Work>
+auto with_type(hvd::DataType dtype, const Work& work) {
+  switch (dtype) {
+    case hvd::DataType::UInt8:
+    case hvd::DataType::Bool:
+      return work(std::uint8_t{});
+    case hvd::DataType::Int8:
+      return work(std::int8_t{});
+    case hvd::DataType::Int16:
+      return work(std::int16_t{});
+    case hvd::DataType::Int32:
+      return work(std::int32_t{});
+    case hvd::DataType::Int64:
+      return work(std::int64_t{});
+    case hvd::DataType::Float16:
+      return work(Half{});
+    case hvd::DataType::BFloat16:
+      return work(BFloat{});
+    case hvd::DataType::Float64:
+    case hvd::DataType::Complex128:
+      return work(double{});
+    default:
+      return work(float{});
+  }
+}
+
+std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative, double absolute,
+                        const std::function<double(std::size_t)>& expected) {
+  return with_type(question.dtype, [&](auto type) {
+    using T = decltype(type);
+    std::vector<double> tile(kPeriod);
+    for (std::size_t place = 0; place < kPeriod; ++place) tile[place] = expected(place);
+    const std::size_t count = got.size() / sizeof(T);
+    std::size_t wrong = 0;
+    for (std::size_t begin = 0; begin < count; begin += kPeriod) {
+      const std::size_t end = std::min(count, begin + kPeriod);
+      for (std::size_t i = begin; i < end; ++i) {
+        T value;
+        std::memcpy(&value, got.data() + i * sizeof(T), sizeof(T));
+        const double want = tile[i - begin];
+        wrong += !(std::abs(to_double(value) - want) <= relative * want + absolute);  // written so that NaN is wrong
+      }
+    }
+    return wrong;
+  });
+}
+
+/// Numbers in one element.
+std::size_t parts(hvd::DataType dtype) { return hvd::is_complex(dtype) ? 2 : 1; }
+
+double rounding(hvd::DataType dtype) {
+  return with_type(dtype, [](auto type) { return rounding<decltype(type)>(); });
+}
+
+/// Whose vector stands where in the tree of pairs: `factors[rank]` of each rank's input.
+using Combination = std::vector<double>;
+
+/// The scalar products of all ranks' inputs, of `count` elements; exact, as the inputs are small.
+std::vector<std::vector<double>> scalar_products(const Question& question, std::size_t tensor, std::size_t count) {
+  const auto ranks = static_cast<std::size_t>(question.ranks);
+  std::vector<std::vector<double>> products(ranks, std::vector<double>(ranks));
+  for (std::size_t place = 0; place < std::min(kPeriod, count); ++place) {
+    const auto times = static_cast<double>((count - place - 1) / kPeriod + 1);
+    for (std::size_t a = 0; a < ranks; ++a)
+      for (std::size_t b = 0; b < ranks; ++b)
+        products[a][b] += times * input(question, static_cast<int>(a), tensor, place) * input(question, static_cast<int>(b), tensor, place);
+  }
+  return products;
+}
+
+/// What two vectors have in common counts once (Maleki et al., MLSys 2021).
+Combination adasum_of_two(const std::vector<std::vector<double>>& products, const Combination& a, const Combination& b) {
+  const auto product = [&](const Combination& x, const Combination& y) {
+    double sum = 0;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      for (std::size_t j = 0; j < y.size(); ++j) sum += x[i] * y[j] * products[i][j];
+    return sum;
+  };
+  const auto keeps = [&](const Combination& x) {
+    const double square = product(x, x);
+    return square > 0 ? 1 - product(a, b) / (2 * square) : 1;
+  };
+  const double of_a = keeps(a);
+  const double of_b = keeps(b);
+  Combination sum(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
+  return sum;
+}
+
+/// Neighbours in pairs, the results again in pairs; the last of an odd number waits.
+Combination adasum_of_all(const std::vector<std::vector<double>>& products, std::vector<Combination> vectors) {
+  while (vectors.size() > 1) {
+    std::vector<Combination> next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(adasum_of_two(products, vectors[i], vectors[i + 1]));
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  return vectors.front();
+}
+
+std::size_t count_wrong_adasum(const Question& question, std::size_t tensor, std::span<const std::byte> got) {
+  const auto products = scalar_products(question, tensor, got.size() / hvd::element_bytes(question.dtype));
+  const auto ranks = static_cast<std::size_t>(question.ranks);
+  std::map<int, std::vector<Combination>> hosts;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    auto& vector = hosts[question.hosts.empty() ? 0 : question.hosts[rank]].emplace_back(ranks);
+    vector[rank] = 1;
+  }
+  std::vector<Combination> results;
+  for (const auto& [host, vectors] : hosts) results.push_back(adasum_of_all(products, vectors));
+  const Combination factors = adasum_of_all(products, results);
+  // Between hosts intermediate results are rounded to the type; the scalar products are added up in another order.
+  const double allowed = 2 * question.ranks * std::max(rounding(question.dtype), rounding(question.wire)) + 1e-11;
+  constexpr double kLargestInput = 10;
+  return count_wrong(question, got, allowed, allowed * kLargestInput, [&](std::size_t place) {
+    double sum = 0;
+    for (std::size_t rank = 0; rank < ranks; ++rank) sum += factors[rank] * input(question, static_cast<int>(rank), tensor, place);
+    return sum;
+  });
+}
+
+}  // namespace
+
+void fill(const Question& question, int rank, std::size_t tensor, std::span<std::byte> to) {
+  with_type(question.dtype, [&](auto type) {
+    using T = decltype(type);
+    std::vector<T> tile(kPeriod);
+    for (std::size_t place = 0; place < kPeriod; ++place) tile[place] = from_small<T>(input(question, rank, tensor, place));
+    for (std::size_t begin = 0; begin < to.size(); begin += kPeriod * sizeof(T))
+      std::memcpy(to.data() + begin, tile.data(), std::min(kPeriod * sizeof(T), to.size() - begin));
+  });
+}
+
+std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
+  if (question.op == hvd::ReduceOp::Adasum) return count_wrong_adasum(question, tensor, got);
+  const double allowed = question.op == hvd::ReduceOp::Average ? std::max(rounding(question.dtype), rounding(question.wire)) : 0;
+  return count_wrong(question, got, allowed, 0,
+                     [&](std::size_t place) { return reduced(question, tensor, first * parts(question.dtype) + place); });
+}
+
+std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
+  return count_wrong(question, got, 0, 0,
+                     [&](std::size_t place) { return input(question, rank, tensor, first * parts(question.dtype) + place); });
+}
+
+}  // namespace bench
