@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Milliseconds from the start of a launcher to the end of the first allreduce, the median of 5: mpirun, hvdrun, and hvdrun by helpers (as by
-# ssh, for which a stand-in on this machine takes the place); and what of it is the store's, for threads that meet in it.
+# Milliseconds from the start of a launcher to the end of the first allreduce, the median of 5: mpirun and hvdrun; and what of it is the
+# store's, for threads that meet in it.
 # Usage: cmake --build build --target first_allreduce hvdrun && bash tests/bench/start_times.sh build
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -11,10 +11,9 @@ program=$build/tests/first_allreduce run=$build/tools/hvdrun
 median() { # COMMAND...: of what it prints
   for _ in 1 2 3 4 5; do BEGAN=$(date +%s%N) HVD_LOG_LEVEL=error "$@" 2>/dev/null | grep -oE '[0-9]+$'; done | sort -n | sed -n 3p
 }
-echo "ranks mpirun hvdrun helpers"
+echo "ranks mpirun hvdrun"
 for n in 2 4 8 16 32 64; do
-  echo "$n $(median mpirun -np $n "$program") $(median "$run" -np $n "$program")" \
-    "$(median "$run" --launcher ssh --ssh "bash $root/tests/support/fake_ssh.sh" -x BEGAN -H "first:$((n / 2)),second:$((n / 2))" "$program")"
+  echo "$n $(median mpirun -np $n "$program") $(median "$run" -np $n "$program")"
 done
 echo "threads store"
 for n in 8 16 32 64; do echo "$n $(median "$program" --threads $n)"; done

@@ -4,8 +4,7 @@ _hvdrun() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} options
   COMPREPLY=()
   case $before in
-    -np | -n | --np | --num-proc | -H | --hosts | -x | --mpi-args | -p | --ssh-port | --ssh | --master-addr) return ;;
-    --launcher) mapfile -t COMPREPLY < <(compgen -W "mpirun ssh" -- "$word") && return ;;
+    -np | -n | --np | --num-proc | -H | --hosts | -x | --mpi-args | -p | --ssh-port) return ;;
     --network-interfaces | --nics) mapfile -t COMPREPLY < <(compgen -W "$(ls /sys/class/net 2>/dev/null)" -- "$word") && return ;;
     --log-level) mapfile -t COMPREPLY < <(compgen -W "trace debug info warning error fatal off" -- "$word") && return ;;
   esac

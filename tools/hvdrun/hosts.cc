@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <fstream>
@@ -13,50 +12,6 @@
 #include "tools/hvdrun/options.h"
 
 namespace hvdrun {
-
-namespace {
-
-/// Splits at the commas that stand in no brackets.
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts(1);
-  int depth = 0;
-  for (const char letter : list) {
-    depth += letter == '[' ? 1 : letter == ']' ? -1 : 0;
-    if (letter == ',' && depth == 0) {
-      parts.emplace_back();
-    } else {
-      parts.back() += letter;
-    }
-  }
-  return parts;
-}
-
-int node_number(const std::string& text) {
-  char* end = nullptr;
-  const long number = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || number < 0 || number > 1 << 20)
-    throw WrongOptions(fmt::format("SLURM_JOB_NODELIST: '{}' is no number of a node", text));
-  return static_cast<int>(number);
-}
-
-/// "node[08-10,12]x" as node08x, node09x, node10x, node12x; several brackets one after the other.
-std::vector<std::string> expand(const std::string& text) {
-  const auto open = text.find('[');
-  const auto close = text.find(']', open);
-  if (open == std::string::npos || close == std::string::npos) return {text};
-  std::vector<std::string> names;
-  for (const auto& range : split(text.substr(open + 1, close - open - 1))) {
-    const auto dash = range.find('-');
-    const std::string first = range.substr(0, dash);
-    const std::string last = dash == std::string::npos ? first : range.substr(dash + 1);
-    for (int number = node_number(first); number <= node_number(last); ++number)
-      for (const auto& rest : expand(text.substr(close + 1)))
-        names.push_back(fmt::format("{}{:0{}}{}", text.substr(0, open), number, first.size(), rest));
-  }
-  return names;
-}
-
-}  // namespace
 
 int slots_of(const std::string& text, const std::string& where) {
   char* end = nullptr;
@@ -95,38 +50,6 @@ std::vector<Host> read_hostfile(const std::string& path) {
   }
   if (hosts.empty()) throw WrongOptions(fmt::format("--hostfile {}: no host in it", path));
   return hosts;
-}
-
-std::vector<Host> read_slurm(const std::string& nodes, const std::string& tasks_per_node) {
-  std::vector<Host> hosts;
-  for (const auto& part : split(nodes))
-    for (const auto& name : expand(part)) hosts.push_back({name, 1});
-  std::vector<int> tasks;
-  for (const auto& part : split(tasks_per_node)) {
-    const auto times = part.find("(x");
-    const int count = times == std::string::npos ? 1 : slots_of(part.substr(times + 2, part.size() - times - 3), "SLURM_TASKS_PER_NODE");
-    tasks.insert(tasks.end(), static_cast<std::size_t>(count), slots_of(part.substr(0, times), "SLURM_TASKS_PER_NODE"));
-  }
-  if (tasks.size() != hosts.size())
-    throw WrongOptions(fmt::format("SLURM_JOB_NODELIST={} names {} hosts, SLURM_TASKS_PER_NODE={} speaks of {}", nodes, hosts.size(),
-                                   tasks_per_node, tasks.size()));
-  for (std::size_t i = 0; i < hosts.size(); ++i) hosts[i].slots = tasks[i];
-  return hosts;
-}
-
-std::vector<Host> merged(const std::vector<Host>& hosts) {
-  std::vector<Host> all;
-  for (const auto& host : hosts) {
-    const auto same = std::find_if(all.begin(), all.end(), [&](const Host& other) {
-      return other.name == host.name || (is_this_host(other.name) && is_this_host(host.name));
-    });
-    if (same == all.end()) {
-      all.push_back(host);
-    } else {
-      same->slots += host.slots;
-    }
-  }
-  return all;
 }
 
 bool is_this_host(const std::string& name) {

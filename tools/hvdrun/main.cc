@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,10 +14,9 @@
 #include <vector>
 
 #include "ops/mpi/library.h"
-#include "tools/hvdrun/helper.h"
+#include "tools/hvdrun/job.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/plan.h"
-#include "tools/hvdrun/ranks.h"
 
 namespace hvdrun {
 namespace {
@@ -32,38 +30,46 @@ void print_build() {
   line(HVD_HAS_UCX != 0, "UCX");
   line(hvd::cuda_built(), "CUDA");
   line(hvd::nccl_built(), "NCCL");
-  fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun, or by ssh without MPI.\n");
+  fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun.\n");
+}
+
+/// Returns the words as a shell takes them.
+std::string quoted(const std::vector<std::string>& words) {
+  std::string all;
+  for (const auto& word : words) {
+    if (!all.empty()) all += ' ';
+    const bool is_plain =
+        !word.empty() &&
+        word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%") == std::string::npos;
+    if (is_plain) {
+      all += word;
+      continue;
+    }
+    all += '\'';
+    for (const char letter : word) all += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+    all += '\'';
+  }
+  return all;
 }
 
 void print_plan(const Plan& plan) {
-  const auto print = [&](std::vector<std::string> words, const std::vector<std::pair<std::string, std::string>>& more) {
-    for (const auto& [name, value] : plan.program.variables) words.push_back(fmt::format("{}={}", name, value));
-    for (const auto& [name, value] : more) words.push_back(fmt::format("{}={}", name, value));
-    words.insert(words.end(), plan.launcher.begin(), plan.launcher.end());
-    words.insert(words.end(), plan.program.command.begin(), plan.program.command.end());
+  const auto print = [&](const std::vector<std::pair<std::string, std::string>>& numbers) {
+    std::vector<std::string> words;
+    for (const auto* const variables : {&plan.variables, &numbers})
+      for (const auto& [name, value] : *variables) words.push_back(fmt::format("{}={}", name, value));
+    for (const auto* const part : {&plan.launcher, &plan.command}) words.insert(words.end(), part->begin(), part->end());
     fmt::print("{}\n", quoted(words));
   };
-  if (!plan.launcher.empty()) {
-    print({}, {});
-  } else if (plan.hosts.empty()) {
-    for (int rank = 0; rank < plan.ranks; ++rank) print({}, variables_of_rank(rank, plan.ranks, rank, plan.ranks));
-  }
-  for (const auto& host : plan.hosts) {
-    std::vector<std::string> way{"exec"};
-    if (!host.is_this_host) {
-      way = plan.ssh;
-      way.push_back(host.name);
-    }
-    for (int local = 0; local < host.count; ++local) print(way, variables_of_rank(host.first + local, plan.ranks, local, host.count));
-  }
+  if (!plan.launcher.empty()) return print({});
+  for (int rank = 0; rank < plan.ranks; ++rank) print(variables_of_rank(rank, plan.ranks));
 }
 
 /// Becomes mpirun. Returns only if that cannot be.
 int become_launcher(const Plan& plan) {
-  for (const auto& name : plan.program.unset) ::unsetenv(name.c_str());
-  for (const auto& [name, value] : plan.program.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& name : plan.unset) ::unsetenv(name.c_str());
+  for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> words;
-  for (const auto* part : {&plan.launcher, &plan.program.command})
+  for (const auto* part : {&plan.launcher, &plan.command})
     for (const auto& word : *part) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words.front(), words.data());
@@ -72,7 +78,6 @@ int become_launcher(const Plan& plan) {
 }
 
 int run(int argc, char** argv) {
-  if (argc == 2 && std::string(argv[1]) == "--host-helper") return run_helper();  // hvdrun's own, on other hosts
   const Options options = parse_command_line(argc, argv);
   if (!options.help.empty()) {
     std::fputs(options.help.c_str(), stdout);
@@ -88,10 +93,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (!plan.launcher.empty()) return become_launcher(plan);
-  return run_ranks(plan, {.prefixes = options.prefixes,
-                          .folder = options.output_folder,
-                          .verbose = options.verbose,
-                          .time_to_end = std::chrono::seconds(options.time_to_end)});
+  return run_ranks(plan, options);
 }
 
 }  // namespace

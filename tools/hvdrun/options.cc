@@ -107,18 +107,12 @@ void add_options(CLI::App& app, Options& options, std::vector<std::string>& expo
       "Ranks write where hvdrun does, without [RANK]<stdout>: before each line");
   app.add_option("--time-to-end", options.time_to_end, "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5")
       ->check(CLI::Range(0, 1 << 20));
-  app.add_option_function<std::string>(
-         "--launcher", [&options](const std::string& name) { options.launcher = name == "ssh" ? Launcher::Ssh : Launcher::Mpirun; },
-         "mpirun, or ssh, which needs no MPI, starts the ranks. Default: hvdrun itself on one host, else mpirun where there is one")
-      ->check(CLI::IsMember({"mpirun", "ssh"}));
-  app.add_flag_function(
-      "--mpi", [&options](std::int64_t) { options.launcher = Launcher::Mpirun; }, "By mpirun on one host too: --launcher mpirun");
+  app.add_flag("--mpi", options.by_mpirun, "By mpirun on one host too");
   app.add_option("--mpi-args", options.mpi_arguments, "More arguments for mpirun, which starts the ranks then");
-  app.add_option("-p,--ssh-port", options.ssh_port, "Port that the hosts' ssh servers listen at")->check(CLI::Range(1, 65535));
+  app.add_option("-p,--ssh-port", options.ssh_port, "Port of the hosts' ssh servers, by which mpirun reaches them")
+      ->check(CLI::Range(1, 65535));
   app.add_option("-i,--ssh-identity-file", options.ssh_identity, "File with the key that the hosts know");
-  app.add_option("--ssh", options.ssh, "Command in the place of ssh; it gets the host's name and a command for its shell");
   app.add_option("--network-interfaces,--nics", options.interfaces, "Interfaces that the hosts share, with commas: eth1,eth2");
-  app.add_option("--master-addr", options.master_address, "With ssh: address of the first host at which the ranks meet");
   app.add_flag("--dry-run", options.dry_run, "Print what would be started");
   app.add_flag("--check-build", options.check_build, "Print what hvd was built with");
   app.add_flag("--verbose", options.verbose, "Say what is started");
@@ -128,7 +122,7 @@ void add_options(CLI::App& app, Options& options, std::vector<std::string>& expo
 
 Options parse_command_line(int argc, char** argv) {
   CLI::App app(
-      "Starts the ranks of a program: on this host by itself, without MPI, on several hosts by mpirun or ssh. Everything behind the "
+      "Starts the ranks of a program: on this host by itself, without MPI, on several hosts by mpirun. Everything behind the "
       "program's name is the program's. Its exit code is that of the rank that failed first.",
       "hvdrun");
   app.get_formatter()->column_width(42);
@@ -150,6 +144,7 @@ Options parse_command_line(int argc, char** argv) {
   if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());
   if (!options.command.empty() && options.command.front().starts_with("-"))
     throw WrongOptions(fmt::format("{}: no such option; hvdrun --help lists them", options.command.front()));
+  if (!options.mpi_arguments.empty()) options.by_mpirun = true;
   knobs.give(options);
   if (!options.interfaces.empty()) options.variables.emplace_back("UCX_NET_DEVICES", options.interfaces);
   take_exports(options, exports);

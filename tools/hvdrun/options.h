@@ -1,5 +1,5 @@
 #pragma once
-/// This header has what hvdrun is told on its command line.
+/// The command line of hvdrun.
 
 #include <stdexcept>
 #include <string>
@@ -13,13 +13,6 @@ struct WrongOptions : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What starts the ranks.
-enum class Launcher {
-  None,  ///< hvdrun itself, where all are this host's; else what is found
-  Mpirun,
-  Ssh,
-};
-
 struct Options {
   int ranks = 0;                                               ///< 0: as many as there are slots
   std::string hosts;                                           ///< "first:4,second:4"
@@ -28,13 +21,11 @@ struct Options {
   std::vector<std::string> exports;                            ///< names to be passed to other hosts
   std::string output_folder;
   bool prefixes = true;
-  Launcher launcher = Launcher::None;
+  bool by_mpirun = false;  ///< also on one host
   std::string mpi_arguments;
-  std::string ssh;  ///< the command that is told a host's name and what to run there; empty: ssh
   int ssh_port = 0;
   std::string ssh_identity;
-  std::string interfaces;      ///< that the hosts share, with commas
-  std::string master_address;  ///< at which the ranks of several hosts meet
+  std::string interfaces;  ///< that the hosts share, with commas
   bool dry_run = false;
   bool check_build = false;
   bool verbose = false;

@@ -1,56 +1,58 @@
 #pragma once
-/// A Rank is a process of the job as hvdrun sees it, and a RankGroup is the ranks of one host: started by hvdrun itself, or by its helper
-/// on another host. What looks after a job knows no more of them than this. For one thread.
+/// A Rank is one process of the job: a process group of its own, and the ends of the pipes that its output comes from. For one thread.
 
 #include <poll.h>
+#include <sys/types.h>
 
-#include <cstddef>
+#include <array>
 #include <deque>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "tools/hvdrun/options.h"
+#include "tools/hvdrun/output.h"
+#include "tools/hvdrun/plan.h"
 
 namespace hvdrun {
 
 class Rank {
  public:
-  virtual ~Rank() = default;
-  /// Returns whether it has ended by now.
-  virtual bool has_ended() = 0;
-  /// Sends a signal to it and all that it has started.
-  virtual void send(int signal) = 0;
-  /// Requires `has_ended()`. Returns its exit code, or 128 and the number of the signal that ended it.
-  [[nodiscard]] virtual int exit_code() const = 0;
-  /// Requires `has_ended()`. Returns how it ended, in words.
-  [[nodiscard]] virtual std::string describe_end() const = 0;
-  /// Returns the last lines of its standard error.
-  [[nodiscard]] virtual const std::deque<std::string>& last_words() const = 0;
-};
+  /// Starts it. `meeting_place`: HVD_INIT of the job. `outlets`, which are borrowed, take its standard output and error. Throws
+  /// std::runtime_error with the system's words.
+  Rank(int number, const Plan& plan, const std::string& meeting_place, const Options& options, const std::array<Outlet*, 2>& outlets);
+  /// Kills what is left of it. Until then the process and its group keep their numbers, also when it has ended.
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
 
-class RankGroup {
- public:
-  virtual ~RankGroup() = default;
-  /// Returns the ranks, which the group owns.
-  virtual std::vector<Rank*> ranks() = 0;
-  /// Adds the descriptors that something may arrive at, or leave by.
-  virtual void add_waited(std::vector<pollfd>& waited) const = 0;
-  /// Reads a piece of what has arrived, writes a piece of what is to leave: either may come faster than the other goes.
-  virtual void pass_on() = 0;
-  /// Returns whether all output of the ranks has been read.
-  [[nodiscard]] virtual bool has_said_all() const = 0;
+  /// Adds the descriptors to wait for: not those that have ended, or whose outlet is full.
+  void add_waited(std::vector<pollfd>& waited) const;
+  /// Passes on a piece of what has arrived: it may write faster than that can be read.
+  void pass_output_on();
+  /// Returns whether all of its output has been read.
+  [[nodiscard]] bool has_said_all() const { return pipes_[0] < 0 && pipes_[1] < 0; }
   /// Passes on what has no end of line, when no more is waited for.
-  virtual void finish_output() = 0;
-  /// From now on the ranks are to end: output that nobody takes is no reason to wait.
-  virtual void begin_to_end() = 0;
-};
+  void finish_output() { lines_.finish(); }
+  /// Returns whether it has ended by now.
+  bool has_ended();
+  /// Sends a signal to it and all that it has started.
+  void send(int signal) const;
+  /// Requires `has_ended()`. Returns its exit code, or 128 and the number of the signal that ended it.
+  [[nodiscard]] int exit_code() const { return signal_ != 0 ? 128 + signal_ : code_; }
+  /// Requires `has_ended()`. Returns how it ended, in words: "rank 1 (process 4711) ended with exit code 7".
+  [[nodiscard]] std::string describe_end() const;
+  /// Returns the last lines of its standard error.
+  [[nodiscard]] const std::deque<std::string>& last_words() const { return lines_.last_words(); }
 
-/// Takes what a rank says, in whatever pieces. `stream`: 0 is standard output, 1 standard error.
-class RankSink {
- public:
-  virtual ~RankSink() = default;
-  virtual void hear(std::size_t stream, std::string_view bytes) = 0;
-  /// Returns whether no more should be read for now.
-  [[nodiscard]] virtual bool is_full(std::size_t stream) const = 0;
+ private:
+  void read(std::size_t stream);
+
+  const int number_;
+  RankLines lines_;
+  pid_t process_ = -1;
+  std::array<int, 2> pipes_{-1, -1};
+  bool has_ended_ = false;
+  int code_ = 0, signal_ = 0;  // how it ended
 };
 
 }  // namespace hvdrun

@@ -134,51 +134,23 @@ start says "an allocation of one node" 0 4 "^RANK=[0-3] WORLD_SIZE=4 " env SLURM
 start says "what is built" 0 1 "\[X\] Open MPI|\[X\] MPICH|\[X\] Intel" "$run" --check-build
 start says "whether with UCX" 0 1 "\[[X ]\] UCX$" "$run" --check-build
 
-# ---- On several hosts by ssh, for which tests/support/fake_ssh.sh stands; and by the real one, where a server can be started
-by_ssh=("$run" --launcher ssh --ssh "bash $root/tests/support/fake_ssh.sh")
-over_ssh() {
-  local bits
-  timeout 60 mpirun -np 3 "$meets" >"$work/mpirun" 2>&1 </dev/null
-  bits=$(sed -n 's/^rank .*: \([0-9a-f]*\), MPI is used/\1/p' "$work/mpirun" | sort -u)
-  says "by ssh: the bits of mpirun" 0 6 "^\[[0-2]\]<stderr>:rank [0-2] of 3, .*: ${bits:-none}, MPI is not used" "${by_ssh[@]}" -H chatty:2,second:1 "$meets"
-  says "by ssh: this host first" 0 6 "rank [0-2] of 3, " "${by_ssh[@]}" -H localhost:1,second:2 "$meets"
+# ---- Ranks of other hosts are mpirun's, which reaches them by a stand-in for ssh; where there is none it is said what else starts them
+other_hosts() {
+  printf '#!/bin/sh\nexec bash "%s" "$@"\n' "$root/tests/support/fake_ssh.sh" >"$work/agent"
+  chmod +x "$work/agent"
+  says "other hosts by mpirun, variables with them" 0 2 "^\[.*\]<stdout>:a b, c  d, 1048576, two words$" env GIVEN="a b" "$run" -H "first:1,second:1" -x GIVEN \
+    -x "NEW=c  d" --fusion-threshold-mb 1 --mpi-args "--mca plm_rsh_agent $work/agent" bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1"' bash "two words"
 }
-start over_ssh
-start says "by ssh: numbers" 0 3 "^\[(0|1|2)\]<stdout>:(0/3 0/2|1/3 1/2|2/3 0/1)$" "${by_ssh[@]}" -H first:1,second:1,first:1 \
-  bash -c 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"'
-quoting() {
-  mkdir "$work/a  'folder"
-  cd "$work/a  'folder" || return
-  says "by ssh: variables, folder, and arguments with blanks and quotes" 0 2 "^\[[01]\]<stdout>:a b, c  'd\", 1048576, two \" '  words\\\\, \\\$HOME, $PWD$" \
-    env GIVEN="a b" "${by_ssh[@]}" -H first:1,second:1 -x GIVEN -x "NEW=c  'd\"" --fusion-threshold-mb 1 \
-    bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1, $(pwd)"' bash "two \" '  words\\, \$HOME"
-}
-start quoting
-hidden_token() { # it is in no command line
-  says "by ssh: the token" 0 2 "^\[[01]\]<stdout>:[0-9a-f]{32} 0$" "${by_ssh[@]}" -H first:1,second:1 \
-    bash -c 'all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\0" " "); [[ $all == *$HVD_INIT_TOKEN* ]]; echo "$HVD_INIT_TOKEN $((1 - $?))"'
-}
-start hidden_token
-start says "by ssh: rank 0 reads standard input" 0 1 "^1000000$" bash -c 'head -c 1000000 /dev/zero | "$@" -H first:1,second:1 --no-prefix cat | wc -c' bash "${by_ssh[@]}"
-start says "by ssh: much output" 0 40000 '^\[[01]\]<stdout>:[0-9]+$' "${by_ssh[@]}" -H first:1,second:1 seq 20000
-start says "by ssh: SIGPIPE is not ignored" 0 2 "SigIgn:.*[02468ace][0-9a-f]{3}$" env --default-signal=PIPE "${by_ssh[@]}" -H first:1,second:1 \
-  grep SigIgn /proc/self/status
-start says "by ssh: the exit code of the first to fail" 7 1 "^hvdrun: rank 1 \(process [0-9]+ on second\) ended with exit code 7, the first to fail; its last words:" \
-  "${by_ssh[@]}" -H first:1,second:1 bash -c '[ "$RANK" = 1 ] || exec sleep 60; echo "the reason" >&2; exit 7'
-start says "by ssh: a rank that is killed" 137 3 "^\[[013]\]<stderr>:rank [013]: RankFailed: .*rank 2" "${by_ssh[@]}" -H first:2,second:2 "$build/tests/victim" kill 60
-start says "by ssh: a connection that is lost" 255 1 "^hvdrun: rank 1 is lost with its host, second: the connection to it has ended" \
-  "${by_ssh[@]}" -H first:1,second:1 bash -c '[ "$RANK" = 1 ] || exec sleep 60; kill -KILL $PPID; sleep 60'
-start says "by ssh: a host that is not reached" 1 1 "^hvdrun: unreachable: ssh does not get there: .*No route to host" "${by_ssh[@]}" -H first:1,unreachable:1 ls
-start says "by ssh: a host that does not know the key" 1 1 "^hvdrun: locked: .*Permission denied.*; 'ssh locked true' must work" "${by_ssh[@]}" -H locked:1,first:1 ls
-start says "by ssh: a host without hvdrun" 1 1 "^hvdrun: empty: hvdrun cannot be run there: .*not found" "${by_ssh[@]}" -H first:1,empty:1 ls
-start says "by ssh: a program that is not there" 1 1 "^hvdrun: first: nothere: no such program in PATH" "${by_ssh[@]}" -H first:2 nothere
-start says "by ssh: an address that is not the first host's" 1 1 "^hvdrun: first: --master-addr 192.0.2.7: it has no such address" \
-  "${by_ssh[@]}" -H first:1,second:1 --master-addr 192.0.2.7 ls
-start says "by ssh: an interface" 0 2 "^\[[01]\]<stdout>:tcp://127.0.0.1:[0-9]+ lo$" "${by_ssh[@]}" -H first:1,second:1 --network-interfaces lo \
-  bash -c 'echo "$HVD_INIT $UCX_NET_DEVICES"'
-start says "by ssh: an allocation of Slurm's" 0 5 "^bash .*fake_ssh.sh (n08 RANK=[01]|n09 RANK=[23]|n10 RANK=4) WORLD_SIZE=5 " \
-  env SLURM_JOB_ID=1 SLURM_NTASKS=5 SLURM_JOB_NUM_NODES=3 "SLURM_JOB_NODELIST=n[08-09],n10" "SLURM_TASKS_PER_NODE=2(x2),1" "${by_ssh[@]}" --dry-run ls
-start says "where there is no mpirun, ssh" 0 2 "^bash .* first RANK=[01] " env PATH=/nonexistent "$run" --ssh "bash x" -H first:2 --dry-run /bin/ls
+start other_hosts
+start says "other hosts without mpirun" 2 1 "^hvdrun: mpirun, which starts ranks of other hosts, is not found in PATH; .*srun, torchrun, pdsh.*Kubernetes" \
+  env PATH=/nonexistent "$run" -H "localhost:1,second:1" /bin/ls
+start says "nodes of Slurm without mpirun" 2 1 "^hvdrun: mpirun, which starts ranks of other hosts, is not found in PATH" \
+  env PATH=/nonexistent SLURM_JOB_ID=1 SLURM_NTASKS=8 SLURM_JOB_NUM_NODES=2 "$run" /bin/ls
+start says "this host without shared memory and mpirun" 2 1 "^hvdrun: mpirun, which starts the ranks here, is not found in PATH$" \
+  env PATH=/nonexistent HVD_SHARED_MEMORY=off "$run" -np 2 /bin/ls
+start says "a port and a key for mpirun's ssh" 0 1 "^UCX_NET_DEVICES=eth1 mpirun -np 2 -H first,second .*btl_tcp_if_include eth1 .*plm_rsh_agent 'ssh -p 2222 -i my.key' " \
+  "$run" -H first,second -p 2222 -i my.key --network-interfaces eth1 --dry-run ls
+start says "no way of its own over ssh" 2 1 "^hvdrun: --launcher: no such option" "$run" --launcher ssh -H first:2 ls
 
 manual() { # it has every option
   local option problem=''
@@ -199,7 +171,6 @@ export -f complete_words
 export root run
 completion_cases() {
   says "completion of options" 0 1 "^--timeline-filename$" bash -c 'complete_words --timeline-f'
-  says "completion of launchers" 0 1 "^ssh$" bash -c 'complete_words --launcher s'
   says "completion of values" 0 1 "^warning$" bash -c 'complete_words --log-level w'
 }
 start completion_cases
@@ -279,35 +250,6 @@ twice() { # as a terminal and a wrapper that passes signals on send them: the ra
   verdict "SIGTERM twice at once is one SIGTERM" "$problem"
 }
 start twice
-# ended_by_ssh NAME SIGNAL CODE WHOM: WHOM, hvdrun or ssh of the second host, is sent SIGNAL when two ranks run; both end
-ended_by_ssh() {
-  local name=$1 signal=$2 code=$3 whom=$4 problem='' process status one
-  : >"$work/out"
-  : >"$work/err"
-  env --default-signal=INT,TERM "${by_ssh[@]}" -H first:1,second:1 --time-to-end 2 bash -c 'trap "" HUP; echo "waits $$"; sleep 1000' >"$work/out" 2>"$work/err" </dev/null &
-  process=$!
-  for ((i = 0; i < 400; i++)); do
-    [ "$(grep -c waits "$work/out")" = 2 ] && break
-    sleep 0.05
-  done
-  if [ "$whom" = hvdrun ]; then kill -"$signal" $process; else kill -"$signal" "$(pgrep -P $process | tail -n 1)"; fi
-  wait $process 2>/dev/null
-  status=$?
-  [ "$status" -eq "$code" ] || problem="exit code $status, not $code"
-  [ "$(grep -c waits "$work/out")" = 2 ] || problem=${problem:-"not two ranks"}
-  for one in $(sed -n 's/.*waits //p' "$work/out"); do
-    for ((i = 0; i < 400; i++)); do
-      case "$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$one/status" 2>/dev/null)" in '' | Z | X) break ;; esac
-      sleep 0.05
-    done
-    [ $i -lt 400 ] || problem=${problem:-"process $one is left"}
-  done
-  verdict "$name" "$problem"
-}
-start ended_by_ssh "by ssh: SIGTERM ends the ranks" TERM 143 hvdrun
-start ended_by_ssh "by ssh: SIGINT ends the ranks" INT 130 hvdrun
-start ended_by_ssh "by ssh: ranks do not outlive hvdrun" KILL 137 hvdrun
-start ended_by_ssh "by ssh: nor their ssh" KILL 255 ssh
 # stops NAME COMMAND...: SIGTSTP stops the ranks and hvdrun, SIGCONT lets them go on
 stops() {
   local name=$1 problem='' process one
@@ -336,31 +278,6 @@ stops() {
   verdict "$name" "$problem"
 }
 start stops "Ctrl-Z stops the ranks" "$run" -np 2
-start stops "by ssh: Ctrl-Z stops the ranks" "${by_ssh[@]}" -H first:1,second:1
-real_ssh() { # two servers at ports of this host, which know one key
-  local port=$((22000 + RANDOM % 9000)) sshd
-  sshd=$(command -v sshd || echo /usr/sbin/sshd)
-  mkdir -p /run/sshd 2>/dev/null
-  ssh-keygen -q -t ed25519 -N '' -f "$work/host" && ssh-keygen -q -t ed25519 -N '' -f "$work/key" && cp "$work/key.pub" "$work/known"
-  printf 'Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n  Port %s\n  HostName 127.0.0.1\n' $port >"$work/config"
-  "$sshd" -D -e -p $port -h "$work/host" -o ListenAddress=127.0.0.1 -o PidFile=none -o StrictModes=no -o UsePAM=no -o AuthorizedKeysFile="$work/known" 2>"$work/sshd" &
-  local server=$!
-  for ((i = 0; i < 100; i++)); do
-    grep -q listening "$work/sshd" && break
-    sleep 0.1
-  done
-  says "by a real ssh: ranks" 0 6 "rank [0-2] of 3, .*MPI is not used" "$run" --launcher ssh --ssh "ssh -F $work/config -i $work/key -oBatchMode=yes" -H first:2,second:1 "$meets"
-  says "by a real ssh: the exit code, and arguments" 7 2 "^\[[01]\]<stderr>:two ' \"words" "$run" --launcher ssh --ssh "ssh -F $work/config -i $work/key -oBatchMode=yes" \
-    -H first:1,second:1 bash -c 'echo "$1" >&2; exit $((RANK * 7))' bash "two ' \"words"
-  says "by a real ssh: a key that is not known" 1 1 "^hvdrun: (first|second): ssh does not get there: .*Permission denied" "$run" --launcher ssh \
-    --ssh "ssh -F $work/config -i $work/host -oIdentitiesOnly=yes -oBatchMode=yes" -H first:1,second:1 "$meets"
-  kill $server
-}
-if [ "$(id -u)" = 0 ] && { command -v sshd || [ -x /usr/sbin/sshd ]; } >/dev/null && command -v ssh-keygen >/dev/null; then
-  start real_ssh
-else
-  echo "no server of ssh here, or not root: only the stand-in is tried"
-fi
 floods() { # what a rank says is not read to its end before anything else, nor waited for where nobody reads on
   local way process reader problem=''
   : >"$work/out"

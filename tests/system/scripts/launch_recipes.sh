@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The recipes of examples/launch: each starts the ranks that it should, and they have the bits that they have under mpirun, also when they
-# train, on one host and on three that this one pretends to be. What is not here is stood in for by its variables: the kubelet's, srun's and
-# ssh's. The files for Kubernetes are checked.
+# train, on one host and on three that this one pretends to be. What is not here is stood in for: the kubelet and srun by
+# their variables, ssh by fake_ssh.sh. The files for Kubernetes are checked.
 # Usage: launch_recipes.sh BUILD_FOLDER
 # timeout: 600
 set -uo pipefail
@@ -25,11 +25,6 @@ torchrun=$(command -v torchrun || echo "${HVD_DEPS_DIR:-$root/.deps}/venv/bin/to
 # Each of these starts COMMAND as N ranks of one host: WAY N COMMAND...
 by_mpirun() { mpirun -np "$@"; }
 by_hvdrun() { "$build/tools/hvdrun" -np "$@"; }
-by_ssh() {
-  local n=$1
-  shift
-  HOSTS=first:1,second:$((n - 1)) HVDRUN=$build/tools/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"
-}
 by_torchrun() {
   local n=$1
   shift
@@ -64,8 +59,8 @@ by_indexed_job() { # with the variables of the file, but for the number of ranks
 }
 # Each of these starts COMMAND as three ranks of three hosts.
 on_host() { bash "$root/tests/support/on_host.sh" "$@"; }
-by_mpirun_on_hosts() { PRETEND_HOSTS=1 mpirun --mca plm_rsh_agent "$root/tests/support/fake_ssh.sh" -H first:1,second:1,third:1 -np 3 "$@"; }
-by_ssh_on_hosts() { PRETEND_HOSTS=1 HOSTS=first:1,second:1,third:1 HVDRUN=$build/tools/hvdrun HVDRUN_ARGS="--ssh $recipes_ssh" bash "$recipes/ssh.sh" "$@"; }
+by_mpirun_on_hosts() { PRETEND_HOSTS=1 mpirun --mca plm_rsh_agent "$agent" -H first:1,second:1,third:1 -np 3 "$@"; }
+by_hvdrun_on_hosts() { PRETEND_HOSTS=1 "$build/tools/hvdrun" -H first:1,second:1,third:1 --mpi-args "--mca plm_rsh_agent $agent" "$@"; }
 by_sbatch_on_hosts() { HOSTS_OF_STEP=1,1,1 by_sbatch 3 "$@"; }
 by_indexed_job_on_hosts() { ON_HOST="on_host pod" by_indexed_job 3 "$@"; }
 by_torchrun_on_hosts() {
@@ -77,11 +72,11 @@ by_torchrun_on_hosts() {
   for node in "${nodes[@]}"; do wait "$node" || code=$?; done
   return $code
 }
-recipes_ssh=$cases_folder/ssh # one word
-ln -s "$root/tests/support/fake_ssh.sh" "$recipes_ssh"
+agent=$cases_folder/ssh # mpirun's way to other hosts, in one word
+ln -s "$root/tests/support/fake_ssh.sh" "$agent"
 chmod +x "$root/tests/support/fake_ssh.sh" 2>/dev/null
 
-ways=(hvdrun ssh sbatch indexed_job)
+ways=(hvdrun sbatch indexed_job)
 if "$torchrun" --help >/dev/null 2>&1; then ways+=(torchrun); else echo "torchrun is not there: its recipe is not run"; fi
 
 verdict() { # verdict NAME PROBLEM: no problem is a pass
@@ -134,7 +129,7 @@ if [ -x "$build/examples/train" ]; then
   same_training_on_hosts() {
     local way expected
     expected=$(trained mpirun 3)
-    for way in mpirun "${ways[@]:1}"; do
+    for way in mpirun "${ways[@]}"; do
       verdict "training by $way on three hosts" "$([ -n "$expected" ] && [ "$(trained "${way}_on_hosts")" = "$expected" ] || echo "not what mpirun gives on one: $expected")"
       grep -q "3 ranks on 3 hosts" "$work/out" || verdict "hosts by $way" "they are not three"
     done

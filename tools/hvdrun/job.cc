@@ -1,25 +1,26 @@
-#include "tools/hvdrun/ranks.h"
+#include "tools/hvdrun/job.h"
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <list>
 #include <optional>
-#include <thread>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
-#include "tools/hvdrun/local_group.h"
-#include "tools/hvdrun/outlet.h"
+#include "tools/hvdrun/output.h"
 #include "tools/hvdrun/rank.h"
-#include "tools/hvdrun/remote_hosts.h"
-#include "tools/hvdrun/signals.h"
 
 namespace hvdrun {
 
@@ -32,39 +33,85 @@ constexpr auto kTimeToNotice = 5s;  // in which the other ranks learn by themsel
 constexpr auto kOneSignal = 1s;     // in which a signal that comes again is the same one, which a terminal and a wrapper both have sent
 constexpr auto kLastOutput = 1s;    // of what a rank has started and left behind
 
+/// A folder of this user's alone, for the file by which the ranks meet.
+class MeetingPlace {
+ public:
+  MeetingPlace() {
+    const char* const folder = std::getenv("TMPDIR");
+    path_ = fmt::format("{}/hvdrun-XXXXXX", folder != nullptr && *folder != '\0' ? folder : "/tmp");
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error(fmt::format("{}: {}", path_, std::strerror(errno)));
+  }
+  ~MeetingPlace() {
+    ::unlink((path_ + "/ranks").c_str());
+    ::rmdir(path_.c_str());
+  }
+  MeetingPlace(const MeetingPlace&) = delete;
+  MeetingPlace& operator=(const MeetingPlace&) = delete;
+  /// Returns it as HVD_INIT has it.
+  [[nodiscard]] std::string address() const { return fmt::format("file://{}/ranks", path_); }
+
+ private:
+  std::string path_;
+};
+
+/// The signals that hvdrun hears, as a descriptor to wait for: SIGINT, SIGTERM, SIGHUP and SIGTSTP, but not those that its caller wants
+/// ignored, as nohup does; and SIGCHLD, which only wakes. It blocks them in this process.
+class Signals {
+ public:
+  Signals() {
+    ::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it no end of a rank would be told
+    ::sigemptyset(&heard_);
+    ::sigaddset(&heard_, SIGCHLD);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+      struct sigaction now {};
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&heard_, signal);
+    }
+    ::sigprocmask(SIG_BLOCK, &heard_, nullptr);
+    descriptor_ = ::signalfd(-1, &heard_, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (descriptor_ < 0) throw std::runtime_error(fmt::format("signalfd: {}", std::strerror(errno)));
+  }
+  ~Signals() { ::close(descriptor_); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  [[nodiscard]] int descriptor() const { return descriptor_; }
+  /// Returns the next one that is none of a child's; 0 if there is none.
+  [[nodiscard]] int next() const {
+    signalfd_siginfo info{};
+    while (::read(descriptor_, &info, sizeof info) == static_cast<ssize_t>(sizeof info))
+      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
+    return 0;
+  }
+
+ private:
+  sigset_t heard_{};
+  int descriptor_ = -1;
+};
+
 class Job {
  public:
-  Job(const Plan& plan, const OutputOptions& options) : time_to_end_(options.time_to_end) {
+  Job(const Plan& plan, const Options& options) : time_to_end_(options.time_to_end) {
     const std::array<Outlet*, 2> outlets{&output_, error_.is_same_file(output_) ? &output_ : &error_};
-    if (plan.hosts.empty()) {
-      local_ = std::make_unique<LocalGroup>(plan, options, outlets);
-      groups_.push_back(local_.get());
-    } else {
-      remote_ = std::make_unique<RemoteHosts>(plan, options, outlets, signals_);
-      for (auto& group : remote_->groups()) groups_.push_back(&group);
-    }
-    for (RankGroup* const group : groups_)
-      for (Rank* const rank : group->ranks()) all_.push_back(rank);
+    for (int rank = 0; rank < plan.ranks; ++rank) ranks_.emplace_back(rank, plan, place_.address(), options, outlets);
   }
 
   int run() {
     while (!is_over()) {
       wait();
       while (const int signal = signals_.next()) hear(signal);
-      for (RankGroup* const group : groups_) group->pass_on();
+      for (Rank& rank : ranks_) rank.pass_output_on();
       for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
       note_ends();
       keep_time();
     }
-    for (RankGroup* const group : groups_) group->finish_output();
+    for (Rank& rank : ranks_) rank.finish_output();
     write_rest();
     return conclude();
   }
 
  private:
   bool is_over() {
-    const bool all_ended = std::all_of(all_.begin(), all_.end(), [](Rank* rank) { return rank->has_ended(); });
-    const bool all_said = std::all_of(groups_.begin(), groups_.end(), [](const RankGroup* group) { return group->has_said_all(); });
+    const bool all_ended = std::all_of(ranks_.begin(), ranks_.end(), [](Rank& rank) { return rank.has_ended(); });
+    const bool all_said = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.has_said_all(); });
     // What the ranks have said is not given up because somebody reads it slowly; only who sends a signal will not wait for that.
     const bool is_full = output_.is_full() || error_.is_full();
     if (all_ended && (!last_output_ || (is_full && signal_ == 0))) last_output_ = Clock::now() + kLastOutput;
@@ -93,14 +140,14 @@ class Job {
   void wait() {
     std::vector<pollfd> waited{{signals_.descriptor(), POLLIN, 0}};
     add_outlets(waited);
-    for (const RankGroup* const group : groups_) group->add_waited(waited);
+    for (const Rank& rank : ranks_) rank.add_waited(waited);
     const bool has_time = end_them_ || last_output_;
     ::poll(waited.data(), waited.size(), has_time ? 100 : 10'000);
   }
 
   void send_all(int signal) {
-    for (Rank* const rank : all_)
-      if (!rank->has_ended()) rank->send(signal);
+    for (Rank& rank : ranks_)
+      if (!rank.has_ended()) rank.send(signal);
   }
 
   void hear(int signal) {
@@ -112,7 +159,6 @@ class Job {
       signal_ = signal;
       first_heard_ = now;
       end_them_ = now + time_to_end_;
-      for (RankGroup* const group : groups_) group->begin_to_end();
     }
     send_all(is_again ? SIGKILL : signal);
     has_sent_term_ = true;
@@ -122,15 +168,6 @@ class Job {
   void stop() {
     const auto begin = Clock::now();
     send_all(SIGSTOP);
-    // What goes to other hosts is to leave before; not to one that has stopped to listen.
-    for (const auto last = begin + 1s; Clock::now() < last; std::this_thread::sleep_for(1ms)) {
-      std::vector<pollfd> waited;
-      for (RankGroup* const group : groups_) {
-        group->pass_on();
-        group->add_waited(waited);
-      }
-      if (std::none_of(waited.begin(), waited.end(), [](const pollfd& one) { return one.events == POLLOUT; })) break;
-    }
     ::kill(::getpid(), SIGSTOP);
     send_all(SIGCONT);
     for (auto* const time : {&end_them_, &last_output_})
@@ -138,9 +175,9 @@ class Job {
   }
 
   void note_ends() {
-    for (Rank* const rank : all_) {
-      if (first_ != nullptr || !rank->has_ended() || rank->exit_code() == 0) continue;
-      first_ = rank;
+    for (Rank& rank : ranks_) {
+      if (first_ != nullptr || !rank.has_ended() || rank.exit_code() == 0) continue;
+      first_ = &rank;
       if (!end_them_) end_them_ = Clock::now() + kTimeToNotice;
     }
   }
@@ -154,7 +191,7 @@ class Job {
 
   int conclude() {
     // What a rank has started and left behind ends with it.
-    for (Rank* const rank : all_) rank->send(SIGKILL);
+    for (const Rank& rank : ranks_) rank.send(SIGKILL);
     if (signal_ != 0) {
       const bool is_read = output_.is_empty() && error_.is_empty();
       if (is_read) std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
@@ -170,12 +207,10 @@ class Job {
   const std::chrono::seconds time_to_end_;  // after SIGTERM
   Signals signals_;
   Outlet output_{STDOUT_FILENO}, error_{STDERR_FILENO};
-  std::unique_ptr<LocalGroup> local_;
-  std::unique_ptr<RemoteHosts> remote_;
-  std::vector<RankGroup*> groups_;
-  std::vector<Rank*> all_;
-  Rank* first_ = nullptr;  // to fail
-  int signal_ = 0;         // that hvdrun was sent
+  MeetingPlace place_;
+  std::list<Rank> ranks_;
+  const Rank* first_ = nullptr;  // to fail
+  int signal_ = 0;               // that hvdrun was sent
   Clock::time_point first_heard_;
   bool has_sent_term_ = false;
   std::optional<Clock::time_point> end_them_, last_output_;
@@ -183,13 +218,6 @@ class Job {
 
 }  // namespace
 
-int run_ranks(const Plan& plan, const OutputOptions& options) {
-  try {
-    return Job(plan, options).run();
-  } catch (const Interrupted& interrupted) {
-    std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", interrupted.signal, ::strsignal(interrupted.signal));
-    return 128 + interrupted.signal;
-  }
-}
+int run_ranks(const Plan& plan, const Options& options) { return Job(plan, options).run(); }
 
 }  // namespace hvdrun
