@@ -166,7 +166,7 @@ void print(const char* what, int ranks, int hosts, const Traffic& all) {
              all.up_messages, all.up_bytes, all.down_messages, all.down_bytes);
 }
 
-struct Size {
+struct WorldSize {
   int ranks, hosts;
 };
 
@@ -175,7 +175,8 @@ struct Size {
 TEST_CASE("scale: the simulator counts what real engines count, group by group") {
   const Operations program = small_program(true);
   const auto units = program.units.size();
-  for (const auto& [ranks, hosts] : {Size{2, 2}, Size{3, 3}, Size{4, 4}, Size{8, 8}, Size{16, 16}, Size{8, 4}, Size{16, 4}}) {
+  for (const auto& [ranks, hosts] :
+       {WorldSize{2, 2}, WorldSize{3, 3}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 16}, WorldSize{8, 4}, WorldSize{16, 4}}) {
     CAPTURE(ranks);
     CAPTURE(hosts);
     const auto real = run_real(program, ranks, hosts);
@@ -219,7 +220,7 @@ TEST_CASE("scale: the simulator counts what real engines count, group by group")
 TEST_CASE("scale: the simulator counts what real engines count, all groups at once") {
   const Operations program = small_program(false);
   const auto units = program.units.size();
-  for (const auto& [ranks, hosts] : {Size{2, 2}, Size{4, 4}, Size{8, 8}, Size{16, 8}}) {
+  for (const auto& [ranks, hosts] : {WorldSize{2, 2}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 8}}) {
     CAPTURE(ranks);
     CAPTURE(hosts);
     const auto real = run_real(program, ranks, hosts);
