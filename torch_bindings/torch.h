@@ -17,7 +17,6 @@
 #include "torch_bindings/optimizer/parameters.h"
 #include "torch_bindings/parameters/share_memory.h"
 #include "torch_bindings/platform/local_device.h"
-#include "torch_bindings/platform/threads.h"
 #include "torch_bindings/precision/autocast.h"
 #include "torch_bindings/replicas/data_parallel.h"
 #include "torch_bindings/training/learning_rate.h"

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "torch_bindings/checkpoint/checkpoint_parts.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_reader.h"
 #include "torch_bindings/files/file.h"
 #include "torch_bindings/optimizer/optimizer.h"
@@ -225,9 +225,7 @@ class PartsLoad {
       try {
         OutputArchive before;
         parts_[i].save(before);
-        std::ostringstream out;
-        before.save_to(out);
-        before_.emplace_back(i, out.str());
+        before_.emplace_back(i, detail::text_of(before));
         parts_[i].load(states[i]);
       } catch (...) {
         return formatted("its part {}, a {}, does not fit the one here: {}", i, parts_[i].type(), detail::words_of_current_exception());
@@ -237,9 +235,7 @@ class PartsLoad {
   }
   void undo() {
     for (const auto& [i, text] : std::exchange(before_, {})) {
-      InputArchive archive;
-      std::istringstream in(text);
-      archive.load_from(in, at::Device(at::kCPU));
+      InputArchive archive = detail::archive_of(text);
       parts_[i].load(archive);
     }
   }

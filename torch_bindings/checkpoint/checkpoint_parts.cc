@@ -3,11 +3,11 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <sstream>
 #include <unordered_map>
 
 #include "hvd/base/text.h"
 #include "hvd/types.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_error.h"
 
 namespace hvd::detail {
@@ -21,15 +21,11 @@ std::string pack(const OfRank& state) {
   archive.write("memory", c10::IValue(state.memory));
   archive.write("names", c10::IValue(state.names));
   archive.write("buffers", c10::IValue(state.buffers));
-  std::ostringstream out;
-  archive.save_to(out);
-  return out.str();
+  return text_of(archive);
 }
 
 OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known) {
-  InputArchive archive;
-  std::istringstream in(text);
-  archive.load_from(in, at::Device(at::kCPU));
+  InputArchive archive = archive_of(text);
   c10::IValue random, memory, names, places, buffers;
   archive.read("random", random);
   archive.read("memory", memory);
@@ -44,14 +40,6 @@ OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, 
   archive.read("buffers", buffers);
   state.buffers = buffers.toTensorVector();
   return state;
-}
-
-at::Tensor bytes_of(const std::string& text) {
-  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())}, torch::kUInt8).clone();
-}
-std::string text_of(const at::Tensor& bytes) {
-  const at::Tensor here = bytes.cpu().contiguous();
-  return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
 }
 
 void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix, std::vector<Found>& found) {

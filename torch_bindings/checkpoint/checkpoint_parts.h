@@ -25,10 +25,6 @@ std::string pack(const OfRank& state);
 /// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
 OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known);
 
-/// A string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
-at::Tensor bytes_of(const std::string& text);
-std::string text_of(const at::Tensor& bytes);
-
 /// What a tensor of the module becomes.
 struct Found {
   std::string name;

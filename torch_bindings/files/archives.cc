@@ -4,21 +4,52 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
-#include <vector>
 
 namespace hvd::detail {
 
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-InputArchive as_input(OutputArchive& archive) {
-  std::stringstream text;
-  archive.save_to(text);
-  InputArchive input;
-  input.load_from(text, at::Device(at::kCPU));
-  return input;
+std::string text_of(OutputArchive& archive) {
+  std::ostringstream out;
+  archive.save_to(out);
+  return out.str();
+}
+
+InputArchive archive_of(const std::string& text, std::optional<at::Device> device) {
+  std::istringstream in(text);
+  InputArchive archive;
+  archive.load_from(in, device);
+  return archive;
+}
+
+InputArchive as_input(OutputArchive& archive) { return archive_of(text_of(archive)); }
+
+at::Tensor bytes_of(const std::string& text) {
+  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())}, torch::kUInt8).clone();
+}
+
+std::string text_of(const at::Tensor& bytes) {
+  const at::Tensor here = bytes.cpu().contiguous();
+  return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
+}
+
+std::vector<at::Tensor> tensors_of(InputArchive& archive) {
+  std::vector<at::Tensor> all;
+  for (const auto& key : archive.keys()) {
+    at::Tensor tensor;
+    InputArchive below;
+    if (archive.try_read(key, tensor)) {
+      all.push_back(tensor);
+    } else if (archive.try_read(key, below)) {
+      const auto more = tensors_of(below);
+      all.insert(all.end(), more.begin(), more.end());
+    }
+  }
+  return all;
 }
 
 namespace {

@@ -1,14 +1,29 @@
 #pragma once
-/// LibTorch's archives, written and read again, and compared bit by bit. Functions only; any thread. Throw what LibTorch does.
+/// LibTorch's archives: as texts, read again, and compared bit by bit. Functions only; any thread. Throw what LibTorch does.
 
+#include <ATen/core/Tensor.h>
 #include <torch/serialize.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace hvd::detail {
 
+/// Returns what was written, as the bytes that a file would have.
+std::string text_of(torch::serialize::OutputArchive& archive);
+/// Returns what `text_of` has written as an archive to read, its tensors on the device; none: where they were.
+torch::serialize::InputArchive archive_of(const std::string& text, std::optional<at::Device> device = at::kCPU);
 /// Returns what was written, to be read on the CPU.
 torch::serialize::InputArchive as_input(torch::serialize::OutputArchive& archive);
+
+/// Returns a string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
+at::Tensor bytes_of(const std::string& text);
+/// Returns the string that `bytes_of` has made a tensor of.
+std::string text_of(const at::Tensor& bytes);
+
+/// Returns all tensors of an archive and of those within it.
+std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive);
 /// Returns whether both hold the same keys with the same bits.
 bool same_archive(torch::serialize::InputArchive& a, torch::serialize::InputArchive& b);
 /// Returns whether the archive `key` is in neither, or holds the same in both.

@@ -225,19 +225,4 @@ void CheckpointReader::read_extent(Extent& extent, const CheckpointFile* file, c
   if (std::exchange(extent.in_place, false)) extent.is_read = true;  // from now on it may be somebody's, who changes it
 }
 
-std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive) {
-  std::vector<at::Tensor> all;
-  for (const auto& key : archive.keys()) {
-    at::Tensor tensor;
-    torch::serialize::InputArchive below;
-    if (archive.try_read(key, tensor)) {
-      all.push_back(tensor);
-    } else if (archive.try_read(key, below)) {
-      const auto more = tensors_of(below);
-      all.insert(all.end(), more.begin(), more.end());
-    }
-  }
-  return all;
-}
-
 }  // namespace hvd::detail

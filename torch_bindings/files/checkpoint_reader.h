@@ -79,7 +79,4 @@ class CheckpointReader {
   torch::serialize::InputArchive archive_;
 };
 
-/// Returns all tensors of an archive and of those within it.
-std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive);
-
 }  // namespace hvd::detail

@@ -14,8 +14,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "torch_bindings/collectives/agreement.h"
-#include "torch_bindings/modules/ambient_state.h"
-#include "torch_bindings/modules/kept_statistics.h"
+#include "torch_bindings/modules/recomputation.h"
 #include "torch_bindings/platform/saved_tensors.h"
 
 namespace hvd::detail {

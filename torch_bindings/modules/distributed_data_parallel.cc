@@ -16,7 +16,7 @@
 #include "torch_bindings/gradients/local_gradients.h"
 #include "torch_bindings/modules/sync_batch_norm.h"
 #include "torch_bindings/optimizer/optimizer.h"
-#include "torch_bindings/parameters/unique_parameters.h"
+#include "torch_bindings/parameters/repeated_parameters.h"
 #include "torch_bindings/reducer/reducer.h"
 
 namespace hvd::detail {

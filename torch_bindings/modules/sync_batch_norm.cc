@@ -6,7 +6,7 @@
 
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
-#include "torch_bindings/modules/kept_statistics.h"
+#include "torch_bindings/modules/recomputation.h"
 
 namespace hvd {
 

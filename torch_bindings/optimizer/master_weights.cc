@@ -26,7 +26,7 @@ Optimizer& checked_for_masters(Optimizer& optimizer) {
     throw InvalidArgument(
         "MasterWeights around a DistributedOptimizer: make the MasterWeights around the plain optimizer, and the DistributedOptimizer "
         "around the MasterWeights");
-  if (detail::MasterOptimizer::around(optimizer) != nullptr)
+  if (detail::Wrappers::around<detail::MasterOptimizer>(optimizer) != nullptr)
     throw InvalidArgument("there is a MasterWeights around this optimizer already");
   for (const auto& group : std::as_const(optimizer).param_groups())
     for (const auto& parameter : group.params())

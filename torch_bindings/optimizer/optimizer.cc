@@ -90,7 +90,7 @@ class Lent {
 torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr)
     throw InvalidArgument("a DistributedOptimizer around a DistributedOptimizer: make one, around the optimizer itself");
-  auto* const masters = detail::MasterOptimizer::around(optimizer);
+  auto* const masters = detail::Wrappers::around<detail::MasterOptimizer>(optimizer);
   if (masters == nullptr) return optimizer;
   masters->share_changes();
   return masters->wrapped();
@@ -138,7 +138,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
                                            DistributedOptimizerOptions options)
     : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
       place_(std::make_shared<Place>()),
-      masters_(detail::MasterOptimizer::around(wrapped)),
+      masters_(detail::Wrappers::around<detail::MasterOptimizer>(wrapped)),
       wrapped_(&without_masters(wrapped)),
       options_(std::move(options)),
       skips_(std::make_shared<int>(0)) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/tensors.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/optimizer/optimizer_state.h"
 #include "torch_bindings/parameters/shared_parameters.h"
 #include "torch_bindings/parameters/wrappers.h"
@@ -147,9 +147,7 @@ std::pair<std::string, std::string> state_text(torch::optim::Optimizer& optimize
           joined(unsaved.rates, ", "));
     archive.write("own", own);
     archive.write("parts", parts);
-    std::ostringstream out;
-    archive.save_to(out);
-    return {out.str(), ""};
+    return {detail::text_of(archive), ""};
   } catch (const InvalidArgument& error) {
     return {"", error.what()};
   } catch (const Error&) {
@@ -182,9 +180,8 @@ void broadcast_optimizer_state(torch::optim::Optimizer& given, int root_rank, co
     try {
       const auto& groups = optimizer.param_groups();
       const bool empty = groups.empty() || groups.front().params().empty();
-      std::istringstream in(state);
-      InputArchive archive, own, parts;
-      archive.load_from(in, empty ? at::Device(at::kCPU) : groups.front().params().front().device());
+      InputArchive archive = detail::archive_of(state, empty ? at::Device(at::kCPU) : groups.front().params().front().device());
+      InputArchive own, parts;
       archive.read("own", own);
       archive.read("parts", parts);
       load.load(own, parts.keys().empty() ? nullptr : &parts, /*with_options=*/true, names);

@@ -9,7 +9,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/types.h"
-#include "torch_bindings/parameters/unique_parameters.h"
+#include "torch_bindings/parameters/repeated_parameters.h"
 
 namespace hvd::detail {
 

@@ -8,13 +8,13 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <typeindex>
 #include <utility>
 
 #include "hvd/base/digest.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/precision/state_parts.h"
 
 namespace hvd::detail {
@@ -120,9 +120,7 @@ bool is_known(const OptimizerOptions& options) { return Known::equal(options, op
 std::string written(const OptimizerOptions& options) {
   torch::serialize::OutputArchive archive;
   options.serialize(archive);
-  std::ostringstream out;
-  archive.save_to(out);
-  return out.str();
+  return text_of(archive);
 }
 
 /// Whether the type overrides both forms of serialize(): tried once for each type, on a copy.
@@ -133,9 +131,7 @@ bool is_serializable(const OptimizerOptions& options) {
   const auto [entry, is_new] = tried.emplace(typeid(options), false);
   if (!is_new) return entry->second;
   try {
-    std::istringstream in(written(options));
-    torch::serialize::InputArchive archive;
-    archive.load_from(in);
+    auto archive = archive_of(written(options), std::nullopt);
     options.clone()->serialize(archive);
     entry->second = true;
   } catch (const c10::Error&) {  // the base class's, which says so
@@ -193,9 +189,7 @@ void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from, Opt
   OptimizerOptions& target = to.options();
   if (Known::assign(target, source)) return;
   if (typeid(source) == typeid(target) && is_serializable(source)) {
-    std::istringstream in(written(source));
-    torch::serialize::InputArchive archive;
-    archive.load_from(in);
+    auto archive = archive_of(written(source), std::nullopt);
     target.serialize(archive);
     return;
   }

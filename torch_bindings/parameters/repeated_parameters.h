@@ -1,16 +1,24 @@
 #pragma once
-/// Groups of an optimizer that list a parameter several times (tied weights), while its state is written and read: LibTorch's `load` moves
-/// a state to the first of a parameter's places, and then what is left of it, nothing, to the others.
-/// Thread: the optimizer's. Refers to the optimizer, which must outlive it. Throws nothing of its own.
+/// Parameters that are listed several times. One parameter is one TensorImpl, however many names a model has for it: tied weights (a
+/// decoder that uses the embedding's weight) are listed twice by LibTorch's `parameters()` and `named_parameters()`, and by the groups of
+/// an optimizer that was made with these. Thread: the optimizer's; `unique_parameters` any. Throws nothing of its own.
 
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace hvd::detail {
 
-/// While it lives, each parameter is in the groups once, at its first place.
+/// Returns every tensor of `named` once, at its first place. One with several names gets them all, sorted and joined, so that ranks which
+/// list them in another order call it the same: "decoder.weight = embedding.weight". Undefined tensors are kept as they are.
+std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const std::vector<std::pair<std::string, at::Tensor>>& named);
+
+/// A guard for the groups of an optimizer whose state is written or read: while it lives, each parameter is in them once, at its first
+/// place. LibTorch's `load` moves a state to the first of a parameter's places, and then what is left of it, nothing, to the others.
+/// Refers to the optimizer, which must outlive it.
 class RepeatedParameters {
  public:
   /// What becomes of the other places.

@@ -12,11 +12,12 @@ struct Wrappers {
   static void remove(const torch::optim::Optimizer& wrapper) noexcept;
   /// What was at `from` is `to` now.
   static void move(const torch::optim::Optimizer& from, torch::optim::Optimizer& to) noexcept;
-  /// Returns the first of that type that is around `wrapped`; null if there is none.
+  /// Returns `optimizer` if it is of that type, else the first of that type that is around it; null if there is none.
   template <class Wrapper>
-  static Wrapper* around(const torch::optim::Optimizer& wrapped) {
+  static Wrapper* around(torch::optim::Optimizer& optimizer) {
+    if (auto* const itself = dynamic_cast<Wrapper*>(&optimizer)) return itself;
     for (std::size_t i = 0;; ++i) {
-      torch::optim::Optimizer* const wrapper = around(wrapped, i);
+      torch::optim::Optimizer* const wrapper = around(optimizer, i);
       if (wrapper == nullptr) return nullptr;
       if (auto* const found = dynamic_cast<Wrapper*>(wrapper)) return found;
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// This file says which device a rank works on.
+/// What a rank has of its host: the device that it works on, and its share of the cores. Both are arranged in `init()`.
 
 #include <ATen/Device.h>
 
@@ -13,10 +13,15 @@ namespace hvd {
 at::Device local_device();
 
 namespace detail {
-/// Registers itself with `init()`; called once, at static initialisation of any program that includes <hvd/torch.h>.
-bool make_device_current_at_init();
-inline const bool kDeviceIsMadeCurrent = make_device_current_at_init();
-}  // namespace detail
 
+/// Have `init()` make the device current, and give LibTorch cores / local ranks threads unless the user has fixed their number
+/// (OMP_NUM_THREADS, MKL_NUM_THREADS): more would make the ranks of a host fight for its cores. Called once, at static initialisation of
+/// any program that includes <hvd/torch.h>.
+bool make_device_current_at_init();
+bool share_cores_at_init();
+inline const bool kDeviceIsMadeCurrent = make_device_current_at_init();
+inline const bool kCoresAreShared = share_cores_at_init();
+
+}  // namespace detail
 }  // namespace hvd
 #pragma GCC visibility pop

@@ -1,6 +1,7 @@
 #pragma once
 /// What a MasterWeights (torch_bindings/optimizer/master_weights.h) is to those that it works with. Not for users.
-/// Thread: the optimizer's; `around` any. Owns nothing. Throws what MasterWeights does.
+/// Thread: the optimizer's. Owns nothing. Throws what MasterWeights does. `Wrappers::around` (torch_bindings/parameters/wrappers.h) finds
+/// the one around an optimizer.
 
 #include <torch/optim/optimizer.h>
 
@@ -13,9 +14,6 @@ class MasterCopies;
 class MasterOptimizer : public torch::optim::Optimizer {
  public:
   using Optimizer::Optimizer;
-  /// Returns the one that is around `optimizer`, also if that is itself; null if there is none.
-  static MasterOptimizer* around(torch::optim::Optimizer& optimizer);
-
   /// Returns the optimizer that this is around.
   virtual torch::optim::Optimizer& wrapped() = 0;
   /// Returns the masters.

@@ -9,8 +9,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/types.h"
-#include "torch_bindings/replicas/replica_gradients.h"
-#include "torch_bindings/replicas/replica_threads.h"
+#include "torch_bindings/replicas/replica_passes.h"
 
 namespace hvd::detail {
 

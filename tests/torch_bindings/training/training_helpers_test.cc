@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/torch_bindings/support.h"
-#include "torch_bindings/replicas/replica_gradients.h"
+#include "torch_bindings/replicas/replica_passes.h"
 
 namespace {
 

@@ -1,7 +1,8 @@
 #pragma once
-/// What a function's result depends on beside its inputs: the random numbers' generators (of the CPU, and of GPUs that are in use) and
-/// autocast, as they were when this was made; to be brought back for a scope.
-/// Thread: any; generators are the process's, autocast is the thread's. Owns copies of the states. Throws what LibTorch's generators do.
+/// The surroundings of a function that is computed again (torch_bindings/modules/activation_checkpoint.h): AmbientState is what its result
+/// depends on beside its inputs, KeptStatistics what it changes beside its outputs.
+/// Thread: a scope belongs to the thread that made it; generators are the process's, autocast is the thread's. Own copies of the states.
+/// Throw what LibTorch's generators do.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 
 namespace hvd::detail {
 
+/// The random numbers' generators (of the CPU, and of GPUs that are in use) and autocast, as they were when this was made.
 class AmbientState {
  public:
   AmbientState();
@@ -44,6 +46,18 @@ class AmbientState {
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::vector<Autocast> autocast_;  ///< where it is on
   bool cached_;                     ///< autocast keeps the 16-bit copies of parameters
+};
+
+/// A guard for running statistics of batch norm, which have had this batch already: while one lives, batch_norm and instance_norm change
+/// their running statistics, and modules their counters of batches, for that time only. SyncBatchNorm asks. Throws nothing.
+class [[nodiscard]] KeptStatistics {
+ public:
+  KeptStatistics();
+  ~KeptStatistics();
+  KeptStatistics(const KeptStatistics&) = delete;
+  KeptStatistics& operator=(const KeptStatistics&) = delete;
+  /// Returns whether one lives in this thread.
+  [[nodiscard]] static bool are_kept();
 };
 
 }  // namespace hvd::detail

@@ -1,12 +1,21 @@
 #pragma once
-/// The gradients of all replicas of a module (torch_bindings/replicas/data_parallel.h). Called in a backward pass, by a thread of
-/// autograd's. Throws what autograd throws.
+/// The passes of a module's replicas (torch_bindings/replicas/data_parallel.h): threads in which they run at the same time, one for each
+/// replica, and the gradients of all. Threads are joined before a call returns; several threads may call at once. Gradients are asked for
+/// in a backward pass, by a thread of autograd's. Throws what the work throws, and what autograd throws.
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <functional>
 #include <vector>
 
 namespace hvd::detail {
+
+/// For a thread that works with LibTorch for the first time: its number of threads is then not that of the workers of another one's pass.
+void look_at_number_of_threads();
+/// Calls `work(i)` for each device in a thread of its own, with the caller's settings (grad mode, autocast, the current streams of the
+/// devices) and a share of LibTorch's threads. Throws what the first of them threw, when all have ended.
+void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work);
 
 /// A ReplicaPass is the forward pass of one replica.
 struct ReplicaPass {
