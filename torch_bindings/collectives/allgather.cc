@@ -15,7 +15,6 @@ namespace hvd {
 
 namespace {
 
-using detail::Form;
 using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
@@ -36,13 +35,7 @@ detail::GradientRule gather_rule(const AllgatherOptions& options, const std::sha
 }
 
 std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOptions& options) {
-  constexpr std::string_view kWhat = "allgather";
-  detail::check_group(tensors, kWhat, options.name, Form::Fresh);
-  auto operation = std::make_shared<Operation>();
-  operation->given = tensors;
-  operation->submission = request(OpKind::Allgather, options, detail::device_of(tensors.front()));
-  for (const auto& tensor : tensors) operation->add(detail::dense_of(tensor), {}, kWhat);
-  detail::allocate_rows(operation);
+  auto operation = detail::operation_by_rows(OpKind::Allgather, tensors, options);
   if (detail::needs_gradient(tensors)) operation->backward = gather_rule(options, operation->rows);
   return operation;
 }

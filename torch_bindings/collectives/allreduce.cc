@@ -25,37 +25,7 @@ detail::GradientRule allreduce_rule(const AllreduceOptions& options) {
 }
 
 std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options, Form form) {
-  constexpr std::string_view kWhat = "allreduce";
-  detail::check_group(tensors, kWhat, options.name, form);
-  options.compression.refuse_memory(kWhat);
-  const bool differentiable = form == Form::Fresh && detail::needs_gradient(tensors);
-  auto operation = std::make_shared<Operation>();
-  operation->given = tensors;
-  operation->in_place = form == Form::InPlace;
-  operation->submission = request(OpKind::Allreduce, options, detail::device_of(tensors.front()));
-  const at::NoGradGuard no_gradient;
-  const Tensors all_dense = form == Form::InPlace ? detail::dense_in_place(tensors) : Tensors();
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
-    const DataType dtype = detail::data_type_of(tensor, kWhat);
-    const DataType wire = options.compression.wire_type(dtype);
-    const at::Tensor dense = form == Form::InPlace ? all_dense[i] : detail::dense_of(tensor);
-    if (wire != dtype) {
-      const at::Tensor packed = detail::empty_shared(tensor.sizes(), dense.options().dtype(detail::scalar_type_of(wire)));
-      packed.copy_(dense);
-      operation->add(packed, packed, kWhat);
-      operation->results.push_back(form == Form::InPlace ? tensor : at::empty(tensor.sizes(), dense.options()));
-    } else if (form == Form::InPlace) {
-      operation->add(dense, dense, kWhat);
-      operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
-    } else {
-      const at::Tensor output = detail::empty_shared(tensor.sizes(), dense.options());
-      operation->add(dense, output, kWhat);
-      operation->results.push_back(output);
-    }
-  }
-  if (differentiable) operation->backward = allreduce_rule(options);
-  return operation;
+  return detail::operation_of_same_shapes(OpKind::Allreduce, tensors, options, form, options.compression, allreduce_rule);
 }
 
 }  // namespace

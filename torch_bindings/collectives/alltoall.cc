@@ -28,7 +28,6 @@ std::vector<std::int64_t> detail::splits_of(const at::Tensor& tensor, const Allt
 
 namespace {
 
-using detail::Form;
 using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
@@ -51,15 +50,9 @@ detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Ten
 }
 
 std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOptions& options) {
-  constexpr std::string_view kWhat = "alltoall";
-  detail::check_group({tensor}, kWhat, options.name, Form::Fresh);
-  auto operation = std::make_shared<Operation>();
-  operation->given = {tensor};
-  operation->submission = request(OpKind::Alltoall, options, detail::device_of(tensor));
-  operation->add(detail::dense_of(tensor), {}, kWhat);
+  auto operation = detail::operation_by_rows(OpKind::Alltoall, Tensors{tensor}, options);
   const auto splits = detail::splits_of(tensor, options);
   operation->submission.tensors.front().splits = splits;
-  detail::allocate_rows(operation);
   if (detail::needs_gradient({tensor})) operation->backward = exchange_rule(options, tensor, splits, operation->rows);
   return operation;
 }

@@ -29,29 +29,7 @@ detail::GradientRule broadcast_rule(const BroadcastOptions& options) {
 }
 
 std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options, Form form) {
-  constexpr std::string_view kWhat = "broadcast";
-  detail::check_group(tensors, kWhat, options.name, form);
-  const bool differentiable = form == Form::Fresh && detail::needs_gradient(tensors);
-  auto operation = std::make_shared<Operation>();
-  operation->given = tensors;
-  operation->in_place = form == Form::InPlace;
-  operation->submission = request(OpKind::Broadcast, options, detail::device_of(tensors.front()));
-  const at::NoGradGuard no_gradient;
-  const Tensors all_dense = form == Form::InPlace ? detail::dense_in_place(tensors) : Tensors();
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
-    const at::Tensor dense = form == Form::InPlace ? all_dense[i] : detail::dense_of(tensor);
-    if (form == Form::InPlace) {
-      operation->add(dense, dense, kWhat);
-      operation->results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
-    } else {
-      const at::Tensor output = detail::empty_shared(tensor.sizes(), dense.options());
-      operation->add(dense, output, kWhat);
-      operation->results.push_back(output);
-    }
-  }
-  if (differentiable) operation->backward = broadcast_rule(options);
-  return operation;
+  return detail::operation_of_same_shapes(OpKind::Broadcast, tensors, options, form, Compression::none(), broadcast_rule);
 }
 
 }  // namespace

@@ -57,4 +57,29 @@ bool Histories::is_another(const at::Tensor& tensor, const std::string& which) c
   return true;
 }
 
+void add_given(Operation& operation, const Compression& compression) {
+  const at::NoGradGuard no_gradient;
+  const std::string_view what = name_of(operation.submission.kind);
+  const Tensors all_dense = operation.in_place ? dense_in_place(operation.given) : Tensors();
+  for (std::size_t i = 0; i < operation.given.size(); ++i) {
+    const at::Tensor& tensor = operation.given[i];
+    const DataType dtype = data_type_of(tensor, what);
+    const DataType wire = compression.wire_type(dtype);
+    const at::Tensor dense = operation.in_place ? all_dense[i] : dense_of(tensor);
+    if (wire != dtype) {
+      const at::Tensor packed = empty_shared(tensor.sizes(), dense.options().dtype(scalar_type_of(wire)));
+      packed.copy_(dense);
+      operation.add(packed, packed, what);
+      operation.results.push_back(operation.in_place ? tensor : at::empty(tensor.sizes(), dense.options()));
+    } else if (operation.in_place) {
+      operation.add(dense, dense, what);
+      operation.results.push_back(dense.is_alias_of(tensor) ? dense : tensor);
+    } else {
+      const at::Tensor output = empty_shared(tensor.sizes(), dense.options());
+      operation.add(dense, output, what);
+      operation.results.push_back(output);
+    }
+  }
+}
+
 }  // namespace hvd::detail

@@ -1,6 +1,6 @@
 #pragma once
-/// Forms of collectives that change their argument: how a group of tensors that may share memory is read and written, and what autograd is
-/// told. Any thread. Errors: InvalidArgument for what autograd cannot express.
+/// Collectives whose results have the shapes of their arguments, and their forms that change these: how a group of tensors that may share
+/// memory is read and written, and what autograd is told. Any thread. Errors: InvalidArgument for what autograd cannot express.
 
 #include <string>
 #include <string_view>
@@ -14,6 +14,26 @@ namespace hvd::detail {
 
 /// Returns the tensors as an operation in place reads and writes them; those that it cannot are copied, and written when it is done.
 std::vector<at::Tensor> dense_in_place(const std::vector<at::Tensor>& tensors);
+
+/// Adds the tensors that the operation was given, and results of their shapes: the tensors themselves, or new ones. What `compression`
+/// packs travels from a copy.
+void add_given(Operation& operation, const Compression& compression);
+/// Returns an operation whose results have the shapes of its tensors, in either form: allreduce, broadcast. `rule`: makes the one for its
+/// gradients.
+template <class Options>
+std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind, const std::vector<at::Tensor>& tensors, const Options& options, Form form,
+                                                    const Compression& compression, GradientRule (*rule)(const Options&)) {
+  check_group(tensors, name_of(kind), options.name, form);
+  compression.refuse_memory(name_of(kind));
+  const bool is_differentiable = form == Form::Fresh && needs_gradient(tensors);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  operation->in_place = form == Form::InPlace;
+  operation->submission = request(kind, options, device_of(tensors.front()));
+  add_given(*operation, compression);
+  if (is_differentiable) operation->backward = rule(options);
+  return operation;
+}
 
 /// Those of the tensors that are another function of what came before when they have been changed.
 class Histories {

@@ -11,7 +11,6 @@
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/unit_names.h"
-#include "torch_bindings/collectives/tensors.h"
 
 namespace hvd::detail {
 

@@ -14,6 +14,7 @@
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 #include "torch_bindings/collectives/history.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/platform/device.h"
 
 namespace hvd::detail {
@@ -50,8 +51,20 @@ void check_group(const std::vector<at::Tensor>& tensors, std::string_view what, 
 at::Tensor dense_of(const at::Tensor& tensor);
 /// To be asked where the user's grad mode still holds.
 bool needs_gradient(const std::vector<at::Tensor>& tensors);
-/// Results are made when their number of rows is known.
+/// Has results made when their number of rows is known.
 void allocate_rows(const std::shared_ptr<Operation>& operation);
+/// Returns an operation whose results' numbers of rows all ranks say together: allgather, alltoall, reducescatter. It has no rule for
+/// gradients yet.
+template <class Options>
+std::shared_ptr<Operation> operation_by_rows(OpKind kind, const std::vector<at::Tensor>& tensors, const Options& options) {
+  check_group(tensors, name_of(kind), options.name, Form::Fresh);
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  operation->submission = request(kind, options, device_of(tensors.front()));
+  for (const auto& tensor : tensors) operation->add(dense_of(tensor), {}, name_of(kind));
+  allocate_rows(operation);
+  return operation;
+}
 
 Handle<std::vector<at::Tensor>> start(const std::shared_ptr<Operation>& operation, After after);
 /// Returns the handle of a group of one.

@@ -14,7 +14,6 @@ namespace hvd {
 
 namespace {
 
-using detail::Form;
 using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
@@ -29,13 +28,7 @@ detail::GradientRule scatter_rule(const ReducescatterOptions& options) {
 }
 
 std::shared_ptr<Operation> scattering(const Tensors& tensors, const ReducescatterOptions& options) {
-  constexpr std::string_view kWhat = "reducescatter";
-  detail::check_group(tensors, kWhat, options.name, Form::Fresh);
-  auto operation = std::make_shared<Operation>();
-  operation->given = tensors;
-  operation->submission = request(OpKind::Reducescatter, options, detail::device_of(tensors.front()));
-  for (const auto& tensor : tensors) operation->add(detail::dense_of(tensor), {}, kWhat);
-  detail::allocate_rows(operation);
+  auto operation = detail::operation_by_rows(OpKind::Reducescatter, tensors, options);
   if (detail::needs_gradient(tensors)) operation->backward = scatter_rule(options);
   return operation;
 }
