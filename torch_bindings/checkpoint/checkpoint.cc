@@ -11,6 +11,7 @@
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "hvd/negotiation/values/signature.h"
+#include "torch_bindings/checkpoint/checkpoint_contents.h"
 #include "torch_bindings/checkpoint/checkpoint_parts.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
@@ -44,8 +45,6 @@ namespace {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-constexpr const char* kFormat = "hvd checkpoint 1";
-
 using detail::Found, detail::OfRank;
 using NamedBuffers = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -73,13 +72,6 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
 bool fits(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   return std::equal(to.begin(), to.end(), from.begin(), from.end(),
                     [](const auto& a, const auto& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type(); });
-}
-
-/// What is at the front of every checkpoint.
-void check_format(InputArchive& archive) {
-  c10::IValue format;
-  if (!archive.try_read("format", format) || !format.isString() || format.toStringRef() != kFormat)
-    throw CheckpointError("it is no checkpoint of this library");
 }
 
 /// The text of the exception now being handled. Errors of collectives, which all ranks have, go on.
@@ -146,7 +138,7 @@ std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::st
   c10::Dict<std::string, at::Tensor> strings, tensors;
   for (const auto& [name, text] : extra.strings) strings.insert(name, detail::bytes_of(text));
   for (const auto& [name, tensor] : extra.tensors) tensors.insert(name, tensor);
-  archive.write("format", c10::IValue(kFormat));
+  archive.write("format", c10::IValue(detail::kFormat));
   archive.write("step", c10::IValue(step));
   archive.write("model", of_model);
   archive.write("extra_strings", c10::IValue(strings));
@@ -180,76 +172,6 @@ void check_replicas(const std::string& path, const torch::nn::Module& module, co
     const std::string text = error.what();
     throw Mismatch(formatted("checkpoint {}: {}", path, text.substr(text.find(": ") + 2)));
   }
-}
-
-void write_parts(OutputArchive& archive, std::span<const CheckpointPart> parts) {
-  if (parts.empty()) return;
-  OutputArchive all(archive.compilation_unit());
-  all.write("size", c10::IValue(static_cast<std::int64_t>(parts.size())));
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    all.write(formatted("type.{}", i), c10::IValue(parts[i].type()));
-    OutputArchive one(archive.compilation_unit());
-    if (!parts[i].generator().defined()) parts[i].save(one);
-    all.write(formatted("state.{}", i), one);
-  }
-  archive.write("parts", all);
-}
-
-/// Returns the state of each part; throws where the file has other ones.
-std::vector<InputArchive> find_parts(InputArchive& archive, std::span<const CheckpointPart> parts) {
-  std::vector<InputArchive> found(parts.size());
-  if (parts.empty()) return found;
-  InputArchive all;
-  if (!archive.try_read("parts", all)) throw CheckpointError(formatted("it was saved without parts, and the program has {}", parts.size()));
-  c10::IValue value;
-  all.read("size", value);
-  if (value.toInt() != static_cast<std::int64_t>(parts.size()))
-    throw CheckpointError(formatted("it has {} parts, and the program {}", value.toInt(), parts.size()));
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    all.read(formatted("type.{}", i), value);
-    if (value.toStringRef() != parts[i].type())
-      throw CheckpointError(formatted("its part {} is a {}, that of the program a {}", i, value.toStringRef(), parts[i].type()));
-    all.read(formatted("state.{}", i), found[i]);
-  }
-  return found;
-}
-
-/// Fills parts, and gives them back what they had.
-class PartsLoad {
- public:
-  explicit PartsLoad(std::span<const CheckpointPart> parts) : parts_(parts) {}
-  /// Returns why it cannot; empty if it could.
-  std::string load(std::vector<InputArchive>& states) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].generator().defined()) continue;
-      try {
-        OutputArchive before;
-        parts_[i].save(before);
-        before_.emplace_back(i, detail::text_of(before));
-        parts_[i].load(states[i]);
-      } catch (...) {
-        return formatted("its part {}, a {}, does not fit the one here: {}", i, parts_[i].type(), detail::words_of_current_exception());
-      }
-    }
-    return "";
-  }
-  void undo() {
-    for (const auto& [i, text] : std::exchange(before_, {})) {
-      InputArchive archive = detail::archive_of(text);
-      parts_[i].load(archive);
-    }
-  }
-
- private:
-  std::span<const CheckpointPart> parts_;
-  std::vector<std::pair<std::size_t, std::string>> before_;
-};
-
-/// The texts of all ranks, each a tensor.
-std::vector<at::Tensor> texts_of_ranks(InputArchive& archive) {
-  c10::IValue value;
-  archive.read("ranks", value);
-  return value.toTensorVector();
 }
 
 }  // namespace
@@ -351,7 +273,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
     if (set.rank() == 0) {
       archive.write("optimizer", of_optimizer);
       archive.write("optimizer_parts", pieces);
-      write_parts(archive, parts);
+      detail::write_parts(archive, parts);
       archive.write("ranks", c10::IValue(of_ranks));
       file = written(archive, path_, module, step, extra);
     }
@@ -380,12 +302,12 @@ void Checkpoint::find_contents(const std::string& outline, torch::nn::Module& mo
                                Contents& contents) const {
   contents.reader = std::make_unique<detail::CheckpointReader>(outline, device_of(module));
   InputArchive& archive = contents.reader->archive();
-  check_format(archive);
+  detail::check_format(archive);
   InputArchive of_model;
   archive.read("model", of_model);
   archive.read("optimizer", contents.optimizer);
   detail::match(module, of_model, "", contents.found);
-  std::vector<at::Tensor> later = texts_of_ranks(archive);
+  std::vector<at::Tensor> later = detail::texts_of_ranks(archive);
   if (later.size() == static_cast<std::size_t>(options_.process_set.size())) {
     const at::Tensor& mine = later[static_cast<std::size_t>(options_.process_set.rank())];
     contents.text_of_rank = torch::empty_like(mine);
@@ -412,7 +334,7 @@ void Checkpoint::read_contents(torch::nn::Module& module, Parts parts, Contents&
   for (const auto& name : contents.mine.names)
     if (!contents.buffers.contains(name))
       throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
-  contents.parts = find_parts(archive, parts);
+  contents.parts = detail::find_parts(archive, parts);
 }
 
 /// Returns on all ranks what CheckpointReader takes, of the file that the first one opens.
@@ -433,7 +355,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   std::unique_ptr<detail::CheckpointFile> file;
   const std::string outline = open(file, any(!device_of(module).is_cpu(), set));
   std::optional<detail::OptimizerLoad> of_optimizer;
-  PartsLoad of_parts(parts);
+  detail::PartsLoad of_parts(parts);
   Contents contents;
   agree(failure_of([&] {
     of_optimizer.emplace(optimizer);
@@ -493,7 +415,7 @@ Checkpoint::Extra Checkpoint::read_extra() const {
     if (options_.process_set.rank() != 0) return;
     const detail::CheckpointFile file(path_, false);
     detail::CheckpointReader reader(file.outline(), at::Device(at::kCPU));
-    check_format(reader.archive());
+    detail::check_format(reader.archive());
     c10::IValue values;
     for (const char* const key : {"extra_strings", "extra_tensors"}) {
       reader.archive().read(key, values);

@@ -1,41 +1,37 @@
 #pragma once
-/// What is in the file of a Checkpoint: what belongs to one rank alone, and what the tensors of a module become. Local; one thread at a
-/// time. Errors: CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
+/// The parts of a training run in the file of a Checkpoint: written, found, and filled. Local; one thread at a time. Refer to the parts.
+/// Errors: CheckpointError for parts that do not fit; what a part's own save() and load() throw.
+///
+/// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc.
 
-#include <torch/nn/module.h>
 #include <torch/serialize.h>
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "torch_bindings/checkpoint/checkpoint_part.h"
+
 namespace hvd::detail {
 
-/// What belongs to one rank alone.
-struct OfRank {
-  std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
-  std::vector<at::Tensor> memory;  ///< of compression
-  /// Buffers that are not those of the file's model, by name.
-  std::vector<std::string> names;
-  std::vector<at::Tensor> buffers;
+/// Writes all parts but generators, whose states belong to single ranks.
+void write_parts(torch::serialize::OutputArchive& archive, std::span<const CheckpointPart> parts);
+/// Returns the state of each part; throws CheckpointError where the file has other ones.
+std::vector<torch::serialize::InputArchive> find_parts(torch::serialize::InputArchive& archive, std::span<const CheckpointPart> parts);
+
+/// Fills parts, and gives them back what they had.
+class PartsLoad {
+ public:
+  explicit PartsLoad(std::span<const CheckpointPart> parts) : parts_(parts) {}
+  /// Returns why it cannot; empty if it could.
+  std::string load(std::vector<torch::serialize::InputArchive>& states);
+  void undo();
+
+ private:
+  std::span<const CheckpointPart> parts_;
+  std::vector<std::pair<std::size_t, std::string>> before_;  ///< by place: what a part had
 };
-
-/// Returns it as a text for the file.
-std::string pack(const OfRank& state);
-/// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
-OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known);
-
-/// What a tensor of the module becomes.
-struct Found {
-  std::string name;
-  at::Tensor tensor, stored;
-};
-
-/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does not fit.
-void match(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix, std::vector<Found>& found);
-/// Throws if tensors that are one here (tied weights) are several in the file, with other values.
-void check_tied(const std::vector<Found>& found);
-/// Returns the tensors in the file whose values that looks at.
-std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
 
 }  // namespace hvd::detail

@@ -1,0 +1,48 @@
+#pragma once
+/// What is in the file of a Checkpoint: what belongs to one rank alone, and what the tensors of a module become. Local; one thread at a
+/// time. Errors: CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
+
+#include <torch/nn/module.h>
+#include <torch/serialize.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::detail {
+
+/// What is at the front of every checkpoint.
+constexpr const char* kFormat = "hvd checkpoint 1";
+/// Throws CheckpointError unless it is there.
+void check_format(torch::serialize::InputArchive& archive);
+/// Returns what `pack` has made of the states of all ranks, each a tensor.
+std::vector<at::Tensor> texts_of_ranks(torch::serialize::InputArchive& archive);
+
+/// What belongs to one rank alone.
+struct OfRank {
+  std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
+  std::vector<at::Tensor> memory;  ///< of compression
+  /// Buffers that are not those of the file's model, by name.
+  std::vector<std::string> names;
+  std::vector<at::Tensor> buffers;
+};
+
+/// Returns it as a text for the file.
+std::string pack(const OfRank& state);
+/// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
+OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known);
+
+/// What a tensor of the module becomes.
+struct Found {
+  std::string name;
+  at::Tensor tensor, stored;
+};
+
+/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does not fit.
+void match(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix, std::vector<Found>& found);
+/// Throws if tensors that are one here (tied weights) are several in the file, with other values.
+void check_tied(const std::vector<Found>& found);
+/// Returns the tensors in the file whose values that looks at.
+std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
+
+}  // namespace hvd::detail
