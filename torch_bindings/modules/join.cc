@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 
 #include <exception>
+#include <memory>
 #include <utility>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/optimizer/optimizer.h"
+#include "torch_bindings/optimizer/optimizer_parts.h"
 #include "torch_bindings/optimizer/parameters.h"
 #include "torch_bindings/reducer/join_rounds.h"
 #include "torch_bindings/reducer/reducer.h"
@@ -76,31 +78,31 @@ void JoinGuard::finish(bool failed) {
 JoinGuard DistributedOptimizer::join() { return join(JoinOptions{}); }
 
 JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
-  reconcile();
-  const ProcessSet set = options_.process_set;
+  detail::OptimizerParts& parts = this->parts().reconciled();
+  const ProcessSet set = parts.options.process_set;
   if (set.size() > 1 && is_sharded())
     throw InvalidArgument("join: the optimizer's state is sharded, and a rank that has ended could not update its share");
-  if (deltas_) throw InvalidArgument("join: Adasum combines what every rank's own step changed; a rank that has ended makes none");
-  if (is_local()) throw InvalidArgument("join: this rank is not in the optimizer's process set, and waits for nobody");
-  auto rounds = detail::begin_rounds(*reducers_.front(), options);
-  for (const auto& reducer : reducers_) reducer->set_join(rounds);
-  const auto share = [place = place_, set](int last) {
-    if (place->now == nullptr) throw InvalidArgument("join: the optimizer has ended before its guard");
-    DistributedOptimizer& self = *place->now;
+  if (parts.deltas) throw InvalidArgument("join: Adasum combines what every rank's own step changed; a rank that has ended makes none");
+  if (parts.is_local()) throw InvalidArgument("join: this rank is not in the optimizer's process set, and waits for nobody");
+  auto rounds = detail::begin_rounds(parts.reducers.first(), options);
+  parts.reducers.set_join(rounds);
+  const std::weak_ptr<detail::OptimizerParts> held = parts_;
+  const auto share = [held, set](int last) {
+    const auto self = held.lock();
+    if (!self) throw InvalidArgument("join: the optimizer has ended before its guard");
     // At once, so that ranks which differ in what has been added all hear of it.
     std::vector<std::pair<std::string, at::Tensor>> all;
-    for (const auto& reducer : self.reducers_)
+    for (const auto& reducer : self->reducers.all())
       for (auto& [name, parameter] : reducer->parameters())
-        all.emplace_back(reducer == self.reducers_.front() ? name : formatted("{}: {}", reducer->name(), name), parameter);
+        all.emplace_back(reducer.get() == &self->reducers.first() ? name : formatted("{}: {}", reducer->name(), name), parameter);
     broadcast_parameters(all, last, set);
-    broadcast_optimizer_state(self, last, set);
+    broadcast_optimizer_state(*self->wrapper, last, set);
   };
-  const auto end = [place = place_](bool failed) {
-    if (place->now == nullptr) return;
-    for (const auto& reducer : place->now->reducers_) {
-      reducer->set_join(nullptr);
-      if (failed) reducer->begin_step();
-    }
+  const auto end = [held](bool failed) {
+    const auto self = held.lock();
+    if (!self) return;
+    self->reducers.set_join(nullptr);
+    if (failed) self->reducers.begin_step();
   };
   return JoinGuard({std::move(rounds), share, end});
 }

@@ -43,17 +43,10 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/reducer/distributed_options.h"
 
-namespace hvd {
-class AdasumDeltas;
-class GradientReducer;
-class OptimizerShards;
-}  // namespace hvd
 namespace hvd::detail {
 class CheckpointReader;
 class MasterCopies;
-class MasterOptimizer;
-class SharedGroups;
-class StepWatch;
+struct OptimizerParts;
 }  // namespace hvd::detail
 
 #pragma GCC visibility push(default)
@@ -69,11 +62,6 @@ void drop_scratch(torch::optim::Optimizer& optimizer);
 
 /// A DistributedOptimizer wraps an optimizer, and is one.
 class DistributedOptimizer : public torch::optim::Optimizer {
-  /// Where a wrapper is, for those that must find it after a move.
-  struct Place {
-    DistributedOptimizer* now = nullptr;  ///< null: it has ended
-  };
-
  public:
   /// Wraps `wrapped`. `named_parameters` must name every parameter of it; empty: names are made up from their places. Wrapping is local:
   /// nothing is sent. Throws InvalidArgument for names or options that are wrong, naming them, and for a parameter whose gradient a
@@ -99,8 +87,6 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   DistributedOptimizer(DistributedOptimizer&& other) noexcept;
   /// Ends what this was, and does the same.
   DistributedOptimizer& operator=(DistributedOptimizer&& other) noexcept;
-  DistributedOptimizer(const DistributedOptimizer&) = delete;
-  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
   /// Waits for the reductions, unless a finished `synchronize()` did or `skip_synchronize()` is in force, then steps. With a closure
   /// (LBFGS), every evaluation's gradients and loss are reduced; what is returned is this rank's loss. Throws what `synchronize()` throws.
@@ -129,7 +115,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   class [[nodiscard]] SkipSynchronize {
    public:
     /// Begins the scope; skip_synchronize() does it.
-    explicit SkipSynchronize(DistributedOptimizer& optimizer) : skips_(optimizer.here().skips_) { ++*skips_; }
+    explicit SkipSynchronize(DistributedOptimizer& optimizer);
     ~SkipSynchronize() { --*skips_; }
     SkipSynchronize(const SkipSynchronize&) = delete;
     SkipSynchronize& operator=(const SkipSynchronize&) = delete;
@@ -199,7 +185,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
     [[nodiscard]] bool is_writer() const;
 
    private:
-    std::shared_ptr<Place> place_;
+    std::weak_ptr<detail::OptimizerParts> parts_;  ///< of an optimizer that has not ended
   };
   /// Returns a guard for code that writes parameters between steps (weight clipping): `if (const auto writing =
   /// optimizer.write_parameters(); writing.is_writer()) ...`. With share_parameters it is collective, at its begin and at its end; without,
@@ -207,7 +193,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   ParameterWriting write_parameters() { return ParameterWriting(*this); }
 
   /// @private For hvd: the ranks that train together.
-  [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
+  [[nodiscard]] const ProcessSet& process_set() const;
   /// @private For hvd: the wrapped optimizer's state has been loaded, and is as it should be.
   void note_state();
   /// @private For hvd: the names of the parameters of each group, in the group's order, each parameter once.
@@ -221,9 +207,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// @private For hvd, sharded: returns what brings this rank's masters back to what they are now.
   [[nodiscard]] std::function<void()> remember_masters();
   /// Returns whether the state is shared out.
-  [[nodiscard]] bool is_sharded() const { return shards_ != nullptr; }
+  [[nodiscard]] bool is_sharded() const;
   /// Returns whether each rank has its share of the gradients alone. False in a process set of one rank, also where the options ask for it.
-  [[nodiscard]] bool shards_gradients() const { return shards_ != nullptr && options_.shard_gradients && options_.process_set.size() > 1; }
+  [[nodiscard]] bool shards_gradients() const;
   /// Returns this rank's shares of the gradients, with the names of their parameters, where `shards_gradients()`: after `synchronize()` and
   /// before `step()`; elements in the order of memory, to be changed in place. Local.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradient_shares();
@@ -236,40 +222,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  void begin();
-  void take(DistributedOptimizer& other) noexcept;
-  void end() noexcept;
-  const DistributedOptimizer& here() const;
-  void refuse_own_step();
-  void reconcile();
-  std::exception_ptr cause_of(const Mismatch& error);
-  void take_over_changes(std::size_t known);
-  void take_in(std::size_t first);
-  bool announce_changes();
-  void take_up(std::size_t reducer);
-  void reduce(bool also_synchronized);
-  at::Tensor step_by_deltas(const LossClosure& closure);
-  at::Tensor step_with_closure(const LossClosure& closure);
-  at::Tensor step_wrapped(const LossClosure& closure = nullptr);
-  [[nodiscard]] bool is_local() const { return reducers_.empty() && !deltas_; }
+  [[nodiscard]] detail::OptimizerParts& parts() const;
 
-  // All of these are moved by `take`.
-  std::unique_ptr<torch::optim::Optimizer> owned_;  ///< null where the user has it
-  std::shared_ptr<Place> place_;                    ///< null after a move
-  detail::MasterOptimizer* masters_ = nullptr;      ///< around the optimizer that is wrapped; null if there is none
-  torch::optim::Optimizer* wrapped_ = nullptr;      ///< in that, if there is one
-  std::shared_ptr<detail::StepWatch> watch_;        ///< null where nothing is reduced
-  DistributedOptimizerOptions options_;
-  std::unique_ptr<detail::SharedGroups> groups_;
-  int number_ = 0;  ///< among the optimizers on these ranks
-  /// One for the parameters from the start, and one for each time that others came; none with Adasum or outside the process set.
-  std::vector<std::shared_ptr<GradientReducer>> reducers_;
-  std::size_t agreed_ = 0;                   ///< reducers that all ranks are known to have
-  std::unique_ptr<AdasumDeltas> deltas_;     ///< null unless Adasum
-  std::unique_ptr<OptimizerShards> shards_;  ///< null unless sharded
-  bool changed_ = false;                     ///< there are other parameters than the ranks have compared
-  bool unannounced_ = false;                 ///< the next round does not compare them yet
-  std::shared_ptr<int> skips_;               ///< how many guards of skip_synchronize() there are
+  std::shared_ptr<detail::OptimizerParts> parts_;  ///< null after a move
 };
 
 }  // namespace hvd

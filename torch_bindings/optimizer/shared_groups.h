@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "torch_bindings/optimizer/shared_options.h"
+#include "torch_bindings/parameters/replica_guard.h"
 
 namespace hvd::detail {
 
@@ -34,6 +35,10 @@ class SharedGroups {
   [[nodiscard]] std::uint64_t digest_of_options() const;
   /// Returns them in words: {"lr of group 0", "0.1"}.
   [[nodiscard]] Words words_of_options() const;
+  /// Returns both, for those who compare replicas, as long as this lives.
+  [[nodiscard]] ReplicaComparer::Terms terms() const {
+    return {.digest = [this] { return digest_of_options(); }, .words = [this] { return words_of_options(); }};
+  }
 
   /// Makes groups and options of both alike again. Returns whether there are other parameters in the groups than before; new ones are then
   /// at the end of `parameters()`. Throws InvalidArgument where both have been changed, in different ways.

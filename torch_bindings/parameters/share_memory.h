@@ -7,9 +7,15 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstddef>
+#include <vector>
 
 #pragma GCC visibility push(default)
 namespace hvd {
+
+namespace detail {
+/// Moves these tensors likewise, each once, and returns how many have moved.
+std::size_t move_to_shared_memory(const std::vector<at::Tensor>& tensors);
+}  // namespace detail
 
 /// Moves the module's parameters and buffers, with their values, and returns how many have moved. They stay the same tensors: optimizers,
 /// hooks and gradients go on. Left where they are: tensors on a GPU, without elements, with gaps or elements that share memory, and whose

@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 #include "torch_bindings/precision/state_parts.h"
 
 namespace hvd::detail {
@@ -158,6 +159,12 @@ void StepWatch::attend() {
     note.open = false;
     note.unattended = 0;
   }
+}
+
+void StepWatch::refuse_step(const Named& parameters) {
+  const std::string name = stepped(parameters);
+  attend();
+  if (!name.empty()) throw InvalidArgument(words_of(name));
 }
 
 }  // namespace hvd::detail

@@ -5,7 +5,8 @@
 /// user's right: a state that has counted on; of SGD without momentum, which has no state and writes through `.data()`, that a few elements
 /// of the parameters went by just learning rate times gradient. Not seen are optimizers of the user's own, and SGD without momentum on a
 /// GPU, unless the wrapper is not called for several passes: the ranks' parameters differ then.
-/// Threads: `on_gradient` in autograd's, the rest in the optimizer's. One mutex. Refers to the wrapped optimizer. Throws nothing.
+/// Threads: `on_gradient` in autograd's, the rest in the optimizer's. One mutex. Refers to the wrapped optimizer. Throws from
+/// `refuse_step` alone.
 
 #include <torch/optim/optimizer.h>
 
@@ -33,6 +34,8 @@ class StepWatch {
   [[nodiscard]] std::string stepped(const Named& parameters) const;
   /// The wrapper is called: what has been until now is as it should be.
   void attend();
+  /// Does the same, and throws InvalidArgument where the optimizer has stepped one of these.
+  void refuse_step(const Named& parameters);
 
  private:
   static constexpr std::size_t kSamples = 4;

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -13,7 +12,8 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
-#include "torch_bindings/collectives/tensors.h"
+#include "torch_bindings/parameters/repeated_parameters.h"
+#include "torch_bindings/parameters/share_memory.h"
 #include "torch_bindings/precision/state_parts.h"
 
 namespace hvd {
@@ -55,11 +55,11 @@ OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_s
     : wrapped_(wrapped),
       process_set_(process_set),
       shared_(share_parameters && process_set.size() > 1 ? std::make_unique<SharedParameters>(process_set, name) : nullptr),
-      owners_(shared_ ? shared_->owners() : process_set.ranks()),
       self_(shared_ ? shared_->self() : static_cast<std::size_t>(process_set.rank())),
-      name_(std::move(name)),
       masters_(masters),
       is_known_(detail::fresh_state(wrapped) != nullptr),
+      exchange_(pieces_, process_set, shared_ ? shared_->owners() : process_set.ranks(), std::move(name)),
+      state_(wrapped, pieces_, exchange_),
       stepped_(!wrapped.state().empty()) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
     throw InvalidArgument("shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be shared out");
@@ -94,7 +94,7 @@ void OptimizerShards::mark() {
   wrapped_.state()[this] = std::move(state);
 }
 
-/// Whether any rank has a state, as far as all of them can tell alike.
+/// Returns whether any rank has a state, as far as all of them can tell alike.
 bool OptimizerShards::has_state() const {
   if (masters_ != nullptr) return stepped_;
   if (dynamic_cast<const torch::optim::SGD*>(&wrapped_) == nullptr) return stepped_;
@@ -106,11 +106,17 @@ bool OptimizerShards::has_state() const {
 
 void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs& runs) {
   const at::NoGradGuard no_gradient;
-  const std::span added = std::span(parameters).subspan(first);
-  shared_ ? shared_->add(added) : move_into_shared_memory(added);
+  const auto added = detail::NamedParameters(parameters).subspan(first);
+  if (shared_) {
+    shared_->add(added);
+  } else if (exchange_.owners().size() > 1) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& [name, parameter] : added) tensors.push_back(parameter);
+    detail::move_to_shared_memory(tensors);
+  }
   detail::MasterCopies::Masters masters;
   if (masters_ != nullptr) masters = masters_->release();
-  States states;  // of the new ones, whole
+  detail::ShardedState::States states;  // of the new ones, whole
   for (const auto& [name, parameter] : added) {
     const auto found = wrapped_.state().find(parameter.unsafeGetTensorImpl());
     if (found == wrapped_.state().end()) continue;
@@ -119,18 +125,27 @@ void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs
   }
   auto pieces = cut(added, runs);
   for (auto& piece : pieces) {
-    piece.travels = view_of(piece);
+    piece.is_mine = piece.owner == self_;
+    piece.has_master = masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter);
+    piece.travels = piece.view();
     piece.strides = piece.parameter.strides().vec();
     make_tensor(piece, masters);
   }
   pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
-  keep_share(std::move(states));
+  state_.keep(std::move(states));
   arrange();
 }
 
-/// What the wrapped optimizer steps in the piece's place.
-void OptimizerShards::make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) {
-  if (has_master(piece) && is_mine(piece)) {
+/// Cuts new parameters: into equal shares, or between parameters where the optimizer must see whole ones.
+detail::ShardPieces OptimizerShards::cut(detail::NamedParameters parameters, const Runs& runs) const {
+  const std::size_t shares = exchange_.owners().size();
+  return detail::steps_by_element(wrapped_) ? detail::cut_into_shares(parameters, runs, shares, pieces_)
+                                            : detail::deal_to_shares(parameters, shares, pieces_);
+}
+
+/// Makes what the wrapped optimizer steps in the piece's place.
+void OptimizerShards::make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) const {
+  if (piece.has_master && piece.is_mine) {
     const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
     piece.master.emplace(piece.parameter, whole == masters.end() ? at::Tensor() : whole->second, piece.begin,
                          piece.is_whole() ? -1 : piece.end);
@@ -140,6 +155,42 @@ void OptimizerShards::make_tensor(Piece& piece, const detail::MasterCopies::Mast
   } else {
     piece.tensor = piece.parameter;
   }
+}
+
+/// Follows parameters that have got other memory since, as torch::load gives it.
+void OptimizerShards::follow_memory() {
+  for (auto& piece : pieces_) {
+    const at::Tensor now = piece.view();
+    if (now.const_data_ptr() == piece.travels.const_data_ptr()) continue;
+    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) || !piece.parameter.options().type_equal(piece.travels.options()))
+      throw InvalidArgument(
+          formatted("shard_optimizer_state: parameter '{}' has another layout, type or device than when its optimizer was wrapped; change "
+                    "the model first and wrap the optimizer then",
+                    piece.name));
+    piece.travels = now;
+    if (is_known_ && !piece.master) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
+  }
+}
+
+/// Puts this rank's pieces where their parameters stand.
+void OptimizerShards::arrange() {
+  std::unordered_map<const void*, std::vector<at::Tensor>> mine;
+  for (const auto& piece : pieces_)
+    if (piece.is_mine) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
+  gradients_.arrange(exchange_.owners().size());
+  shares_.clear();
+  for (const auto& group : wrapped_.param_groups()) {
+    auto& share = shares_.emplace_back();
+    for (const auto& parameter : group.params()) {
+      const auto found = mine.find(parameter.unsafeGetTensorImpl());
+      if (found != mine.end()) share.insert(share.end(), found->second.begin(), found->second.end());
+    }
+  }
+}
+
+GradientKeeper& OptimizerShards::keep_gradients() {
+  gradients_.begin();
+  return gradients_;
 }
 
 void OptimizerShards::check_untouched() {
@@ -160,17 +211,20 @@ void OptimizerShards::lend() {
   stepped_ = true;
   follow_memory();
   try {
-    for (auto& piece : pieces_) lend_gradient(piece);
+    for (auto& piece : pieces_) {
+      if (!is_lent_apart(piece)) continue;
+      if (piece.master) piece.master->follow();
+      piece.tensor.mutable_grad() = detail::GradientShares::of(piece, masters_);
+    }
   } catch (...) {
     take_back();
     throw;
   }
 }
 
-void OptimizerShards::lend_gradient(Piece& piece) const {
-  if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) return;
-  if (piece.master) piece.master->follow();
-  piece.tensor.mutable_grad() = gradient_of(piece);
+/// Returns whether the wrapped optimizer steps another tensor than the parameter here, or with another gradient than `.grad`.
+bool OptimizerShards::is_lent_apart(const Piece& piece) const {
+  return piece.is_mine && (gradients_.are_kept() || !piece.tensor.is_same(piece.parameter));
 }
 
 void OptimizerShards::take_back() {
@@ -178,7 +232,7 @@ void OptimizerShards::take_back() {
   for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
   const at::NoGradGuard no_gradient;
   for (auto& piece : pieces_) {
-    if (!is_mine(piece) || (piece.tensor.is_same(piece.parameter) && !keeps_gradients_)) continue;
+    if (!is_lent_apart(piece)) continue;
     if (piece.master && piece.tensor.grad().defined()) piece.master->write();
     piece.tensor.mutable_grad().reset();
   }
@@ -224,39 +278,78 @@ void OptimizerShards::share_pieces(const std::string& refusal) {
   std::vector<at::Tensor> tensors;
   for (auto& piece : pieces_) tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));  // which is a Mismatch
   try {
-    broadcast_pieces(tensors, "parameters");
+    exchange_.broadcast(tensors, "parameters");
   } catch (const Deadlock&) {  // the others are somewhere else
     throw;
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
-    const std::string all = detail::said_by_all(mine, name_ + "/refused", process_set_);
+    const std::string all = detail::said_by_all(mine, exchange_.name() + "/refused", process_set_);
     if (all.empty()) throw;
     for (std::size_t i = 0; i < pieces_.size(); ++i) tensors[i] = pieces_[i].travels;
-    broadcast_pieces(tensors, "parameters");
+    exchange_.broadcast(tensors, "parameters");
     throw Mismatch(error.what() + all);
   }
 }
 
-/// `tensors`: one for each piece, from its owner to all; undefined ones stay. A submission for each owner and device.
-void OptimizerShards::broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const {
-  if (process_set_.size() == 1) return;
-  std::map<std::pair<std::size_t, std::string>, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> groups;
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (!tensors[i].defined() || tensors[i].numel() == 0) continue;
-    const Piece& piece = pieces_[i];
-    const std::string device = tensors[i].device().str();
-    auto& [members, names] = groups[{piece.owner, device.substr(0, device.find(':'))}];
-    members.push_back(tensors[i]);
-    names.push_back(piece.name);
+void OptimizerShards::give_back() {
+  const at::NoGradGuard no_gradient;
+  const auto masters = state_.gather_masters();
+  if (is_known_) {
+    wrapped_.state() = state_.gather();
+  } else {
+    at::Tensor states = at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
+    allreduce_(states, {.name = exchange_.name() + "/states", .op = ReduceOp::Max, .process_set = process_set_});
+    if (states.item<std::int64_t>() > 0)
+      throw InvalidArgument("unshard(): LibTorch does not know this optimizer, so its state, which is in shares, cannot be put together");
   }
-  std::vector<Handle<std::vector<at::Tensor>>> handles;
-  for (auto& [key, group] : groups)
-    handles.push_back(
-        detail::grouped_broadcast_async_(std::move(group.first), std::move(group.second),
-                                         {.name = formatted("{}/{} of rank {} on {}", name_, what, owners_[key.first], key.second),
-                                          .root_rank = owners_[key.first],
-                                          .process_set = process_set_}));
-  for (const auto& handle : handles) handle.wait();
+  given_back_ = true;
+  if (masters_ != nullptr) masters_->adopt(masters);
+}
+
+std::function<void()> OptimizerShards::remember_masters() {
+  std::vector<std::pair<at::Tensor, at::Tensor>> before;
+  for (const auto& piece : pieces_)
+    if (piece.master) before.emplace_back(piece.master->tensor(), piece.master->tensor().clone());
+  return [before = std::move(before)] {
+    for (const auto& [master, then] : before) at::Tensor(master).copy_(then);
+  };
+}
+
+void OptimizerShards::save(torch::serialize::OutputArchive& archive, std::optional<int> only) {
+  const at::NoGradGuard no_gradient;
+  struct Undone {  // whatever happens, the share comes back
+    OptimizerShards& self;
+    detail::ShardedState::States share;
+    ~Undone() { self.wrapped_.state() = std::move(share); }
+  };
+  const auto masters = state_.gather_masters(only);
+  detail::ShardedState::States whole = state_.gather(only);
+  if (!detail::PieceExchange::gets_whole(only)) return;
+  const Undone undone{*this, std::exchange(wrapped_.state(), std::move(whole))};
+  if (masters_ == nullptr) return wrapped_.save(archive);
+  detail::MasterCopies::write(archive, wrapped_, masters);
+  const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);
+  wrapped_.save(archive);
+}
+
+void OptimizerShards::load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive,
+                           detail::CheckpointReader* reader) {
+  const at::NoGradGuard no_gradient;
+  detail::MasterCopies::Masters masters;
+  if (masters_ != nullptr) masters = detail::MasterCopies::read(archive, wrapped_);
+  detail::ShardedState::States before = std::exchange(wrapped_.state(), {});
+  try {
+    load_wrapped();
+  } catch (...) {
+    wrapped_.state() = std::move(before);
+    throw;
+  }
+  stepped_ = true;
+  state_.keep(std::exchange(wrapped_.state(), {}), reader);
+  mark();
+  for (auto& piece : pieces_)
+    if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl()); piece.master && whole != masters.end())
+      piece.master->load(whole->second);
 }
 
 }  // namespace hvd

@@ -9,55 +9,51 @@
 /// host (torch_bindings/parameters/shared_parameters.h), the shares are those of the ranks of a host, and nothing is sent after a step.
 /// Thread: the optimizer's. Errors: InvalidArgument (LBFGS; an optimizer whose state is in shares already, or that has been stepped by
 /// itself); what a broadcast throws. Owns the pieces. The wrapped optimizer's groups hold whole parameters but while it steps; its state is
-/// that of this rank's pieces.
+/// that of this rank's pieces. How parameters are cut: torch_bindings/sharding/shard_pieces.h.
 
 #include <torch/optim/optimizer.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "torch_bindings/gradients/gradient_keeper.h"
 #include "torch_bindings/gradients/gradient_memory.h"
 #include "torch_bindings/parameters/shared_parameters.h"
 #include "torch_bindings/precision/master_copies.h"
+#include "torch_bindings/sharding/gradient_shares.h"
+#include "torch_bindings/sharding/piece_exchange.h"
+#include "torch_bindings/sharding/shard_pieces.h"
+#include "torch_bindings/sharding/sharded_state.h"
 
 namespace hvd::detail {
 class CheckpointReader;
 }  // namespace hvd::detail
 namespace hvd {
 
-class OptimizerShards : public GradientKeeper {
+/// The shares of one optimizer.
+class OptimizerShards {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
-  /// Parameters that are laid end to end and cut together; none: all are.
-  using Runs = std::vector<std::vector<at::Tensor>>;
+  using Runs = detail::ShardRuns;
 
-  /// Local. `masters`: of the optimizer's 16-bit parameters, which this has from now on until `give_back()`; null without them.
-  /// `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once. State
-  /// that the optimizer has already is cut too.
+  /// Shares the optimizer out. Local. `masters`: of the optimizer's 16-bit parameters, which this has from now on until `give_back()`; null
+  /// without them. `name` tells the optimizers of a process apart, equally on all ranks; `parameters` are those of the groups, each once.
+  /// State that the optimizer has already is cut too.
   OptimizerShards(torch::optim::Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
                   bool share_parameters = false, detail::MasterCopies* masters = nullptr, const Runs& runs = {});
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost, unless `give_back()` was called, and
   /// stepping the optimizer or wrapping it again is an error.
-  ~OptimizerShards() override;
+  ~OptimizerShards();
   OptimizerShards(const OptimizerShards&) = delete;
   OptimizerShards& operator=(const OptimizerShards&) = delete;
 
-  /// From now on this rank has its shares of the gradients alone, which come by `keep()`: ZeRO stage 2. Until `drop_gradients()`.
-  void keep_gradients() { keeps_gradients_ = true; }
-  [[nodiscard]] const std::vector<std::int64_t>& parts(const at::Tensor& parameter) const override;
-  void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
-  void drop(const at::Tensor& parameter) override;
-  void drop_gradients();
-  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit parameters with masters in fp32.
-  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gradients() const;
+  /// From now on this rank has its shares of the gradients alone, which come by what is returned: ZeRO stage 2.
+  [[nodiscard]] GradientKeeper& keep_gradients();
+  [[nodiscard]] detail::GradientShares& gradients() { return gradients_; }
 
   /// Throws InvalidArgument, naming unshard(), if the optimizer's state is in shares: of a wrapper that lives, or of one that has ended.
   static void refuse_shares(const torch::optim::Optimizer& optimizer);
@@ -100,65 +96,28 @@ class OptimizerShards : public GradientKeeper {
   [[nodiscard]] std::function<void()> remember_masters();
 
  private:
-  using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
-  /// Elements [begin, end) of a parameter, in the order of its memory.
-  struct Piece {
-    std::string name;  ///< of the parameter
-    at::Tensor parameter;
-    std::int64_t begin = 0, end = 0;
-    std::size_t owner = 0;                     ///< the share that it is in
-    at::Tensor tensor;                         ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
-    at::Tensor travels;                        ///< the same elements, dense
-    std::vector<std::int64_t> strides;         ///< of the parameter
-    std::optional<detail::MasterCopy> master;  ///< of this rank's piece of a 16-bit parameter, where there are masters: that is stepped
-    at::Tensor gradient;                       ///< this rank's share of it, where `.grad` does not have it
-    [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
-  };
+  using Piece = detail::ShardPiece;
 
-  void move_into_shared_memory(std::span<const std::pair<std::string, at::Tensor>> parameters) const;
-  void deal(std::vector<Piece>& whole) const;
-  [[nodiscard]] std::vector<Piece> cut(std::span<const std::pair<std::string, at::Tensor>> parameters, const Runs& runs) const;
-  void cut_run(const std::vector<std::size_t>& run, std::size_t first, std::vector<std::vector<Piece>>& pieces) const;
-  [[nodiscard]] at::Tensor view_of(const Piece& piece) const;
+  [[nodiscard]] detail::ShardPieces cut(detail::NamedParameters parameters, const Runs& runs) const;
+  void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) const;
   void follow_memory();
   void arrange();
   void mark();
   [[nodiscard]] bool has_state() const;
-  [[nodiscard]] bool is_mine(const Piece& piece) const { return piece.owner == self_; }
+  [[nodiscard]] bool is_lent_apart(const Piece& piece) const;
   void share_pieces(const std::string& refusal);
-  void broadcast_pieces(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  [[nodiscard]] States gather_state(std::optional<int> only = {});
-  [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only);
-  void gather_pieces(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own, const std::vector<std::int64_t>& bytes,
-                     const std::string& what, std::optional<int> only) const;
-  [[nodiscard]] bool gets_whole(std::optional<int> only) const;
-  void keep_share(States whole, detail::CheckpointReader* reader = nullptr);
-  [[nodiscard]] at::Tensor part_of(const at::Tensor& whole, const Piece& piece, detail::CheckpointReader* reader) const;
-  [[nodiscard]] at::Tensor gradient_of(const Piece& piece) const;
-  void lend_gradient(Piece& piece) const;
-  void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters);
-  [[nodiscard]] bool has_master(const Piece& piece) const { return masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter); }
-  [[nodiscard]] at::ScalarType state_type(const Piece& piece) const {
-    return has_master(piece) ? at::kFloat : piece.parameter.scalar_type();
-  }
-  [[nodiscard]] std::int64_t bytes_of_state(const Piece& piece) const {
-    return (piece.end - piece.begin) * static_cast<std::int64_t>(c10::elementSize(state_type(piece)));
-  }
-  [[nodiscard]] detail::MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
 
   detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   torch::optim::Optimizer& wrapped_;
   const ProcessSet process_set_;
   const std::unique_ptr<SharedParameters> shared_;  ///< null where each rank has a copy of its own
-  const std::vector<int> owners_;                   ///< by share: the rank that has it; with one copy per host, of the first host
   const std::size_t self_;                          ///< the share of this rank
-  const std::string name_;
   detail::MasterCopies* const masters_;
   const bool is_known_;  ///< LibTorch knows the optimizer, or what it derives from, so that its state can be put together
-  std::vector<Piece> pieces_;
-  std::unordered_map<const void*, std::vector<std::size_t>> mine_;    ///< by parameter: this rank's pieces
-  std::unordered_map<const void*, std::vector<std::int64_t>> parts_;  ///< by parameter: elements in each share
-  bool keeps_gradients_ = false;
+  detail::ShardPieces pieces_;
+  const detail::PieceExchange exchange_;  ///< by share: with one copy per host, the ranks of the first host own them
+  const detail::ShardedState state_;
+  detail::GradientShares gradients_{pieces_};
   std::vector<std::vector<at::Tensor>> shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;               ///< as many states there were when `check_untouched()` last looked
   bool lent_ = false;

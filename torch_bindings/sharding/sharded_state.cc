@@ -1,0 +1,134 @@
+#include "torch_bindings/sharding/sharded_state.h"
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/tensors.h"
+#include "torch_bindings/files/checkpoint_reader.h"
+#include "torch_bindings/precision/state_parts.h"
+
+namespace hvd::detail {
+
+ShardedState::States ShardedState::gather(std::optional<int> only) const {
+  if (!fresh_state(wrapped_))
+    throw InvalidArgument("shard_optimizer_state: LibTorch does not know this optimizer, so its state cannot be put together to be saved");
+  // What there is of each piece: whether it has a state, which tensors that has, and its step.
+  at::Tensor known = at::zeros({static_cast<std::int64_t>(pieces_.size()), 3}, at::kLong);
+  auto word = known.accessor<std::int64_t, 2>();
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
+    if (!pieces_[i].is_mine || found == wrapped_.state().end()) continue;
+    const auto row = static_cast<std::int64_t>(i);
+    const StateParts parts = parts_of(*found->second);
+    word[row][0] = 1;
+    if (!is_all_parts(*found->second)) word[row][0] = 2;
+    for (std::size_t t = 0; t < parts.tensors.size(); ++t)
+      if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
+    if (parts.step != nullptr) word[row][2] = *parts.step;
+  }
+  // Zeros but from the owner; from one on each host, where each has a copy.
+  allreduce_(known, {.name = exchange_.name() + "/state", .op = ReduceOp::Max, .process_set = exchange_.process_set()});
+  if (pieces_.empty() || known.select(1, 0).max().item<std::int64_t>() < 2) return gather_parts(known, only);
+  throw InvalidArgument(
+      "shard_optimizer_state: the optimizer keeps states of a type of its own, which derives from one of LibTorch's; what that has besides "
+      "cannot be put together");
+}
+
+/// Puts the states together. `known`: what there is of each piece on its owner.
+ShardedState::States ShardedState::gather_parts(const at::Tensor& known, std::optional<int> only) const {
+  const auto word = known.accessor<std::int64_t, 2>();
+  States whole;
+  const std::size_t fields = parts_of(*fresh_state(wrapped_)).tensors.size();
+  for (std::size_t t = 0; t < fields; ++t) {
+    std::vector<at::Tensor> tensors(pieces_.size()), own(pieces_.size());
+    std::vector<std::int64_t> bytes(pieces_.size());
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const ShardPiece& piece = pieces_[i];
+      const auto row = static_cast<std::int64_t>(i);
+      if (word[row][0] == 0) continue;
+      const bool has = (word[row][1] >> t & 1) != 0;
+      if (has && piece.is_mine) own[i] = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
+      if (has) bytes[i] = piece.state_bytes();
+      if (!PieceExchange::gets_whole(only)) continue;
+      const at::Tensor& parameter = piece.parameter;
+      auto& state = whole[parameter.unsafeGetTensorImpl()];
+      if (!state) state = fresh_state(wrapped_);
+      const StateParts parts = parts_of(*state);
+      if (parts.step != nullptr) *parts.step = word[row][2];
+      if (!has) continue;
+      at::Tensor& all = *parts.tensors[t];
+      if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(piece.state_type()));
+      tensors[i] = piece.is_whole() ? all : in_memory_order(all).slice(0, piece.begin, piece.end);
+    }
+    exchange_.gather(tensors, own, bytes, formatted("state {}", t), only);
+  }
+  return whole;
+}
+
+void ShardedState::keep(States whole, CheckpointReader* reader) const {
+  auto& states = wrapped_.state();
+  for (const auto& piece : pieces_) {
+    const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
+    if (!piece.is_mine || found == whole.end()) continue;
+    for (const at::Tensor* const tensor : parts_of(*found->second).tensors)
+      if (tensor->defined() && tensor->sizes() != piece.parameter.sizes())
+        throw InvalidArgument(formatted("the state of parameter '{}' has shape {}, and the parameter {}", piece.name,
+                                        to_string(tensor->sizes().vec()), to_string(piece.parameter.sizes().vec())));
+    if (piece.is_whole()) {
+      for (at::Tensor* const tensor : parts_of(*found->second).tensors) {
+        if (reader != nullptr) reader->want(*tensor);
+        if (piece.has_master && tensor->defined()) *tensor = tensor->to(at::kFloat);
+      }
+      states[piece.tensor.unsafeGetTensorImpl()] = std::move(found->second);
+      continue;
+    }
+    auto state = fresh_state(wrapped_);
+    const StateParts from = parts_of(*found->second);
+    const StateParts to = parts_of(*state);
+    if (to.step != nullptr) *to.step = *from.step;
+    for (std::size_t t = 0; t < to.tensors.size(); ++t)
+      if (from.tensors[t]->defined()) *to.tensors[t] = part_of(*from.tensors[t], piece, reader);
+    states[piece.tensor.unsafeGetTensorImpl()] = std::move(state);
+  }
+}
+
+/// Returns the elements of the piece, in the order of the parameter's memory, in memory of their own.
+at::Tensor ShardedState::part_of(const at::Tensor& whole, const ShardPiece& piece, CheckpointReader* reader) {
+  if (reader == nullptr || !reader->is_unread(whole))
+    return in_memory_order_of(whole, piece.parameter)
+        .slice(0, piece.begin, piece.end)
+        .to(piece.has_master ? at::kFloat : whole.scalar_type(), false, /*copy=*/true);
+  if (whole.strides() != piece.parameter.strides()) {  // it comes in an order of its own, and so as a whole
+    const at::Tensor ordered = at::empty_strided(piece.parameter.sizes(), piece.parameter.strides(), whole.options());
+    reader->want(ordered, whole);
+    return in_memory_order(ordered).slice(0, piece.begin, piece.end);
+  }
+  const at::Tensor part = torch::empty({piece.end - piece.begin}, whole.options());
+  reader->want(part, in_memory_order(whole).slice(0, piece.begin, piece.end));
+  return part;
+}
+
+MasterCopies::Masters ShardedState::gather_masters(std::optional<int> only) const {
+  MasterCopies::Masters all;
+  std::vector<at::Tensor> tensors(pieces_.size()), own(pieces_.size());
+  std::vector<std::int64_t> bytes(pieces_.size());
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const ShardPiece& piece = pieces_[i];
+    if (!piece.has_master) continue;
+    bytes[i] = piece.state_bytes();
+    if (piece.master) own[i] = piece.master->tensor();
+    if (!PieceExchange::gets_whole(only)) continue;
+    at::Tensor& whole = all[piece.parameter.unsafeGetTensorImpl()];
+    if (!whole.defined()) whole = at::zeros_like(piece.parameter, piece.parameter.options().requires_grad(false).dtype(at::kFloat));
+    tensors[i] = piece.is_whole() ? whole : in_memory_order(whole).slice(0, piece.begin, piece.end);
+  }
+  exchange_.gather(tensors, own, bytes, "masters", only);
+  return all;
+}
+
+}  // namespace hvd::detail

@@ -1,0 +1,46 @@
+#pragma once
+/// An optimizer's state of which each rank has that of its pieces: put together, and dealt again. Thread: the optimizer's. Refers to the
+/// optimizer, whose `state()` holds this rank's, to the pieces and to their exchange. Errors: InvalidArgument, on all ranks, for an
+/// optimizer or a state that LibTorch does not know; what the exchange throws.
+///
+/// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/checkpoint/checkpoint_run_test.cc,
+/// tests/torch_bindings/what_if/what_if_sharded_test.cc.
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <optional>
+
+#include "torch_bindings/precision/master_copies.h"
+#include "torch_bindings/sharding/piece_exchange.h"
+#include "torch_bindings/sharding/shard_pieces.h"
+
+namespace hvd::detail {
+
+class CheckpointReader;
+
+/// The state of one optimizer, in shares.
+class ShardedState {
+ public:
+  using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+  ShardedState(torch::optim::Optimizer& wrapped, const ShardPieces& pieces, const PieceExchange& exchange)
+      : wrapped_(wrapped), pieces_(pieces), exchange_(exchange) {}
+
+  /// Collective. Returns the whole state, by parameter, on every rank or on `only` one. It stays in shares.
+  [[nodiscard]] States gather(std::optional<int> only = {}) const;
+  /// Collective. Returns the masters of all 16-bit parameters, likewise.
+  [[nodiscard]] MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
+  /// Gives the optimizer this rank's share of `whole`, which is by parameter. `reader`: of tensors whose values are in a file still.
+  void keep(States whole, CheckpointReader* reader = nullptr) const;
+
+ private:
+  [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only) const;
+  [[nodiscard]] static at::Tensor part_of(const at::Tensor& whole, const ShardPiece& piece, CheckpointReader* reader);
+
+  torch::optim::Optimizer& wrapped_;
+  const ShardPieces& pieces_;
+  const PieceExchange& exchange_;
+};
+
+}  // namespace hvd::detail
