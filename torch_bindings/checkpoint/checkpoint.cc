@@ -27,7 +27,7 @@
 
 namespace hvd {
 
-/// What the file has for this rank, and where it goes.
+/// The file's contents for this rank, and the places where they go.
 struct Checkpoint::Contents {
   std::unique_ptr<detail::CheckpointReader> reader;
   torch::serialize::InputArchive optimizer;
@@ -68,7 +68,7 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
-/// Whether `from` can be copied into `to`, one by one.
+/// Returns whether `from` can be copied into `to`, one by one.
 bool fits(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   return std::equal(to.begin(), to.end(), from.begin(), from.end(),
                     [](const auto& a, const auto& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type(); });
@@ -91,7 +91,7 @@ std::string failure_of_current_exception() {
   }
 }
 
-/// What has kept `call` from being done; empty if nothing has.
+/// Returns what has kept `call` from being done; empty if nothing has.
 template <class Call>
 std::string failure_of(const Call& call) {
   try {
@@ -222,7 +222,7 @@ void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim
   throw Mismatch(formatted("checkpoint {}: what the ranks save differs: {}", path_, grouped_by_rank(options_.process_set.ranks(), said)));
 }
 
-/// As it is, to be saved or filled.
+/// Returns the tensors that belong to this rank alone, as they are: to be saved, or to be filled.
 std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer, Parts parts) const {
   std::vector<at::Tensor> memory;
   const auto add = [&memory](const std::vector<at::Tensor>& more) { memory.insert(memory.end(), more.begin(), more.end()); };
@@ -392,7 +392,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   return contents.step;
 }
 
-/// What belongs to this rank alone.
+/// Fills what belongs to this rank alone.
 void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts,
                           const Contents& contents) const {
   const OfRank& mine = contents.mine;

@@ -50,15 +50,15 @@ namespace hvd {
 
 /// CheckpointOptions say what a Checkpoint keeps, and what belongs to it besides model and optimizer.
 struct CheckpointOptions {
-  /// How many files stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
+  /// The number of files that stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
   /// Checkpoints in a folder do not meet unless one's path is another's `path`.N.
   int keep_last = 1;
-  /// Whether `load` sets the optimizer's options (learning rate, betas...) to those in the file, or leaves the program's.
+  /// True: `load` sets the optimizer's options (learning rate, betas...) to those in the file. False: it leaves the program's.
   bool load_options = true;
-  /// Whether the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
+  /// True: the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
   bool random_state = true;
-  /// Whether the model in the file has the means of the ranks' buffers (see AveragedBuffers), for those who read it with another number
-  /// of ranks, or the first rank's. The same on all ranks.
+  /// True: the model in the file has the means of the ranks' buffers (see AveragedBuffers), for those who read it with another number of
+  /// ranks. False: it has the first rank's. The same on all ranks.
   bool average_buffers = false;
   /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
   /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).

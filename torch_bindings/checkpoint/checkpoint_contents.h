@@ -1,6 +1,7 @@
 #pragma once
-/// What is in the file of a Checkpoint: what belongs to one rank alone, and what the tensors of a module become. Local; one thread at a
-/// time. Errors: CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
+/// The contents of a Checkpoint's file: its head, the states that belong to single ranks, and the values for a module's tensors. Local; one
+/// thread at a time. Errors: CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
 
 #include <torch/nn/module.h>
 #include <torch/serialize.h>
@@ -11,14 +12,14 @@
 
 namespace hvd::detail {
 
-/// What is at the front of every checkpoint.
+/// The format, at the front of every checkpoint.
 constexpr const char* kFormat = "hvd checkpoint 1";
 /// Throws CheckpointError unless it is there.
 void check_format(torch::serialize::InputArchive& archive);
 /// Returns what `pack` has made of the states of all ranks, each a tensor.
 std::vector<at::Tensor> texts_of_ranks(torch::serialize::InputArchive& archive);
 
-/// What belongs to one rank alone.
+/// The state that belongs to one rank alone.
 struct OfRank {
   std::vector<at::Tensor> random;  ///< generators' states: CPU, and GPU
   std::vector<at::Tensor> memory;  ///< of compression
@@ -32,7 +33,7 @@ std::string pack(const OfRank& state);
 /// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
 OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known);
 
-/// What a tensor of the module becomes.
+/// A tensor of the module, and the one in the file that it becomes.
 struct Found {
   std::string name;
   at::Tensor tensor, stored;

@@ -3,6 +3,7 @@
 /// an ExponentialMovingAverage, an ElasticSampler, a GradScaler, whatever has `save(OutputArchive&)` and `load(InputArchive&)`, and random
 /// number generators of the user's own. The first rank's state is saved and all ranks get it, as these are alike on all; but each rank has
 /// its own generators. Refers to the object, which must outlive it; local, for the thread that saves and loads.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc
 
 #include <ATen/core/Generator.h>
 #include <torch/nn/module.h>
@@ -19,7 +20,8 @@ namespace hvd {
 
 class GradScaler;
 
-/// What can be a part as it is. No module and no optimizer: those belong to a Checkpoint of their own, which knows of shards and ranks.
+/// A type that can be a part as it is. No module and no optimizer: those belong to a Checkpoint of their own, which knows of shards and
+/// ranks.
 template <class T>
 concept CheckpointState = !std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
                           requires(T & part, torch::serialize::OutputArchive& to, torch::serialize::InputArchive& from) {

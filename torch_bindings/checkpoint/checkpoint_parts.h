@@ -1,8 +1,7 @@
 #pragma once
 /// The parts of a training run in the file of a Checkpoint: written, found, and filled. Local; one thread at a time. Refer to the parts.
 /// Errors: CheckpointError for parts that do not fit; what a part's own save() and load() throw.
-///
-/// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc
 
 #include <torch/serialize.h>
 

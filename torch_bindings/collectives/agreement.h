@@ -1,6 +1,6 @@
 #pragma once
-/// What has to be the same on all ranks before they exchange it: found out by one small allgather, and said in words, on all ranks, where
-/// it is not. One thread at a time; all functions but check_root are collective over the process set. Errors: Mismatch on all ranks;
+/// Checks of what has to be the same on all ranks before they exchange it: one small allgather finds out, and where it differs all ranks
+/// say so in words. One thread at a time; all functions but check_root are collective over the process set. Errors: Mismatch on all ranks;
 /// InvalidArgument at the call for a bad root.
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ using Statements = std::vector<std::pair<std::string, std::string>>;
 /// Mismatch otherwise, on all ranks, saying which ranks say what of the first names that differ, or lack them.
 void agree_on(std::string_view what, const Statements& statements, const ProcessSet& process_set);
 
-/// What is said of a tensor: "float32 [3, 2]", and where it is unless that is the CPU.
+/// Returns a tensor in words: "float32 [3, 2]", and its device unless that is the CPU.
 std::string describe(const at::Tensor& tensor);
 
 /// Returns the texts of all ranks, in rank order, as tensors of bytes on the set's first rank, and nothing on the others.

@@ -38,7 +38,7 @@ class Communicated : public torch::autograd::Function<Communicated> {
   }
 };
 
-/// Of an input and of an output that takes what has come of it.
+/// The node of an input and of an output that takes what has come of it.
 class Written : public torch::autograd::Function<Written> {
  public:
   static variable_list forward(AutogradContext* context, at::TensorList both, GradientRule* rule) {

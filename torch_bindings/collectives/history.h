@@ -1,6 +1,7 @@
 #pragma once
-/// What autograd is told of collectives: how gradients pass results that were computed elsewhere, and that forms in place have changed
-/// their argument. Functions only; any thread. Refuses with InvalidArgument what autograd cannot express.
+/// Tells autograd of collectives: how gradients pass results that were computed elsewhere, and that forms in place have changed their
+/// argument. Functions only; any thread. Refuses with InvalidArgument what autograd cannot express.
+// Tested in tests/torch_bindings/collectives/into_test.cc, tests/torch_bindings/what_if/what_if_collectives_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -11,14 +12,14 @@
 
 namespace hvd::detail {
 
-/// Gradients of the inputs, from those of the results. Must not hold the results: they hold it.
+/// Computes gradients of the inputs from those of the results. Must not hold the results: they hold it.
 using GradientRule = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 /// Returns `results` as what came of `given`, with that rule for their gradients.
 std::vector<at::Tensor> tied(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& results, GradientRule rule);
 
-/// Whether `tensor`, when an operation changes it in place, is afterwards another function of what came before: it requires a gradient,
-/// grad mode is on, and it is no leaf nor a view of one. (Leaves are data: parameters are broadcast in place with grad mode on.)
+/// Returns whether `tensor`, when an operation changes it in place, is afterwards another function of what came before: it requires a
+/// gradient, grad mode is on, and it is no leaf nor a view of one. (Leaves are data: parameters are broadcast in place with grad mode on.)
 /// Throws InvalidArgument for one of several views that one operation made (split, chunk, unbind), whose history cannot be rewritten.
 bool changes_history(const at::Tensor& tensor, std::string_view what, const std::string& name);
 /// Counts as a change: backward then refuses to use `tensor` where it had saved what was in it before. Nothing on inference tensors, which

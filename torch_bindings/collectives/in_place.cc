@@ -11,8 +11,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Which of the tensors share memory with another that begins before them, or is before them in the group and begins there too. Those are
-/// sent from a copy, so that all are read before any is changed. `dense`: without gaps.
+/// Returns which of the tensors share memory with another that begins before them, or that is before them in the group and begins there
+/// too. They are sent from a copy, so that all are read before any is changed. `dense`: without gaps.
 std::vector<bool> sharing_memory(const Tensors& dense) {
   std::vector<bool> shares(dense.size(), false);
   if (dense.size() < 2) return shares;

@@ -1,6 +1,7 @@
 #pragma once
 /// Collectives whose results have the shapes of their arguments, and their forms that change these: how a group of tensors that may share
 /// memory is read and written, and what autograd is told. Any thread. Errors: InvalidArgument for what autograd cannot express.
+// Tested in tests/torch_bindings/collectives/operation_test.cc, tests/torch_bindings/what_if/what_if_collectives_test.cc
 
 #include <string>
 #include <string_view>
@@ -35,7 +36,7 @@ std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind, const std::vect
   return operation;
 }
 
-/// Those of the tensors that are another function of what came before when they have been changed.
+/// The tensors of a group that are another function of what came before when they have been changed.
 class Histories {
  public:
   /// Looks at the tensors before they are changed. Throws InvalidArgument.
@@ -51,7 +52,7 @@ class Histories {
   }
 
  private:
-  /// Whether it is none of those before it. Throws InvalidArgument if it is part of one: its gradient would be reduced twice.
+  /// Returns whether it is none of those before it. Throws InvalidArgument if it is part of one: its gradient would be reduced twice.
   [[nodiscard]] bool is_another(const at::Tensor& tensor, const std::string& which) const;
   std::vector<std::pair<std::size_t, at::Tensor>> changed_;
   bool group_;

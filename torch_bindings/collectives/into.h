@@ -1,5 +1,5 @@
 #pragma once
-/// What `allgather_into`, `alltoall_into` and `reducescatter_into` have in common: an operation whose result goes into a tensor of the
+/// The common part of `allgather_into`, `alltoall_into` and `reducescatter_into`: an operation whose result goes into a tensor of the
 /// caller's, and what autograd is told of that tensor. Any thread. Errors: InvalidArgument at the call, for an output that cannot fit, that
 /// has elements which share memory, or that autograd would have refused as the output of an operation in place.
 
@@ -14,7 +14,7 @@
 
 namespace hvd::detail {
 
-/// Where a result goes, and whether gradients follow it.
+/// The tensor that a result goes to; it knows whether gradients follow.
 class Target {
  public:
   /// Throws InvalidArgument for an undefined tensor, and for leaves that require a gradient where grad mode is on.

@@ -1,6 +1,7 @@
 #pragma once
 /// This file sends any object to other ranks: by its type's own rules, or as torch::save writes it. All functions are collective over the
 /// process set. One thread at a time. They throw InvalidArgument, on all ranks, if a rank cannot write its object.
+// Tested in tests/torch_bindings/optimizer/parameters_test.cc
 
 #include <torch/serialize.h>
 
@@ -43,7 +44,7 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-/// What a container's element is while it is read: a map's has a constant key.
+/// The type of a container's element while it is read: a map's has a constant key.
 template <class T>
 struct Readable {
   using Type = T;
@@ -125,8 +126,8 @@ void read_object(std::istream& in, T& object) {
 template <class T>
 inline constexpr bool kHoldsModule = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>;
 
-/// What to read an object like `object` into. torch::load fills tensors and modules where they are, so it shares nothing with `object`,
-/// but for a module, which has to exist already.
+/// Returns an object to read one like `object` into. torch::load fills tensors and modules where they are, so it shares nothing with
+/// `object`, but for a module, which has to exist already.
 template <class T>
 T receiver(const T& object) {
   if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T>) {

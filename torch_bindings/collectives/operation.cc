@@ -64,7 +64,7 @@ bool needs_gradient(const Tensors& tensors) {
 
 namespace {
 
-/// What `wait()` returns.
+/// Returns what `wait()` returns.
 Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& pending) {
   *operation->rows = pending.rows;
   if (!operation->lack.empty()) throw BackendError(operation->lack);

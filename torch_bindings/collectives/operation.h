@@ -1,5 +1,5 @@
 #pragma once
-/// What the collectives on at::Tensor have in common (allreduce.cc, allgather.cc...): one submission of a group of tensors, from the check
+/// The common part of the collectives on at::Tensor (allreduce.cc, allgather.cc...): one submission of a group of tensors, from the check
 /// of what the user gives to what `wait()` returns. Any thread. Errors: InvalidArgument, naming the tensor, from `check_group`; what
 /// Engine::submit and Engine::wait throw. An Operation is held by its submission and by its handles.
 
@@ -19,9 +19,10 @@
 
 namespace hvd::detail {
 
+/// The two forms of an operation: results are new tensors, or the tensors that were given.
 enum class Form { Fresh, InPlace };
 
-/// Holds every tensor of an operation until it is done, and knows how its results become what the user gets.
+/// An operation on a group of tensors: holds all of them until it is done, and knows how its results become what the user gets.
 struct Operation {
   using Tensors = std::vector<at::Tensor>;
   Submission submission;
@@ -39,7 +40,7 @@ struct Operation {
   void add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what);
 };
 
-/// "allreduce 'loss'", and of a group of several also which of them.
+/// Returns "allreduce 'loss'", and of a group of several also which of them.
 std::string title(std::string_view what, const std::string& name, const std::vector<at::Tensor>& group, std::size_t index);
 /// Returns the name under which gradients of the operation of this name travel: one of the library's own if that has none of the user's, as
 /// backward may run in a thread of autograd's. `rows_differ`: between the ranks.
@@ -49,7 +50,7 @@ void check_group(const std::vector<at::Tensor>& tensors, std::string_view what, 
 /// Returns the tensor's values as they are read: contiguous, neither lazily conjugated nor negated. The tensor itself where it is so
 /// already.
 at::Tensor dense_of(const at::Tensor& tensor);
-/// To be asked where the user's grad mode still holds.
+/// Returns whether autograd wants a gradient of any of them. Call it where the user's grad mode still holds.
 bool needs_gradient(const std::vector<at::Tensor>& tensors);
 /// Has results made when their number of rows is known.
 void allocate_rows(const std::shared_ptr<Operation>& operation);

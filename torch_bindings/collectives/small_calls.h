@@ -1,6 +1,7 @@
 #pragma once
 /// Small operations that are waited for at once: the engine is asked first, without an Operation (Engine::try_fast_path). Any thread; the
 /// call must not outlive the tensors. Functions say by false, or by an undefined tensor, that the operation must be submitted.
+// Tested in tests/torch_bindings/collectives/allreduce_test.cc, tests/torch_bindings/collectives/into_test.cc
 
 #include <ATen/ops/empty.h>
 
@@ -18,7 +19,7 @@
 
 namespace hvd::detail {
 
-/// Whether the engine can work on the tensor as it is.
+/// Returns whether the engine can work on the tensor as it is.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
          !tensor.is_neg();
@@ -50,7 +51,7 @@ inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& opti
   return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) && options.compression == Compression::none();
 }
 
-/// A group in place: false if it must be submitted, also where tensors may share memory.
+/// Runs a group in place. False if it must be submitted, also where tensors may share memory.
 inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
   const std::size_t count = tensors.size();
   if (count < 2 || count > limit(Limit::GroupTensors)) return false;
@@ -72,7 +73,7 @@ inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const All
   return true;
 }
 
-/// Results whose number of rows the engine knows.
+/// Allocates results whose number of rows the engine knows.
 struct SmallRows {
   const at::Tensor& input;
   at::Tensor result;
@@ -86,7 +87,8 @@ struct SmallRows {
   }
 };
 
-/// An undefined tensor if the operation must be submitted. `splits`, `received`: of an alltoall, rows for each rank and from each.
+/// Returns the result; undefined if the operation must be submitted. `splits`, `received`: of an alltoall, rows for each rank and from
+/// each.
 template <class Options>
 at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, std::span<const std::int64_t> splits = {},
                        std::span<std::int64_t> received = {}) {

@@ -2,6 +2,7 @@
 /// These functions take values apart that hold tensors: a tensor, and what is made of tensors by optional, vector (and other lists), array,
 /// pair, tuple, map, torch::OrderedDict and torch::data::Example, one within another. Everything else holds none. They are for
 /// data_parallel() (whose replicas return no Example) and prefetch_to_device(), and pure.
+// Tested in tests/torch_bindings/replicas/data_parallel_structures_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>

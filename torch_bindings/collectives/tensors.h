@@ -1,5 +1,6 @@
 #pragma once
 /// Between at::Tensor and the core's buffers. Functions only; any thread.
+// Tested in tests/torch_bindings/collectives/allreduce_test.cc, tests/torch_bindings/collectives/operation_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -16,7 +17,7 @@ class ResultPool;
 
 namespace hvd::detail {
 
-/// Whether collectives carry tensors of that type.
+/// Returns whether collectives carry tensors of that type.
 bool is_carried(at::ScalarType type);
 /// Throws InvalidArgument for a type that no collective carries, naming it, `what` and, if there is one, the tensor's `name`.
 DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::string_view name = {});
@@ -29,7 +30,7 @@ Shape shape_of(const at::Tensor& tensor);
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// An uninitialised contiguous tensor for a result: where it is large and on the host, in memory of earlier results. `pool` may be null.
 at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options, ResultPool* pool);
-/// That of empty_shared with the strides of `like`, which must be dense and non-overlapping.
+/// Does what empty_shared does, with the strides of `like`, which must be dense and non-overlapping.
 at::Tensor empty_shared_like(const at::Tensor& like);
 
 /// Returns whether nobody but the tensor, which is on the host and dense, refers to its memory, and it has all of it: it may get other

@@ -1,5 +1,6 @@
 #pragma once
 /// LibTorch's archives: as texts, read again, and compared bit by bit. Functions only; any thread. Throw what LibTorch does.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc, tests/torch_bindings/what_if/what_if_state_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/serialize.h>

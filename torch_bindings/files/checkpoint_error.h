@@ -1,5 +1,6 @@
 #pragma once
 /// Declares what is thrown, on all ranks, where a checkpoint or another file cannot be written or read.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
 
 #include "hvd/errors.h"
 

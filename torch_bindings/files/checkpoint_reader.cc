@@ -59,7 +59,7 @@ std::vector<std::uint64_t> large_tensors(const std::string& path, std::uint64_t 
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.is_non_overlapping_and_dense(); }
 
-/// Those of a dense tensor, in the order of its memory.
+/// Returns the bytes of a dense tensor, in the order of its memory.
 at::Tensor bytes_of(const at::Tensor& tensor) { return in_memory_order(tensor).view(at::kByte); }
 
 /// Copies what `portion`, which lies `at` bytes behind the begin of a tensor's memory, has of `from`, a view of that memory.

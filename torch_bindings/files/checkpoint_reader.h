@@ -36,6 +36,7 @@ class CheckpointFile {
   std::vector<std::uint64_t> extents_;  ///< of large tensors: place, bytes, place, bytes...
 };
 
+/// The reader of one checkpoint.
 class CheckpointReader {
  public:
   /// Local. `device`: where tensors are to be, the CPU unless the outline holds all.

@@ -29,7 +29,7 @@ std::string folder_of(const std::string& path) {
 
 std::string number(const std::string& path, int n) { return n == 0 ? path : formatted("{}.{}", path, n); }
 
-/// Where a new file is written; its folder exists then.
+/// Returns the path under which a new file is written, and makes its folder.
 std::string name_beside(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(folder_of(path), error);

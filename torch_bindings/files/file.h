@@ -1,6 +1,7 @@
 #pragma once
 /// Files of checkpoints: one that is replaced so that a reader, or a crash at any moment, finds the old or the new one whole, and one that
 /// is read at any place. One process, one thread at a time. Fail by throwing CheckpointError that names the file and the system's reason.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc, tests/torch_bindings/what_if/what_if_checkpoint_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-/// Which parameters' gradients travel together, and in which order. Pure: no tensors, no ranks, no memory; what it is asked twice it
-/// answers alike on every rank that has the same parameters. Any thread.
+/// Deals parameters to buckets: which gradients travel together, and in which order. Pure: no tensors, no ranks, no memory; what it is
+/// asked twice it answers alike on every rank that has the same parameters. Any thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace hvd {
 /// A BucketLayout deals the parameters of an optimizer to buckets.
 class BucketLayout {
  public:
-  /// What it needs to know of a parameter.
+  /// A parameter, as far as the layout depends on it.
   struct Member {
     std::string name;
     std::size_t bytes = 0;  ///< of what travels of its gradient
@@ -24,7 +24,7 @@ class BucketLayout {
   /// A bucket: places of its members, in the order in which they lie in it.
   using Bucket = std::vector<std::size_t>;
 
-  /// How to deal.
+  /// The rules by which it deals.
   struct Terms {
     std::size_t most_bytes = 0;                   ///< of a bucket that has several members
     std::size_t first_bytes = 0;                  ///< likewise of the first one

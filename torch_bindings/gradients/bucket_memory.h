@@ -33,7 +33,7 @@ struct NamedParameter {
 /// InvalidArgument for a type that is not carried.
 class BucketMemory {
  public:
-  /// What holds for all buckets of a reducer.
+  /// The terms that hold for all buckets of a reducer.
   struct Terms {
     Compression compression;
     bool are_views = true;           ///< gradients live in the memory, where they travel in their own type

@@ -29,6 +29,7 @@
 
 namespace hvd {
 
+/// The compressor of some parameters' gradients.
 class GradientCompressor {
  public:
   using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -39,7 +40,7 @@ class GradientCompressor {
     ProcessSet process_set;
     std::string name;  ///< of its collectives
   };
-  /// Whether gradients of this parameter are compressed; the others travel as they are.
+  /// Returns whether gradients of this parameter are compressed; the others travel as they are.
   static bool takes(const Compression& compression, const at::Tensor& parameter);
   /// Local. All of `parameters` must be ones that it takes.
   static std::unique_ptr<GradientCompressor> make(Terms terms, Parameters parameters);
@@ -62,19 +63,19 @@ class GradientCompressor {
   void reduce(const Shape& also_compared = {}, const std::function<double()>& factor = nullptr);
   /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them reduce.
   void compare(const Shape& shape);
-  /// What this rank remembers, in a fixed order; it may be written to.
+  /// Returns what this rank remembers, in a fixed order; it may be written to.
   [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }
   /// Bytes sent to other ranks so far, if each collective sends as few as it can.
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
 
  protected:
   GradientCompressor(Terms terms, Parameters parameters);
-  /// Of the parameters whose numbers are in `active`, `residuals_` hold the gradients with what was left out; afterwards what is left
-  /// out now. Returns the reduced gradients, in the type and memory order of the residuals.
+  /// Exchanges the gradients of the parameters whose numbers are in `active`. `residuals_` hold them with what was left out before;
+  /// afterwards what is left out now. Returns the reduced gradients, in the type and memory order of the residuals.
   virtual std::vector<at::Tensor> exchange(const std::vector<std::size_t>& active) = 0;
-  /// How many tensors of `memory()`, from its beginning on, are in units of the gradients.
+  /// Returns how many tensors of `memory()`, from its beginning on, are in units of the gradients.
   [[nodiscard]] virtual std::size_t remainders() const { return memory().size(); }
-  /// By which gradients are multiplied before they are added up.
+  /// Returns the factor by which gradients are multiplied before they are added up.
   [[nodiscard]] double gradient_factor() const { return 1 / (terms_.predivide_factor * unit_); }
   /// The user's average or sum, from the sum of all ranks.
   [[nodiscard]] at::Tensor finish(at::Tensor sum) const;

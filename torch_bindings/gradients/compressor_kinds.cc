@@ -1,3 +1,4 @@
+// Tested in tests/torch_bindings/gradients/compressor_test.cc
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// What was remembered is dropped where it is not finite.
+/// Drops what was remembered where it is not finite.
 void drop_not_finite(at::Tensor& memory) { memory.nan_to_num_(0, 0, 0); }
 
 // ---------------------------------------------------------------------------------------------------------------------- int8

@@ -14,6 +14,7 @@
 
 namespace hvd {
 
+/// The order of one reducer's gradients.
 class GradientArrivals {
  public:
   /// Until it is followed there is no order. `name`: of what has the gradients, the same on all ranks.

@@ -1,5 +1,5 @@
 #pragma once
-/// What a reducer follows from round to round: each parameter's gradient, and those that travel together.
+/// The state that a reducer follows from round to round: of each parameter's gradient, and of a bucket of those that travel together.
 /// Thread: the reducer's, under its lock, without recording of gradients.
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ namespace hvd {
 
 /// One parameter's gradient.
 struct GradientSlot {
-  /// What memory for it is made for.
+  /// The kind of tensor that memory for it is made for.
   struct Kind {
     at::ScalarType type = at::kFloat;
     at::Device device{at::kCPU};
@@ -33,7 +33,7 @@ struct GradientSlot {
       return type == parameter.scalar_type() && device == parameter.device() && parameter.sizes() == at::IntArrayRef(sizes);
     }
   };
-  /// What has been multiplied by its rank's weight: the gradient itself, or a copy of it that travels.
+  /// The tensor that has been multiplied by its rank's weight: the gradient itself, or a copy of it that travels.
   enum class Weighed : std::uint8_t { No, Itself, Copy };
 
   explicit GradientSlot(NamedParameter whose) : named(std::move(whose)), kind(named.parameter) {}

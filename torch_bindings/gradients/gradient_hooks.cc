@@ -26,7 +26,7 @@ struct Hook : PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> below;
 };
 
-/// Where the owner's hook is held; null if it is not there.
+/// Returns the place where the owner's hook is held; null if it is not there.
 std::unique_ptr<PostAccumulateGradHook>* find(const at::Tensor& parameter, const void* owner) {
   torch::autograd::impl::materialize_autograd_meta(parameter);
   auto* place = &torch::autograd::impl::post_acc_grad_hooks(parameter);

@@ -3,6 +3,7 @@
 /// linked, so that a user's own is called too (first: what it does to the gradient counts), and is there again when ours is taken off.
 /// Of the hooks of several owners only the one put on last is called.
 /// Thread: one at a time, not while a backward pass runs; the hooks themselves run in autograd's threads.
+// Tested in tests/torch_bindings/what_if/what_if_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
 

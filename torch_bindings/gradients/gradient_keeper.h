@@ -1,7 +1,8 @@
 #pragma once
-/// Where reduced gradients go that a GradientReducer does not leave in `.grad`: each rank keeps its share of them, and the rest of their
-/// memory is free again (ZeRO stage 2). Nobody is sent what it does not keep. Called in autograd's threads and the optimizer's, one at a
-/// time for each parameter. Errors: none of its own.
+/// The port to which a GradientReducer gives reduced gradients that it does not leave in `.grad`: each rank keeps its share of them, and
+/// the rest of their memory is free again (ZeRO stage 2). Nobody is sent what it does not keep. Called in autograd's threads and the
+/// optimizer's, one at a time for each parameter. Errors: none of its own.
+// Tested in tests/torch_bindings/sharding/shard_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,7 @@
 
 namespace hvd {
 
+/// The keeper of this rank's shares of the gradients.
 class GradientKeeper {
  public:
   GradientKeeper() = default;

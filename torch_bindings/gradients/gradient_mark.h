@@ -2,6 +2,7 @@
 /// Tells what has become of a gradient that is on its way: whether a user has changed it in place, put another in its place, or dropped it
 /// since it was marked. Costs a look at a counter; what is written past LibTorch, through a bare pointer, is not seen.
 /// Thread: one at a time. Owns nothing: a mark keeps neither the gradient nor its memory.
+// Tested in tests/torch_bindings/gradients/gradient_bucket_test.cc, tests/torch_bindings/what_if/what_if_clipping_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -13,8 +14,10 @@ namespace hvd::detail {
 /// through `grad().data()`, which for an ordinary tensor counts by itself. Returns `gradient` if it is not dense.
 at::Tensor watched(const at::Tensor& gradient);
 
+/// The mark of one gradient.
 class GradientMark {
  public:
+  /// The fate of the gradient since it was marked.
   enum class Since : std::uint8_t {
     Same,
     Changed,   ///< in place

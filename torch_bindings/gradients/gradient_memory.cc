@@ -84,7 +84,7 @@ class GradientAllocator final : public c10::Allocator {
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give_back_raw; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  /// Whether `data` is the beginning of a block of this world that nobody but `owner` reduces in. It is `owner`'s from then on.
+  /// Returns whether `data` is the beginning of a block of this world that nobody but `owner` reduces in. It is `owner`'s from then on.
   [[nodiscard]] bool adopt(const void* data, const void* owner) {
     if (!made_.still_here()) return false;
     const std::lock_guard lock(mutex_);
@@ -94,7 +94,8 @@ class GradientAllocator final : public c10::Allocator {
     block->second.owner = owner;
     return true;
   }
-  /// Whether memory with that deleter is one of the blocks, and not shared in a way of LibTorch's own (copied when it is written to).
+  /// Returns whether memory with that deleter is one of the blocks, and not shared in a way of LibTorch's own (copied when it is written
+  /// to).
   [[nodiscard]] static bool is_deleter(c10::DeleterFnPtr deleter) { return deleter == &give_back; }
 
  private:

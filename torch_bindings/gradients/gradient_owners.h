@@ -1,7 +1,8 @@
 #pragma once
-/// Who reduces the gradients of which parameters in this process, and on which process set: for wrappers, of which two kinds around one
-/// parameter would reduce its gradient twice, and for those who see an optimizer only (GradScaler). One table; any thread; one mutex.
-/// Errors: InvalidArgument, naming the parameter, from `refuse_others` alone.
+/// The table of who reduces the gradients of which parameters in this process, and on which process set: for wrappers, of which two kinds
+/// around one parameter would reduce its gradient twice, and for those who see an optimizer only (GradScaler). One table; any thread; one
+/// mutex. Errors: InvalidArgument, naming the parameter, from `refuse_others` alone.
+// Tested in tests/torch_bindings/modules/distributed_data_parallel_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -33,6 +34,7 @@ class GradientOwner {
   std::vector<at::Tensor> parameters_;
 };
 
+/// The functions on that table.
 struct GradientOwners {
   /// Returns the sets on which gradients of these parameters are reduced, each once; none if nobody reduces any.
   static std::vector<ProcessSet> sets_of(const std::vector<at::Tensor>& parameters);

@@ -1,7 +1,8 @@
 #pragma once
-/// What each rank's gradients count in the averages of a step. The sum of all ranks' weights is known before the first gradients leave, so
-/// that a gradient is multiplied by its share once, and all that follows (compression, shares, joined ranks) is an ordinary average.
+/// The weights of the ranks' gradients in the averages of a step. The sum of all ranks' weights is known before the first gradients leave,
+/// so that a gradient is multiplied by its share once, and all that follows (compression, shares, joined ranks) is an ordinary average.
 /// Thread: the reducer's, under its lock. Errors: what the sum throws, but for a Mismatch.
+// Tested in tests/torch_bindings/reducer/reducer_weights_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -20,6 +21,7 @@ namespace detail {
 void check_weight(double weight);
 }  // namespace detail
 
+/// The weights in one reducer.
 class GradientWeights {
  public:
   explicit GradientWeights(ProcessSet process_set) : process_set_(std::move(process_set)) {}

@@ -2,6 +2,7 @@
 /// LocalGradients tell whether parameters have been changed while gradients stayed on this rank alone (passes under no_sync(), or of the
 /// module past its wrapper): whoever steps by those changes the parameters that have got one. So a part of some of them is remembered.
 /// Version counters would not do: LibTorch's SGD writes through `data()`. Thread: one at a time. Holds the parameters. Throws nothing.
+// Tested in tests/torch_bindings/what_if/what_if_ddp_replicas_test.cc
 
 #include <torch/torch.h>
 
@@ -15,6 +16,7 @@
 
 namespace hvd::detail {
 
+/// The parameters with local gradients, as they were.
 class LocalGradients {
  public:
   /// The parameter has got a gradient.

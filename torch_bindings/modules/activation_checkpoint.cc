@@ -94,12 +94,12 @@ class CheckpointedPart : public std::enable_shared_from_this<CheckpointedPart> {
     place.device = tensor.device();
     return places_.size() - 1;
   }
-  /// Likewise, of one that is.
+  /// Counts a tensor that is kept, likewise.
   void add_kept() {
     const std::lock_guard lock(mutex_);
     places_.emplace_back();
   }
-  /// At the end of the first call.
+  /// Ends the first call.
   void end() {
     const std::lock_guard lock(mutex_);
     ambient_.keep_what_was_used();

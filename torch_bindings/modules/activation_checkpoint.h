@@ -64,7 +64,7 @@ inline constexpr bool is_optional = false;
 template <class Element>
 inline constexpr bool is_optional<std::optional<Element>> = true;
 
-/// What refers to memory that it does not keep.
+/// A type that refers to memory that it does not keep.
 template <class Value>
 inline constexpr bool is_view = std::is_same_v<Value, std::string_view>;
 template <class Element>

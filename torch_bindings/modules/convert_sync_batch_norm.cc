@@ -1,5 +1,6 @@
 // convert_sync_batchnorm(): layers in containers are replaced; layers that nothing can replace are converted where they are, by a kernel
 // of our own for aten::batch_norm that knows them by their tensors and passes all others on to LibTorch's.
+// Tested in tests/torch_bindings/modules/sync_batch_norm_test.cc
 #include <ATen/ops/batch_norm_compositeimplicitautograd_dispatch.h>
 #include <torch/library.h>
 #include <torch/torch.h>

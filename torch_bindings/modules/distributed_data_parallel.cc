@@ -47,7 +47,7 @@ int checked_number(const torch::nn::Module& module, const DistributedDataParalle
   return next_number(options.process_set);
 }
 
-/// Whether the pass that runs is backward(): all that it reaches gets its gradient, and not just what somebody has asked for.
+/// Returns whether the pass that runs is backward(): all that it reaches gets its gradient, and not just what somebody has asked for.
 bool is_plain_backward() {
   const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
   return asked == nullptr || asked->empty();
@@ -340,7 +340,7 @@ void ModuleReducer::end_backward() {
   local_.reset();
 }
 
-/// Those that did not travel now.
+/// Compares, by the replica guard, the buffers that did not travel now.
 void ModuleReducer::compare_kept_buffers() {
   kept_->watch(buffers_.kept());
   kept_->begin_round();

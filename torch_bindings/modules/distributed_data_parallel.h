@@ -61,11 +61,11 @@ namespace hvd {
 
 /// DistributedDataParallelOptions are those of a DistributedDataParallel; equal on all ranks.
 struct DistributedDataParallelOptions {
-  /// Is there for those who come from PyTorch; true and false do the same here. Which parameters got no gradient is known at the end of
+  /// An option for those who come from PyTorch: true and false do the same here. Which parameters got no gradient is known at the end of
   /// backward without a search: a parameter unused on this rank, but not on others, gets their average with zeros for this one; one unused
   /// everywhere stays without a gradient.
   bool find_unused_parameters = false;
-  /// Whether all ranks get the first rank's buffers (running statistics...), before each forward pass in training that takes part in a
+  /// True: all ranks get the first rank's buffers (running statistics...), before each forward pass in training that takes part in a
   /// reduction, and when its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may
   /// evaluate alone. Buffers of 64 KiB and more (masks, rotary tables) travel only where some rank has changed them, as version counters
   /// tell: write to them by operations, not through a pointer or `data()`. Running statistics always do.
@@ -73,7 +73,7 @@ struct DistributedDataParallelOptions {
   Compression compression{};  ///< how gradients travel
   /// Divides gradients before the sum; size / it divides them after.
   double gradient_predivide_factor = 1;
-  /// Whether sparse gradients are made dense before they are reduced.
+  /// True: sparse gradients are made dense before they are reduced.
   bool sparse_as_dense = false;
   ProcessSet process_set{};  ///< the ranks that train together
   /// See DistributedOptimizerOptions::gradients_are_views.
@@ -84,9 +84,9 @@ namespace detail {
 
 class LocalGradients;
 
-/// What is the same for every type of module. A backward pass is reduced if it goes through what a synchronized forward pass has returned,
-/// or if it gives a parameter a gradient while such a forward pass has not had its backward pass yet (its loss may come from tensors that
-/// the module keeps).
+/// The part of a DistributedDataParallel that is the same for every type of module. A backward pass is reduced if it goes through what a
+/// synchronized forward pass has returned, or if it gives a parameter a gradient while such a forward pass has not had its backward pass
+/// yet (its loss may come from tensors that the module keeps).
 class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
  public:
   ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);

@@ -12,6 +12,7 @@
 /// Collectives of the user's own behave as after hvd::join(): in an allreduce ranks that have ended count as zeros, others throw Joined.
 /// It costs an allreduce of one byte per rank at each reduction, and another before buffers are shared.
 /// It belongs to the thread of the training loop, holds the wrapper's insides, and refers to the optimizer that is given.
+// Tested in tests/torch_bindings/what_if/what_if_uneven_test.cc
 
 #include <torch/optim/optimizer.h>
 

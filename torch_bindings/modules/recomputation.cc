@@ -25,7 +25,7 @@ void set_generator_state(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-/// Those that there are; of GPUs those that this process uses.
+/// Returns the generators that there are; of GPUs those that this process uses.
 std::vector<at::Generator> default_generators() {
   std::vector<at::Generator> all{at::globalContext().defaultGenerator(at::kCPU)};
   if (!at::globalContext().hasCUDA()) return all;
@@ -72,7 +72,7 @@ AmbientState::Scope::~Scope() {
 
 namespace {
 
-/// Of one thread, while it computes parts again.
+/// The running statistics of one thread, while it computes parts again.
 struct StatisticsBefore {
   int scopes = 0;
   at::CallbackHandle callback = 0;

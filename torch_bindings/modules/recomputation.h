@@ -3,6 +3,7 @@
 /// depends on beside its inputs, KeptStatistics what it changes beside its outputs.
 /// Thread: a scope belongs to the thread that made it; generators are the process's, autocast is the thread's. Own copies of the states.
 /// Throw what LibTorch's generators do.
+// Tested in tests/torch_bindings/modules/activation_checkpoint_test.cc
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>

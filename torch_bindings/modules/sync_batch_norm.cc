@@ -12,7 +12,7 @@ namespace hvd {
 
 namespace {
 
-/// What the numbers per channel are computed and kept in.
+/// Returns the type that the numbers per channel are computed and kept in.
 at::ScalarType statistics_type(const at::Tensor& input) { return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 struct Statistics {

@@ -1,11 +1,11 @@
 #pragma once
-/// How an optimizer steps with ReduceOp::Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, in the
-/// delta form): each rank lets its optimizer step on its own gradients, and what that has changed in the parameters is combined. So
-/// orthogonal changes add and parallel ones average, parameter by parameter, with any optimizer; all ranks get the same bits. The
-/// optimizer's state is that of this rank's own steps.
-/// Threads: hooks run in autograd's threads; the rest in the optimizer's. Owns two copies of the parameters: as they were before the step,
-/// and what travels. Errors: InvalidArgument for a parameter that Adasum cannot combine; what an allreduce throws, and then the parameters
-/// are what they were before the step.
+/// The changes by which an optimizer steps with ReduceOp::Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
+/// MLSys 2021, in the delta form): each rank lets its optimizer step on its own gradients, and what that has changed in the parameters is
+/// combined. So orthogonal changes add and parallel ones average, parameter by parameter, with any optimizer; all ranks get the same bits.
+/// The optimizer's state is that of this rank's own steps. Threads: hooks run in autograd's threads; the rest in the optimizer's. Owns two
+/// copies of the parameters: as they were before the step, and what travels. Errors: InvalidArgument for a parameter that Adasum cannot
+/// combine; what an allreduce throws, and then the parameters are what they were before the step.
+// Tested in tests/torch_bindings/what_if/what_if_adasum_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +23,7 @@ namespace detail {
 class StepWatch;
 }
 
+/// The changes of one optimizer's parameters.
 class AdasumDeltas {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

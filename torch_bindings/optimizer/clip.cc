@@ -26,7 +26,7 @@ struct ToClip {
   bool has_master = false;  ///< then it is in 16 bits, and what is clipped is the fp32 gradient that the optimizer will see
 };
 
-/// What there is of the gradients, each once.
+/// Returns the gradients that there are, each once.
 template <class Groups>
 std::vector<ToClip> gradients_of(Groups& groups, const detail::MasterCopies* masters) {
   std::vector<ToClip> all;
@@ -43,7 +43,7 @@ std::vector<ToClip> gradients_of(Groups& groups, const detail::MasterCopies* mas
   return all;
 }
 
-/// After `synchronize()`: what this rank has of them, its shares included.
+/// Returns the gradients that this rank has after `synchronize()`, its shares included.
 std::vector<ToClip> gradients_of(DistributedOptimizer& optimizer) {
   auto all = gradients_of(optimizer.param_groups(), optimizer.master_copies());
   for (const auto& [name, share] : optimizer.gradient_shares()) all.push_back({at::Tensor(), share});
@@ -72,7 +72,7 @@ void check_clipping(double max_norm, double norm_type) {
   check_norm(norm_type);
 }
 
-/// Collective: of the shares of all ranks.
+/// Collective. Returns the norm of the shares of all ranks.
 double norm_of_all_shares(double mine, const ProcessSet& process_set, double norm_type) {
   const bool largest = std::isinf(norm_type);
   const at::Tensor part = at::full({1}, largest ? mine : std::pow(mine, norm_type), at::kDouble);

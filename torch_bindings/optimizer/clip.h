@@ -3,6 +3,7 @@
 /// ranks: torch::nn::utils::clip_grad_norm_ between `backward()` and `step()` would see what is still under way, and is refused by
 /// `step()`. After the backward pass of a DistributedDataParallel gradients are there: there LibTorch's own functions do.
 /// Thread: the optimizer's. Errors: InvalidArgument for a wrong bound; what `synchronize()` throws.
+// Tested in tests/torch_bindings/what_if/what_if_clipping_test.cc
 
 #include "torch_bindings/optimizer/master_weights.h"
 #include "torch_bindings/optimizer/optimizer.h"

@@ -143,8 +143,8 @@ void GradScaler::refuse(const ProcessSet& process_set, const std::string& why) c
   }
 }
 
-/// What any rank of the set has found. A rank without gradients takes part; one that has joined counts as zeros, which say nothing here:
-/// the lowest scale comes from the greatest reciprocal, in double, where each float's is another and leads back to it.
+/// Makes it what any rank of the set has found. A rank without gradients takes part; one that has joined counts as zeros, which say nothing
+/// here: the lowest scale comes from the greatest reciprocal, in double, where each float's is another and leads back to it.
 void GradScaler::agree(Record& record, const ProcessSet& process_set) {
   if (!agrees_with(process_set)) return;
   const at::NoGradGuard no_gradient;

@@ -36,8 +36,8 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;          ///< less than 1
   std::int64_t growth_interval = 2000;  ///< steps in a row without an overflow after which the scale grows
   bool enabled = true;                  ///< false: `scale` returns what it gets, `step` only steps, the rest does nothing
-  /// Whether a step that one rank must leave out is left out by all ranks of the set (see `unscale_`). What it costs is one small
-  /// allreduce per optimizer and step. False: each rank decides for itself.
+  /// True: a step that one rank must leave out is left out by all ranks of the set (see `unscale_`). It costs one small allreduce per
+  /// optimizer and step. False: each rank decides for itself.
   bool agree = true;
   /// The ranks that agree on optimizers whose gradients nobody reduces. The others' are agreed on where they are reduced.
   ProcessSet process_set{};

@@ -39,9 +39,9 @@ namespace hvd {
 /// A MasterWeights is an optimizer of 16-bit parameters around another that steps their fp32 masters.
 class MasterWeights : public detail::MasterOptimizer {
  public:
-  /// Is around `optimizer` from now on. Local. A state that it has already is taken to fp32.
+  /// Wraps `optimizer`. Local. A state that it has already is taken to fp32.
   explicit MasterWeights(torch::optim::Optimizer& optimizer);
-  /// Is around an optimizer that this owns from then on, also where it throws. Throws InvalidArgument for null, too.
+  /// Wraps an optimizer that this owns from then on, also where it throws. Throws InvalidArgument for null, too.
   explicit MasterWeights(std::unique_ptr<torch::optim::Optimizer> optimizer);
   /// Leaves the optimizer as one of 16-bit parameters, with its state rounded.
   ~MasterWeights() override;

@@ -2,9 +2,7 @@
 /// All that is behind a DistributedOptimizer (torch_bindings/optimizer/optimizer.h): it stays where it is when that is moved, and its
 /// guards refer to it. Thread: the optimizer's. Owns the wrapped optimizer where the wrapper does. Errors: InvalidArgument for options that
 /// are wrong, and for changes of the groups that cannot be taken over; what reducers, shards and Adasum throw.
-///
-/// Tested in tests/torch_bindings/optimizer/optimizer_test.cc, tests/torch_bindings/optimizer/one_name_test.cc,
-/// tests/torch_bindings/what_if/what_if_model_changes_test.cc.
+// Tested in tests/torch_bindings/optimizer/one_name_test.cc, tests/torch_bindings/optimizer/optimizer_test.cc
 
 #include <torch/optim/optimizer.h>
 

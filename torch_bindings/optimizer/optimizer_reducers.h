@@ -3,8 +3,7 @@
 /// not have the last of them yet, so the groups are compared before it is used.
 /// Thread: the optimizer's. Refers to the groups. Errors: those of a GradientReducer; where the optimizer was stepped by itself,
 /// InvalidArgument says so.
-///
-/// Tested in tests/torch_bindings/optimizer/optimizer_test.cc, tests/torch_bindings/what_if/what_if_model_changes_test.cc.
+// Tested in tests/torch_bindings/optimizer/optimizer_test.cc, tests/torch_bindings/what_if/what_if_optimizer_test.cc
 
 #include <ATen/core/Tensor.h>
 

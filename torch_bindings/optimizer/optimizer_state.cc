@@ -160,7 +160,7 @@ bool assign_exact(OptimizerOptions& to, const OptimizerOptions& from) {
   return true;
 }
 
-/// In place where that can be.
+/// Assigns the options, in place where that can be.
 void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
   using namespace torch::optim;
   OptimizerOptions& to = group.options();

@@ -5,6 +5,7 @@
 /// A parameter that the optimizer's groups have twice (tied weights) is written and read once.
 /// One thread at a time. Errors: InvalidArgument, or LibTorch's c10::Error, of what cannot be written or read; nothing is left half done
 /// after `undo`. Refers to the optimizer, which must outlive it.
+// Tested in tests/torch_bindings/optimizer/parameters_test.cc, tests/torch_bindings/what_if/what_if_state_test.cc
 
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
@@ -19,7 +20,7 @@
 
 namespace hvd::detail {
 
-/// What no part can be written of, and what this optimizer's own `save` does about it.
+/// The parts of an optimizer that cannot be written.
 struct UnsavedParts {
   std::vector<std::string> states;   ///< one text for each kind
   std::vector<std::string> options;  ///< of groups of which nothing is written, not even the learning rate
@@ -37,7 +38,7 @@ using NamesByGroup = std::vector<std::vector<std::string>>;
 /// Returns the names that an optimizer has for its parameters; nothing for one without a DistributedOptimizer, and a sharded one.
 NamesByGroup names_of(torch::optim::Optimizer& optimizer);
 
-/// What must be the same on all ranks for a state to go from one to another: groups, parameters, whether it is shared out.
+/// Returns what must be the same on all ranks for a state to go from one to another: groups, parameters, whether it is shared out.
 Statements outline_of(torch::optim::Optimizer& optimizer);
 
 /// Writes what `save` writes into `own`, and the parts into `parts` unless the optimizer is LibTorch's. Collective if it is shared out;
@@ -47,6 +48,7 @@ UnsavedParts save_optimizer(torch::optim::Optimizer& optimizer, torch::serialize
 
 class CheckpointReader;
 
+/// The load of a state into one optimizer, which can be undone.
 class OptimizerLoad {
  public:
   explicit OptimizerLoad(torch::optim::Optimizer& optimizer);

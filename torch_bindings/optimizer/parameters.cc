@@ -61,8 +61,8 @@ std::vector<Item> in_order(const NamedTensors& tensors) {
   return items;
 }
 
-/// What travels for a tensor, and shares its memory: of an expanded one the elements that there are, and bits as integers for a type that
-/// no collective has (unsigned 16 to 64 bits, float8...).
+/// Returns what travels for a tensor, and shares its memory: of an expanded one the elements that there are, and bits as integers for a
+/// type that no collective has (unsigned 16 to 64 bits, float8...).
 at::Tensor carried(const at::Tensor& tensor) {
   at::Tensor part = tensor.detach();
   for (std::int64_t dim = 0; dim < part.dim(); ++dim)

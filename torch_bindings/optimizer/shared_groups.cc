@@ -70,7 +70,7 @@ bool SharedGroups::differs(const Groups& groups) const {
                      [](const OptimizerParamGroup& group, const std::vector<at::Tensor>& before) { return same(group.params(), before); });
 }
 
-/// Those that are not among `parameters_`, each once. A parameter may be in one group several times, but not in two.
+/// Returns the parameters that are not among `parameters_`, each once. A parameter may be in one group several times, but not in two.
 SharedGroups::Named SharedGroups::newcomers(const Groups& groups) const {
   std::unordered_map<const void*, std::size_t> group_of;
   std::set<const void*> known;

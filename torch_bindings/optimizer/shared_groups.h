@@ -3,6 +3,7 @@
 /// param_groups()), and tells nobody. Here that is noticed, named and taken over. Local: all ranks must make the same changes.
 /// Thread: the optimizer's. Errors: InvalidArgument, naming the parameter: one without a name, in two groups, or added later to an Adagrad.
 /// Refers to both optimizers' groups; holds the parameters.
+// Tested in tests/torch_bindings/what_if/what_if_optimizer_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -16,6 +17,7 @@
 
 namespace hvd::detail {
 
+/// The groups of one wrapper and of its optimizer.
 class SharedGroups {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

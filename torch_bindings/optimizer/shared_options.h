@@ -3,6 +3,7 @@
 /// LibTorch's own types are compared field by field. A type of the user's is compared by what its `serialize()` writes, which takes some
 /// tens of microseconds; one that does not override that, by its bytes, so that what it keeps elsewhere (the elements of a std::vector)
 /// does not count. Local. Thread: the optimizer's. Owns copies; throws what the user's `clone()` and `serialize()` throw.
+// Tested in tests/torch_bindings/what_if/what_if_optimizer_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -16,6 +17,7 @@
 
 namespace hvd::detail {
 
+/// The options of one group, in both optimizers.
 class SharedOptions {
  public:
   /// Requires that both groups have the same options now.
@@ -49,7 +51,7 @@ class SharedOptions {
   void hand_over(const Seen& before, torch::optim::OptimizerParamGroup& from, torch::optim::OptimizerParamGroup& to);
 
   Seen mine_, theirs_;
-  /// What has been replaced, first and last: somebody may still refer to it.
+  /// The options that have been replaced, first and last: somebody may still refer to them.
   std::array<std::unique_ptr<torch::optim::OptimizerOptions>, 2> retired_;
 };
 

@@ -2,6 +2,7 @@
 /// Parameters that are listed several times. One parameter is one TensorImpl, however many names a model has for it: tied weights (a
 /// decoder that uses the embedding's weight) are listed twice by LibTorch's `parameters()` and `named_parameters()`, and by the groups of
 /// an optimizer that was made with these. Thread: the optimizer's; `unique_parameters` any. Throws nothing of its own.
+// Tested in tests/torch_bindings/what_if/what_if_tied_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -21,7 +22,7 @@ std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const std::vec
 /// Refers to the optimizer, which must outlive it.
 class RepeatedParameters {
  public:
-  /// What becomes of the other places.
+  /// The treatment of the other places.
   enum class Places : std::uint8_t {
     LeftOut,  ///< the groups are shorter: for what is written and read in a form of our own, each parameter once
     Kept,     ///< a tensor of no elements stands there: for what `save` wrote while the parameter was listed several times

@@ -18,10 +18,10 @@ namespace hvd {
 
 namespace {
 
-/// Of the values, in each round: 50 us, and a model of 100 MB in 400 rounds.
+/// Bytes of the values that are compared in each round: 50 us, and a model of 100 MB in 400 rounds.
 constexpr std::size_t kSliceBytes = std::size_t{256} << 10;
 
-/// Of what the ranks of the only host have one copy of there is nothing to compare it with: SharedParameters looks after it.
+/// Returns whether ranks compare it. They do not where all are on one host and have one copy of it: SharedParameters looks after that.
 bool is_compared(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.nbytes() > 0 &&
          !(hvd::local_size() == hvd::size() && SharedParameters::contains(tensor));
@@ -33,7 +33,7 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return detail::in_memory_order(values.is_non_overlapping_and_dense() ? values : values.contiguous()).view(at::kByte);
 }
 
-/// Of bytes of a tensor that is anywhere; waits for its device.
+/// Returns the digest of bytes of a tensor that is anywhere; waits for its device.
 std::uint64_t digest_of_part(const at::Tensor& tensor, std::size_t first, std::size_t bytes, std::uint64_t before) {
   if (tensor.is_cpu() && tensor.is_non_overlapping_and_dense())
     return digest_of_memory(static_cast<const std::byte*>(tensor.const_data_ptr()) + first, bytes, before);

@@ -36,10 +36,11 @@ class OtherTensors : public Mismatch {
 
 }  // namespace detail
 
+/// The comparison of some tensors' replicas.
 class ReplicaComparer {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
-  /// What else ranks must have alike.
+  /// The other values that ranks must have alike.
   struct Terms {
     std::function<std::uint64_t()> digest;
     /// By name: {"lr of group 0", "0.1"}.
@@ -67,8 +68,8 @@ class ReplicaComparer {
   void note_step() { ++steps_; }
 
  private:
-  /// What a rank says in a round, which all must have alike. All is 0 where it has joined; `round` is 1 for one that compares all values,
-  /// else the number of its slice and 2.
+  /// The statement of a rank in a round, which all must have alike. All is 0 where it has joined; `round` is 1 for one that compares all
+  /// values, else the number of its slice and 2.
   struct Said {
     std::int64_t round = 0, layout = 0, terms = 0, values = 0;
   };

@@ -50,7 +50,7 @@ void count_resident(const at::Tensor& parameter, int change) {
   if (count == 0) all.counts.erase(parameter.unsafeGetTensorImpl());
 }
 
-/// Why a tensor cannot lie in shared memory; null if it can.
+/// Returns why a tensor cannot lie in shared memory; null if it can.
 const char* misfit(const at::Tensor& parameter) {
   if (!parameter.is_cpu()) return "is not in the host's memory";
   if (!parameter.is_non_overlapping_and_dense()) return "has elements that share memory, or gaps between them";
@@ -62,7 +62,7 @@ bool is_like(const at::Tensor& parameter, const at::Tensor& home) {
   return parameter.scalar_type() == home.scalar_type() && parameter.sizes() == home.sizes() && parameter.strides() == home.strides();
 }
 
-/// Of the values: equal where they are, and at least 0.
+/// Returns a digest of the values: equal where they are, and at least 0.
 std::int64_t digest(std::string_view name, const at::Tensor& parameter) {
   const std::string_view values(static_cast<const char*>(parameter.const_data_ptr()), parameter.nbytes());
   return static_cast<std::int64_t>((std::hash<std::string_view>{}(name)*31 + std::hash<std::string_view>{}(values)) >> 2);
@@ -143,7 +143,7 @@ void SharedParameters::on_written_alike(std::weak_ptr<const std::function<void()
 
 std::uint64_t SharedParameters::writes_alike() { return times_written_alike.load(); }
 
-/// What forbids an update on this rank; empty if nothing does.
+/// Returns what forbids an update on this rank; empty if nothing does.
 std::string SharedParameters::why_not() {
   const bool forgive = std::exchange(forgiven_, times_written_alike.load()) != times_written_alike.load();
   std::string written;  // the first that was

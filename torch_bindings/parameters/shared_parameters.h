@@ -22,6 +22,7 @@
 
 namespace hvd {
 
+/// The parameters of one optimizer that a host has one copy of.
 class SharedParameters {
  public:
   using Named = std::pair<std::string, at::Tensor>;
@@ -49,7 +50,8 @@ class SharedParameters {
 
   /// Returns whether the parameter lies in such memory of any optimizer of this rank.
   [[nodiscard]] static bool contains(const at::Tensor& parameter);
-  /// What has just written to parameters has written the same on all ranks (a broadcast, a checkpoint): the next update forgives it.
+  /// Notes that what has just written to parameters has written the same on all ranks (a broadcast, a checkpoint): the next update
+  /// accepts it.
   static void written_alike();
   /// Returns how often that was said.
   [[nodiscard]] static std::uint64_t writes_alike();

@@ -1,16 +1,19 @@
 #pragma once
-/// Which optimizer is around which in this process: DistributedOptimizers and MasterWeights around those of the user. In C++ both stay in
-/// scope, so that a call may be given either; this finds the one that is meant. One table; any thread; one mutex. Owns nothing.
+/// The table of which optimizer is around which in this process: DistributedOptimizers and MasterWeights around those of the user. In C++
+/// both stay in scope, so that a call may be given either; this finds the one that is meant. One table; any thread; one mutex. Owns
+/// nothing.
+// Tested in tests/torch_bindings/optimizer/one_name_test.cc
 
 #include <torch/optim/optimizer.h>
 
 namespace hvd::detail {
 
+/// The functions on that table.
 struct Wrappers {
-  /// `wrapper` is around `wrapped` from now on, or no longer.
+  /// Note that `wrapper` is around `wrapped` from now on, or no longer.
   static void add(const torch::optim::Optimizer& wrapped, torch::optim::Optimizer& wrapper);
   static void remove(const torch::optim::Optimizer& wrapper) noexcept;
-  /// What was at `from` is `to` now.
+  /// Notes that what was at `from` is `to` now.
   static void move(const torch::optim::Optimizer& from, torch::optim::Optimizer& to) noexcept;
   /// Returns `optimizer` if it is of that type, else the first of that type that is around it; null if there is none.
   template <class Wrapper>

@@ -1,6 +1,7 @@
 #pragma once
 /// The few things LibTorch knows of a GPU's streams. The null twin (device_none.cc) is for builds without CUDA: there
 /// are no GPU tensors there. Any thread; what CUDA refuses is a BackendError.
+// Tested in tests/gpu/torch_streams.cc
 
 #include <ATen/core/Tensor.h>
 

@@ -1,3 +1,4 @@
+// Tested in tests/gpu/torch_streams.cc
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>

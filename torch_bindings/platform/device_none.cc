@@ -1,3 +1,4 @@
+// Tested in tests/torch_bindings/collectives/operation_test.cc
 #include "torch_bindings/platform/device.h"
 
 namespace hvd::detail {

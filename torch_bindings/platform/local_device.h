@@ -1,5 +1,6 @@
 #pragma once
-/// What a rank has of its host: the device that it works on, and its share of the cores. Both are arranged in `init()`.
+/// The share of a host that is a rank's: the device that it works on, and a part of the cores. `init()` arranges both.
+// Tested in tests/torch_bindings/training/training_helpers_test.cc
 
 #include <ATen/Device.h>
 
@@ -14,11 +15,13 @@ at::Device local_device();
 
 namespace detail {
 
-/// Have `init()` make the device current, and give LibTorch cores / local ranks threads unless the user has fixed their number
-/// (OMP_NUM_THREADS, MKL_NUM_THREADS): more would make the ranks of a host fight for its cores. Called once, at static initialisation of
-/// any program that includes <hvd/torch.h>.
+/// Has `init()` make the device current. Called once, at static initialisation of any program that includes <hvd/torch.h>.
 bool make_device_current_at_init();
+
+/// Has `init()` give LibTorch cores / local ranks threads, unless the user has fixed their number (OMP_NUM_THREADS, MKL_NUM_THREADS): more
+/// would make the ranks of a host fight for its cores. Called likewise.
 bool share_cores_at_init();
+
 inline const bool kDeviceIsMadeCurrent = make_device_current_at_init();
 inline const bool kCoresAreShared = share_cores_at_init();
 

@@ -1,6 +1,7 @@
 #pragma once
 /// A StreamSet is the streams of a GPU on which tensors were written that are to be read together: gradients of one bucket, say, where a
 /// part of the model has run on a stream of its own. Knows of host tensors that they need none. Owns nothing. One thread at a time.
+// Tested in tests/gpu/torch_streams.cc
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
@@ -9,6 +10,7 @@
 
 namespace hvd::detail {
 
+/// The streams of one group of tensors.
 class StreamSet {
  public:
   /// Takes in the current stream of the tensor's device: what was queued on it so far has written the tensor.

@@ -1,6 +1,7 @@
 #pragma once
 /// AutocastGuard is automatic mixed precision for a scope: the products in it are computed in 16 bits, what needs more in fp32, as
 /// LibTorch's lists for the device say. The forward pass belongs into the scope, backward does not. It belongs to the thread that made it.
+// Tested in tests/torch_bindings/optimizer/grad_scaler_test.cc
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>

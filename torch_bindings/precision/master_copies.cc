@@ -103,7 +103,7 @@ MasterCopy& MasterCopies::copy_of(const at::Tensor& parameter, const at::Tensor&
   return copies_.emplace(parameter.unsafeGetTensorImpl(), std::pair(parameter, MasterCopy(parameter, whole))).first->second.second;
 }
 
-/// What the optimizer keeps for one tensor becomes what it keeps for another, in another type.
+/// Makes what the optimizer keeps for one tensor what it keeps for another, in another type.
 void MasterCopies::rekey(const void* from, const void* to, at::ScalarType type) {
   auto& states = optimizer_.state();
   const auto found = states.find(const_cast<void*>(from));

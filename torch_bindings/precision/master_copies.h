@@ -7,6 +7,7 @@
 /// Loss scaling and clipping apply to the fp32 gradients, which are there only while the optimizer steps: what they multiply by is noted.
 /// Thread: the optimizer's. Owns the masters; refers to the optimizer. Errors: InvalidArgument for gradients that were changed after loss
 /// scaling or clipping, for an optimizer that was stepped by itself, and for a state that is not LibTorch's and would have to be in fp32.
+// Tested in tests/torch_bindings/optimizer/master_weights_test.cc
 
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
@@ -52,6 +53,7 @@ class MasterCopy {
   at::Tensor master_;
 };
 
+/// The masters of one optimizer.
 class MasterCopies {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
@@ -64,7 +66,7 @@ class MasterCopies {
   MasterCopies(const MasterCopies&) = delete;
   MasterCopies& operator=(const MasterCopies&) = delete;
 
-  /// Which masters the groups hold.
+  /// The masters that the groups hold.
   enum class Lent : std::uint8_t {
     WithGradient,  ///< of parameters that have a gradient now, or had one
     OfAll,         ///< of all, also if they have no gradient yet: a closure will give them

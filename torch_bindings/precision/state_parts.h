@@ -1,6 +1,7 @@
 #pragma once
-/// What LibTorch's optimizers keep for a parameter, by its parts: tensors like the parameter, and a step counter. Functions only; any
+/// The parts of what LibTorch's optimizers keep for a parameter: tensors like the parameter, and a step counter. Functions only; any
 /// thread.
+// Tested in tests/torch_bindings/optimizer/parameters_test.cc, tests/torch_bindings/sharding/optimizer_shards_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -11,7 +12,7 @@
 
 namespace hvd::detail {
 
-/// What a state has for each element of its parameter, and what it has once.
+/// The parts of a state: tensors with a value for each element of the parameter, and the counter that it has once.
 struct StateParts {
   std::vector<at::Tensor*> tensors;
   std::int64_t* step = nullptr;

@@ -1,6 +1,7 @@
 #pragma once
 /// JoinRounds is what ranks that still train tell one another at each step while guards of a join() (join.h) are alive. One thread at a
 /// time; collective where it says so. Throws RankFailed, on all ranks, where a rank has left its guard by an exception.
+// Tested in tests/torch_bindings/what_if/what_if_uneven_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,7 @@
 
 namespace hvd::detail {
 
+/// The rounds of one guard.
 class JoinRounds {
  public:
   JoinRounds(std::string name, ProcessSet process_set, bool divide_by_initial_world_size);
@@ -23,7 +25,7 @@ class JoinRounds {
   [[nodiscard]] Handle<at::Tensor> announce_failure() const;
   /// Collective over all. Throws RankFailed if `failed` on any of them.
   void end(bool failed) const;
-  /// Whether a round has thrown here.
+  /// Returns whether a round has thrown here.
   [[nodiscard]] bool has_thrown() const { return has_thrown_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }

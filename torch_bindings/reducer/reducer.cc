@@ -34,7 +34,7 @@ void keep_changes(ReducerBuckets& buckets) {
     buckets.round_of(slot).keep(slot.member, buckets.is_under_way(slot) && slot.since_mark() != detail::GradientMark::Since::Same);
 }
 
-/// Whether a user has put gradients where a round gave others, or none.
+/// Returns whether a user has put gradients where a round gave others, or none.
 bool are_given_anew(const std::vector<GradientSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.is_replaced(); });
 }
@@ -162,7 +162,7 @@ void GradientReducer::finish_pass() {
   replicas_.note_step();
 }
 
-/// What a round gave is not to be summed again.
+/// Makes rounds until no gradient has come late. What a round gave is not summed again.
 void GradientReducer::reduce_until_none_is_late() {
   auto& slots = buckets_.slots();
   for (bool again = true; again;) {

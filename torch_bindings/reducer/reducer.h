@@ -44,11 +44,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
   using Named = NamedParameter;
   using Taking = ReducerBuckets::Taking;
-  /// Those who hear of each gradient that backward gives, in autograd's threads.
+  /// The observers of each gradient that backward gives, called in autograd's threads.
   struct Observers {
-    /// Is asked before it is taken in; those that it does not want are found by `synchronize()`. Null: all are wanted.
+    /// Says whether a gradient is to be taken in; those that it does not want are found by `synchronize()`. Null: all are wanted.
     std::function<bool(const Named&)> wants;
-    /// Is told of it: where it knows that the optimizer was stepped by itself the pass is refused. May be null.
+    /// The watch that is told of it: where it knows that the optimizer was stepped by itself the pass is refused. May be null.
     std::shared_ptr<detail::StepWatch> witness;
   };
   /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has gradients reduced; `part` what one of
@@ -82,20 +82,22 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void tell_weight();
   /// Reduces whatever there is, for those who call it at the end of each backward pass.
   void finish_pass();
-  /// Before a closure is evaluated: `synchronize()` is to reduce after it, whatever came before.
+  /// Begins the evaluation of a closure: `synchronize()` is to reduce after it, whatever came before.
   void begin_evaluation();
-  /// Before gradients are thrown away: waits for what is under way and forgets what has gathered.
+  /// Waits for what is under way and forgets what has gathered, before gradients are thrown away.
   void settle();
-  /// After a step: what comes next is new.
+  /// Ends a step: what comes next is new.
   void begin_step();
   void set_passes(int passes);
-  /// Until the next step this rank's gradients count so much in averages: sum(w * g) / sum(w) over the ranks; none: as much as the others'.
-  /// All ranks must have one, or none (else Mismatch on all of them, in the round). Throws InvalidArgument once backward has begun.
+  /// Sets how much this rank's gradients count in averages until the next step: sum(w * g) / sum(w) over the ranks; none: as much as the
+  /// others'. All ranks must have one, or none (else Mismatch on all of them, in the round). Throws InvalidArgument once backward has
+  /// begun.
   void set_weight(std::optional<double> weight);
   [[nodiscard]] std::optional<double> weight() const;
   /// Throws what `set_weight` would.
   void refuse_late_weight() const;
-  /// Collective. The loss of all ranks together, as their gradients are. With a `refusal` on any rank all throw Mismatch, with its words.
+  /// Collective. Returns the loss of all ranks together, as their gradients are. With a `refusal` on any rank all throw Mismatch, with its
+  /// words.
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss, const std::string& refusal = {}) const;
   /// Returns what compresses gradients by a compression that needs a memory; null without one.
   [[nodiscard]] const GradientCompressor* compressor() const { return buckets_.compressor(); }
@@ -108,13 +110,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
   /// Returns the parameters whose gradients travel together.
   [[nodiscard]] std::vector<std::vector<at::Tensor>> parameters_by_bucket() const { return buckets_.parameters(); }
-  /// The next round also compares this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it where
-  /// all ranks are between two rounds. `said`: of this rank, where there is a difference; none: that parameters or groups have changed.
+  /// Has the next round also compare this between the ranks: what differs is a Mismatch on all of them. Costs an empty tensor. Call it
+  /// where all ranks are between two rounds. `said`: of this rank, where there is a difference; none: that parameters or groups have
+  /// changed.
   void announce(Shape layout, std::string said = {});
   /// Collective. Compares it at once, in a round of its own that leaves all gradients as they are. A rank that calls it alone gets the
   /// Mismatch together with the others, when these make their next round. Call it after a round that is complete.
   void compare(Shape layout, std::string said = {});
-  /// From now on each round compares these, too, between the ranks (torch_bindings/parameters/replica_guard.h).
+  /// Has each round compare these, too, between the ranks from now on (torch_bindings/parameters/replica_guard.h).
   void watch(ReplicaComparer::Terms terms);
   /// Collective. Compares what each round compares slice by slice, all of it at once. Throws Mismatch, on all ranks, where it differs.
   void check_replicas();

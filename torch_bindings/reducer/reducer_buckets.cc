@@ -34,7 +34,8 @@ std::unique_ptr<GradientCompressor> compressor_of(const std::vector<GradientSlot
                                   std::move(parameters));
 }
 
-/// On the host the order of the parameters does: what is reduced early there takes cores that backward needs.
+/// Returns whether buckets follow the order in which gradients come. On the host that of the parameters does: what is reduced early there
+/// takes cores that backward needs.
 bool deals_as_gradients_come(const std::vector<GradientSlot>& slots, const DistributedOptimizerOptions& options, bool are_taken_together) {
   if (!std::holds_alternative<std::monostate>(options.groups)) return false;
   if (options.process_set.size() == 1 || !options.process_set.included()) return false;

@@ -1,4 +1,5 @@
 // What a GradientReducer learns of gradients from backward, as it gives them.
+// Tested in tests/torch_bindings/reducer/reducer_test.cc, tests/torch_bindings/what_if/what_if_gradients_test.cc
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
@@ -101,7 +102,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   slot.set_mark();
 }
 
-/// With Sum: what a round gave must not be summed again with what is added to it now.
+/// Remembers what a round gave before more is added to it: with Sum it must not be summed again.
 void GradientReducer::before_gradient(std::size_t index) {
   const std::lock_guard lock(mutex_);
   GradientSlot& slot = buckets_.slots()[index];
@@ -111,7 +112,7 @@ void GradientReducer::before_gradient(std::size_t index) {
   slot.before = there ? slot.gradient().detach().clone() : at::Tensor();
 }
 
-/// At the first gradient of a backward pass: whether it starts anew what an earlier pass gave.
+/// Begins a backward pass at its first gradient, which tells whether it starts anew what an earlier pass gave.
 void GradientReducer::begin_pass(const GradientSlot& first) {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass != std::exchange(last_pass_, pass) && buckets_.fate_of_gradients(&first).first == ReducerBuckets::Fate::ThrownAway)

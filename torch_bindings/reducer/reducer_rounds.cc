@@ -1,4 +1,5 @@
 // The rounds of a GradientReducer's buckets: what is submitted, waited for and given back.
+// Tested in tests/torch_bindings/reducer/reducer_test.cc, tests/torch_bindings/reducer/reducer_sparse_test.cc
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -78,7 +79,7 @@ void ReducerBuckets::ask_for_weights() {
   context_.weights.ask(buckets_.front().name, scatters(buckets_.front()));
 }
 
-/// How the bucket is submitted, without its tensors.
+/// Returns the submission of a bucket, without its tensors.
 Submission ReducerBuckets::like(const GradientBucket& bucket) const {
   const bool follows_weights = context_.weights.own() && is_first(bucket);
   AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
@@ -214,7 +215,7 @@ void ReducerBuckets::reduce_compressed() {
   if (buckets_.empty()) context_.history.drop_announcement();
 }
 
-/// As indices and values, each on its own.
+/// Reduces sparse gradients, each on its own, as indices and values.
 void ReducerBuckets::reduce_sparse(Round round) {
   std::vector<std::pair<GradientSlot*, Handle<at::Tensor>>> under_way;
   for (auto& slot : slots_) {

@@ -1,5 +1,6 @@
 // Buckets of which each rank keeps its share of the gradients alone: a bucket has memory from its first gradient on until it is reduced,
 // and `.grad` ends with it.
+// Tested in tests/torch_bindings/sharding/shard_gradients_test.cc
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -27,8 +28,8 @@ void ReducerBuckets::keep_shares(GradientKeeper* keeper) {
   for (auto& bucket : buckets_) bucket.memory.give_up();
 }
 
-/// Whether the bucket goes as a reducescatter, in which each rank is sent its part alone. NCCL makes all parts as long as the longest:
-/// where whole parameters are kept, so that one rank may have all of a bucket, an allreduce on a GPU sends less.
+/// Returns whether the bucket goes as a reducescatter, in which each rank is sent its part alone. NCCL makes all parts as long as the
+/// longest: where whole parameters are kept, so that one rank may have all of a bucket, an allreduce on a GPU sends less.
 bool ReducerBuckets::scatters(const GradientBucket& bucket) const {
   if (keeper_ == nullptr) return false;
   if (bucket.parameter().is_cpu()) return true;
@@ -42,13 +43,13 @@ bool ReducerBuckets::scatters(const GradientBucket& bucket) const {
   return *std::max_element(parts.begin(), parts.end()) * static_cast<std::int64_t>(parts.size()) <= 2 * all;
 }
 
-/// Before a gradient of the bucket is taken in. On a GPU gradients stay where autograd has made them.
+/// Makes room for the bucket before a gradient of it is taken in. On a GPU gradients stay where autograd has made them.
 void ReducerBuckets::open(GradientBucket& bucket) {
   if (keeper_ == nullptr || bucket.memory.has_room() || !bucket.parameter().is_cpu()) return;
   BucketMemory::make_room({&bucket.memory}, false, nullptr);
 }
 
-/// What the bucket's round has given goes to who keeps it. `early`: other buckets are still to come, and what stands in `.grad` shows what
+/// Gives what the bucket's round has given to who keeps it. `early`: other buckets are still to come, and what stands in `.grad` shows what
 /// a user makes of it.
 void ReducerBuckets::put_away(GradientBucket& bucket, Round round, bool early) {
   const bool is_kept_already = bucket.round.state() == RoundState::PutAway;
@@ -74,7 +75,7 @@ void ReducerBuckets::put_away_what_is_done() {
   }
 }
 
-/// After a round that was thrown away or has failed: what some of its buckets gave counts no more than what the others did.
+/// Drops the shares of a round that was thrown away or has failed: what some of its buckets gave counts no more than what the others did.
 void ReducerBuckets::drop_shares() {
   if (keeper_ == nullptr) return;
   for (auto& slot : slots_) {

@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-/// As many rounds between two steps are told apart.
+/// The most rounds between two steps that are told apart.
 constexpr std::size_t kMostRoundsTold = 8;
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
-/// Which round of gradients this rank is in, and what it compares with the other ranks in it, so that those that are in another one get a
-/// Mismatch, which says what is unusual on which rank, and not each other's gradients. Pure. Thread: the reducer's, under its lock.
+/// The history of a rank's rounds of gradients: which one it is in, and what it compares there with the other ranks, so that those that are
+/// in another one get a Mismatch, which says what is unusual on which rank, and not each other's gradients. Pure. Thread: the reducer's,
+/// under its lock.
 
 #include <cstddef>
 #include <string>

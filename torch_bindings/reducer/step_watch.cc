@@ -15,8 +15,8 @@ namespace hvd::detail {
 
 namespace {
 
-/// As many passes in a row without a call of the wrapper, each with a write to the parameter after it, are no accident: of a GAN's
-/// discriminator, whose gradients the generator's passes give and the user throws away, parameters are written by its own step alone.
+/// The number of passes in a row that are no accident without a call of the wrapper, each with a write to the parameter after it: of a
+/// GAN's discriminator, whose gradients the generator's passes give and the user throws away, parameters are written by its own step alone.
 constexpr int kUnattendedPasses = 3;
 
 std::uint32_t version_of(const at::Tensor& tensor) {
@@ -92,7 +92,8 @@ bool StepWatch::on_gradient(const at::Tensor& parameter, bool anew) {
   return alone;
 }
 
-/// How many of the samples went by a step of SGD, and how many would have had to: by this rank's own gradient, or by what it is now.
+/// Returns how many of the samples went by a step of SGD, and how many would have had to: by this rank's own gradient, or by what it is
+/// now.
 std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& parameter, const Note& note, double rate,
                                                             double decay) const {
   const at::Tensor& gradient = parameter.grad();

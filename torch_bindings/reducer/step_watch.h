@@ -7,6 +7,7 @@
 /// GPU, unless the wrapper is not called for several passes: the ranks' parameters differ then.
 /// Threads: `on_gradient` in autograd's, the rest in the optimizer's. One mutex. Refers to the wrapped optimizer. Throws from
 /// `refuse_step` alone.
+// Tested in tests/torch_bindings/optimizer/one_name_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -20,6 +21,7 @@
 
 namespace hvd::detail {
 
+/// The watch over one wrapped optimizer.
 class StepWatch {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
@@ -40,14 +42,14 @@ class StepWatch {
  private:
   static constexpr std::size_t kSamples = 4;
   using Samples = std::array<double, kSamples>;
-  /// What a step counts on in the state of a parameter.
+  /// A mark of the counters in a parameter's state that a step counts on.
   struct StateMark {
     bool exists = false;
     std::int64_t steps = 0;
     const void* tensor = nullptr;
     std::uint32_t version = 0;
   };
-  /// What there was when its gradient came.
+  /// The parameter, as it was when its gradient came.
   struct Note {
     int pass = -1;
     bool open = false;  ///< the wrapper has not been called since

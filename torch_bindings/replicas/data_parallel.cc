@@ -18,7 +18,7 @@ using torch::nn::Module;
 
 // -------------------------------------------------------------------------------------------------------------- the replicas
 
-/// What must be the same in a module for its replicas to be able to follow it.
+/// The structure of a module, which must stay the same for its replicas to follow it.
 struct ModuleStructure {
   struct Kind {
     std::vector<std::int64_t> sizes;
@@ -55,7 +55,7 @@ std::shared_ptr<Module> replicate(const std::shared_ptr<Module>& module, at::Dev
   }
 }
 
-/// On the module's own device the copy's parameters are the module's memory.
+/// Gives the copy's parameters the module's memory where both are on one device, and has them require gradients as the module's do.
 void tie_parameters(const Module& module, Module& copy, bool same_device) {
   const Tensors originals = module.parameters();
   Tensors copies = copy.parameters();
@@ -204,7 +204,7 @@ struct Pass : torch::CustomClassHolder {
     return inputs.front()[k].dim() == 0 ? at::stack(pieces).sum(0) : at::cat(pieces, dim);
   }
 
-  /// Of the inputs that take any, and of the parameters.
+  /// Returns the gradients of the inputs that take any, and of the parameters.
   Tensors backward(const Tensors& gradients) {
     borrowed.sound = false;
     const auto of_replicas = [&] {

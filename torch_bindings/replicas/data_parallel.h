@@ -7,6 +7,7 @@
 /// LibTorch's threads that the caller has; it stays as it was for the caller and for new threads, but for one that first asks for it in the
 /// moment in which replicas start (LibTorch sets a thread's number and that of new threads together). It owns the replicas until backward
 /// is done; DataParallel keeps them for the next call.
+// Tested in tests/torch_bindings/replicas/data_parallel_structures_test.cc, tests/torch_bindings/training/training_helpers_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -38,7 +39,7 @@ namespace hvd {
 struct DataParallelOptions {
   /// Number of replicas; 0: as many as LibTorch has threads (at::get_num_threads()) for a module on the CPU; all GPUs for one on a GPU.
   int replicas = 0;
-  /// Where each replica runs, the module's own device first; empty: threads of the CPU, or the first `replicas` GPUs.
+  /// The devices that the replicas run on, the module's own first; empty: threads of the CPU, or the first `replicas` GPUs.
   std::vector<at::Device> devices = {};
   /// Dimension of the inputs and of the outputs that counts the items.
   std::int64_t dim = 0;

@@ -54,7 +54,7 @@ class ThreadShares {
     taken_.count_down();
     put_back_.wait();
   }
-  /// When all workers have been started.
+  /// Ends the start of the workers.
   void finish() {
     keeper_.join();
     only_one_.unlock();

@@ -2,6 +2,7 @@
 /// The passes of a module's replicas (torch_bindings/replicas/data_parallel.h): threads in which they run at the same time, one for each
 /// replica, and the gradients of all. Threads are joined before a call returns; several threads may call at once. Gradients are asked for
 /// in a backward pass, by a thread of autograd's. Throws what the work throws, and what autograd throws.
+// Tested in tests/torch_bindings/training/training_helpers_test.cc
 
 #include <ATen/core/Tensor.h>
 

@@ -2,8 +2,7 @@
 /// The shares of gradients that a rank keeps with ZeRO stage 2, in the pieces of its optimizer
 /// (torch_bindings/sharding/optimizer_shards.h). Threads: as GradientKeeper says. Refers to the pieces, which hold the shares. Errors: none
 /// of its own.
-///
-/// Tested in tests/torch_bindings/sharding/shard_gradients_test.cc.
+// Tested in tests/torch_bindings/sharding/shard_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
 

@@ -22,7 +22,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// Those whose groups a wrapper shares out at present.
+/// The optimizers whose groups a wrapper shares out at present.
 struct SharedOut {
   std::mutex mutex;
   std::set<const Optimizer*> optimizers;
@@ -85,7 +85,8 @@ OptimizerShards::~OptimizerShards() {
   for (const auto& piece : pieces_) wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = detail::state_in_shares(wrapped_);
 }
 
-/// For torch::save of the wrapped optimizer, which would write this rank's share as if it were all: a state of no parameter, that refuses.
+/// Marks the state, so that torch::save of the wrapped optimizer does not write this rank's share as if it were all: by a state of no
+/// parameter, that refuses.
 /// Its tensors have no elements, so that who goes through all states meets nothing unusual.
 void OptimizerShards::mark() {
   if (!is_known_) return;

@@ -83,13 +83,13 @@ class OptimizerShards {
   /// Returns whether this rank is the one of its host that writes parameters for all of them.
   [[nodiscard]] bool is_writer() const { return !shared_ || self_ == 0; }
 
-  /// Collective: the wrapped optimizer gets the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
+  /// Collective. Gives the wrapped optimizer the whole state, on every rank; then this can end. Throws InvalidArgument, on all ranks, if
   /// LibTorch does not know the optimizer and it has a state.
   void give_back();
-  /// Collective: what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time; with
-  /// `only`, a rank, that one alone, and the others write nothing.
+  /// Collective. Writes what the wrapped optimizer would write had it not been shared out. All ranks have the whole state for that time;
+  /// with `only`, a rank, that one alone, and the others write nothing.
   void save(torch::serialize::OutputArchive& archive, std::optional<int> only = {});
-  /// Local: keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. The old state stays if that throws.
+  /// Keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer. Local. The old state stays if that throws.
   /// `reader`: of tensors whose values are in a file still; then the share has them when it has read. Null: there are none.
   void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive, detail::CheckpointReader* reader = nullptr);
   /// Returns what brings the masters of this rank's share back to what they are now.

@@ -1,8 +1,7 @@
 #pragma once
-/// How tensors of pieces travel from their owners to other ranks. All functions that send are collective over the process set. Thread: the
-/// optimizer's. Refers to the pieces. Errors: what a broadcast and an alltoall throw.
-///
-/// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/checkpoint/checkpoint_run_test.cc.
+/// The exchange of pieces' tensors, which travel from their owners to other ranks. All functions that send are collective over the process
+/// set. Thread: the optimizer's. Refers to the pieces. Errors: what a broadcast and an alltoall throw.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc, tests/torch_bindings/sharding/optimizer_shards_test.cc
 
 #include <ATen/core/Tensor.h>
 

@@ -2,9 +2,7 @@
 /// An optimizer's state of which each rank has that of its pieces: put together, and dealt again. Thread: the optimizer's. Refers to the
 /// optimizer, whose `state()` holds this rank's, to the pieces and to their exchange. Errors: InvalidArgument, on all ranks, for an
 /// optimizer or a state that LibTorch does not know; what the exchange throws.
-///
-/// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/checkpoint/checkpoint_run_test.cc,
-/// tests/torch_bindings/what_if/what_if_sharded_test.cc.
+// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/what_if/what_if_sharded_test.cc
 
 #include <torch/optim/optimizer.h>
 

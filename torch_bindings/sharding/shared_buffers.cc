@@ -112,7 +112,7 @@ class SharedBuffers::Sharing {
     shape.push_back(0);
     names = at::empty(shape, at::TensorOptions(at::kByte).device(device));
   }
-  /// What travels each time: the small ones, and what differs where the ranks' buffers do.
+  /// Returns what travels each time: the small ones, and what differs where the ranks' buffers do.
   [[nodiscard]] std::vector<at::Tensor> always() const {
     std::vector<at::Tensor> tensors{names};
     for (const auto& packed : types) tensors.push_back(packed.all);
@@ -145,7 +145,7 @@ void SharedBuffers::are_equal() {
       seen_.insert_or_assign(buffer.unsafeGetTensorImpl(), Seen{buffer, version_of(buffer), buffer.const_data_ptr()});
 }
 
-/// Which of the large buffers have changed on some rank.
+/// Begins to tell which of the large buffers have changed on some rank.
 Handle<at::Tensor> SharedBuffers::tell(const std::vector<std::uint8_t>& changed) const {
   const at::Tensor marks = at::empty({static_cast<std::int64_t>(changed.size())}, at::kByte);
   if (!changed.empty()) std::memcpy(marks.mutable_data_ptr(), changed.data(), changed.size());

@@ -24,6 +24,7 @@ class JoinRounds;
 #pragma GCC visibility push(default)
 namespace hvd::detail {
 
+/// The buffers of one module.
 class SharedBuffers {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
@@ -31,7 +32,7 @@ class SharedBuffers {
   SharedBuffers(std::shared_ptr<torch::nn::Module> module, std::string name, ProcessSet process_set)
       : module_(std::move(module)), name_(std::move(name)), process_set_(std::move(process_set)) {}
 
-  /// What is under way, until finish().
+  /// The sharing that is under way, until finish().
   class Sharing;
   /// Collective. Makes all buffers the first rank's, or with `rounds` those of the first rank that still trains.
   void share(const JoinRounds* rounds);
@@ -45,7 +46,7 @@ class SharedBuffers {
   [[nodiscard]] const Named& kept() const { return kept_; }
 
  private:
-  /// When a large buffer was the same on all ranks.
+  /// A large buffer, as it was when it was the same on all ranks.
   struct Seen {
     at::Tensor buffer;  ///< so that its address is not another's
     std::int64_t version = 0;

@@ -4,6 +4,7 @@
 /// resumed, which LibTorch's own cannot: each rate is made of the target, which is the rate that the group had when the scheduler was made,
 /// and of the number of steps alone; so a run that goes on has the rates, to the last bit, of one that was not broken off. All are for
 /// the optimizer's thread, refer to the optimizer, and are made and stepped on all ranks alike.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc, tests/torch_bindings/training/training_helpers_test.cc
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>

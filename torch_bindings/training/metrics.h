@@ -2,6 +2,7 @@
 /// This file measures how good a model is on data that the ranks share out, each sample counted once. Sums are made in fp64, so that the
 /// result hardly depends on how many ranks there are. One thread at a time uses it; functions marked collective are called by all ranks of
 /// the set. They throw InvalidArgument at the call, and Mismatch where the ranks' names or shapes differ.
+// Tested in tests/torch_bindings/collectives/session_test.cc, tests/torch_bindings/training/sampler_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

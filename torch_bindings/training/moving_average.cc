@@ -15,7 +15,7 @@ namespace hvd {
 
 namespace {
 
-/// What an average adds at a time is lost in 16 bits.
+/// Returns the type of an average: what it adds at a time is lost in 16 bits.
 at::ScalarType average_type(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16 ? at::kFloat : parameter.scalar_type();
 }

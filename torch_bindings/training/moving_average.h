@@ -6,6 +6,7 @@
 /// parameters are in fp32; where a MasterWeights has a parameter's master on this rank, the master is averaged, and where a
 /// DistributedOptimizer has shared the masters out, the parameter. Of a module the floating-point buffers (running statistics) are averaged
 /// as well, and the others (counters, integers) copied. It is for the optimizer's thread, owns the averages and shares the parameters.
+// Tested in tests/torch_bindings/training/training_helpers_test.cc, tests/torch_bindings/what_if/what_if_average_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -25,7 +26,7 @@ namespace hvd {
 /// ExponentialMovingAverageOptions are those of an ExponentialMovingAverage.
 struct ExponentialMovingAverageOptions {
   double decay = 0.999;  ///< from 0 (the last parameters) to below 1; higher remembers longer: about 1 / (1 - decay) updates
-  /// Whether to remember less at first: the decay of update t = 0, 1... is at most (1 + t) / (10 + t).
+  /// True: remembers less at first: the decay of update t = 0, 1... is at most (1 + t) / (10 + t).
   bool warm_up = false;
 };
 

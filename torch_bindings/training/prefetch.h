@@ -45,7 +45,7 @@ namespace detail {
 /// Copies to a device on a stream of its own.
 class DeviceFeed {
  public:
-  /// Where the copies of a batch end on that stream.
+  /// The point at which the copies of a batch end on that stream.
   struct Mark;
   /// Throws InvalidArgument where there is no such device.
   explicit DeviceFeed(at::Device device);
@@ -156,7 +156,7 @@ class PrefetchedEpoch {
 template <class Loader>
 class PrefetchedLoader {
  public:
-  /// What the loader's batches are.
+  /// The type of the loader's batches.
   using Batch = typename detail::PrefetchedEpoch<Loader>::Batch;
   /// Makes it around a loader; prefetch_to_device() does it.
   PrefetchedLoader(std::shared_ptr<Loader> loader, at::Device device, std::size_t depth)

@@ -32,7 +32,7 @@ struct ElasticSampler::State {
   /// Batches that all ranks make together and that are complete; without a size of them all is the rest.
   [[nodiscard]] std::size_t full() const { return options.global_batch == 0 ? 0 : left() / options.global_batch; }
   [[nodiscard]] std::size_t share() const { return part(options.global_batch, rank); }
-  /// What is left over after those, for the rank that has most of it.
+  /// Returns what is left over after those, for the rank that has most of it.
   [[nodiscard]] std::size_t rest() const { return left() - full() * options.global_batch; }
   [[nodiscard]] std::size_t most_of_rest() const {
     return rest() / ranks + (options.shares != Shares::DropLast && rest() % ranks > 0 ? 1 : 0);

@@ -35,7 +35,7 @@ enum class Shares : std::uint8_t {
 struct ElasticSamplerOptions {
   Shares shares = Shares::Pad;  ///< what happens to items that are left over
   ProcessSet process_set{};     ///< the ranks that share the items
-  /// Where it is not 0, items are dealt in batches of so many, which all ranks make together: this rank's share of one is
+  /// The size of a batch that all ranks make together, in which items are dealt: this rank's share of one is
   /// share_of_batch(global_batch), as `next()` must be asked for, and all ranks have as many batches, also where the shares differ by one.
   /// At least as many as ranks (else InvalidArgument). 0: ranks take equal batches, of any size.
   std::size_t global_batch = 0;
