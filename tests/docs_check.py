@@ -7,7 +7,7 @@
 Checked are: relative links and their anchors; paths in backquotes; commands of the project in code blocks and backquotes, whose scripts,
 programs, presets, targets and options must exist; names HVD_* and HOROVOD_*, which something must read; that every knob of
 hvd/config.cc and every field of hvd::Config stands in docs/configuration.md; that the API reference has all public headers; and files of
-the project that comments speak of. Options are those of a program's --help where BUILD_FOLDER (default: build) has it, otherwise those that
+the project that comments speak of; and that the index of the what-if tests has each of them. Options are those of a program's --help where BUILD_FOLDER (default: build) has it, otherwise those that
 its sources spell.
 """
 import argparse
@@ -44,6 +44,7 @@ LAUNCHERS = {"mpirun": {"-np", "-n", "-H", "-x", "--hostfile"}, "srun": {"-n", "
 CTEST = {"-R", "-L", "-E", "-N", "-j", "--test-dir", "--output-on-failure", "--preset"}
 FOREIGN_HEADERS = {"mpi.h", "nccl.h", "cuda.h", "cuda_runtime.h"}
 PLACEHOLDERS = {"HVD_X", "HOROVOD_X"}
+WHAT_IF = "tests/torch_bindings/what_if"
 
 
 @functools.lru_cache(maxsize=None)
@@ -291,6 +292,27 @@ def check_reference(doxyfile):
     yield from (f"{header} is public, and not among its headers" for header in sorted(public) if not re.search(rf"\b{header}\b", doxyfile))
 
 
+def test_cases(source):
+    """Returns the names of a file's test cases, whose texts may go over several lines."""
+    found = re.findall(r'^TEST_CASE\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', source, re.M)
+    return ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', texts)).replace('\\"', '"') for texts in found]
+
+
+def check_index(text):
+    """The index of the what-if tests has each of their names below the name of its file, and no others."""
+    there = {"## " + f.rpartition("/")[2]: test_cases(read(f)) for f in files() if f.startswith(f"{WHAT_IF}/") and f.endswith("_test.cc")}
+    listed, heading = {}, ""
+    for line in text.split("\n"):
+        if found := re.match(r"## \[(\w+_test\.cc)\]", line):
+            heading = "## " + found[1]
+        elif line.startswith("- "):
+            listed.setdefault(heading, []).append(line[2:])
+    for heading in sorted(there.keys() | listed.keys()):
+        names, lines = there.get(heading, []), listed.get(heading, [])
+        yield from (f'below "{heading}" the line is missing: - {name}' for name in names if name not in lines)
+        yield from (f'below "{heading}" stands what is no test: {line}' for line in lines if line not in names)
+
+
 def check_source(text):
     """Files of the project that comments speak of: by a path from its root, or by their bare names."""
     names = {pathlib.PurePosixPath(f).name for f in files()} | FOREIGN_HEADERS
@@ -307,7 +329,7 @@ def check_source(text):
 
 
 def problems(build):
-    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(r"docs/(?:zh/)?[\w-]+\.md", f))
+    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(rf"(?:docs/(?:zh/)?|{WHAT_IF}/)[\w-]+\.md", f))
     for name in documents:
         for problem in check_document(name, read(name), build):
             yield f"{name}: {problem}"
@@ -315,6 +337,8 @@ def problems(build):
         yield f"docs/configuration.md: {problem}"
     for problem in check_reference(read("docs/Doxyfile")):
         yield f"docs/Doxyfile: {problem}"
+    for problem in check_index(read(f"{WHAT_IF}/README.md")):
+        yield f"{WHAT_IF}/README.md: {problem}"
     for name in sorted(files()):
         if name.endswith((".h", ".cc", ".cu", ".sh", ".cmake", "CMakeLists.txt", ".sbatch")) and not name.startswith("tests/layering"):
             for problem in check_source(read(name)):
@@ -376,6 +400,11 @@ def notices(build):
             yield f"not noticed in the table of knobs: {expected}"
     if not list(check_reference(read("docs/Doxyfile").replace("sampler.h", ""))):
         yield "not noticed: a public header that the API reference leaves out"
+    index = read(f"{WHAT_IF}/README.md")
+    first = re.search(r"^- .*\n", index, re.M)[0]
+    for changed, expected in [(index.replace(first, "", 1), "is missing"), (index.replace(first, first + "- what happens then\n", 1), "is no test")]:
+        if not any(expected in problem for problem in check_index(changed)):
+            yield f"not noticed in the index of the what-if tests: {expected}"
     for text in ("int a;  // see hvd/none.h", "/// See none_such.cc."):
         if not list(check_source(text)):
             yield f"not noticed: {text!r}"
