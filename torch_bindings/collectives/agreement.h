@@ -2,10 +2,12 @@
 /// Checks of what has to be the same on all ranks before they exchange it: one small allgather finds out, and where it differs all ranks
 /// say so in words. One thread at a time; all functions but check_root are collective over the process set. Errors: Mismatch on all ranks;
 /// InvalidArgument at the call for a bad root.
+// Tested in tests/torch_bindings/optimizer/parameters_test.cc, tests/torch_bindings/what_if/what_if_state_test.cc
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,5 +46,33 @@ std::string said_by_all(const std::string& mine, const std::string& name, const 
 /// An allreduce in which a rank may refuse to take part, by a `refusal` that is not empty: then all ranks throw Mismatch, with its words,
 /// and not what the sum would have been. Ranks that all refuse get something.
 at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal);
+
+/// The first of several failures. Calls go on after one, so that no other rank waits for this one's part in them; it is thrown at the end.
+class FirstFailure {
+ public:
+  /// Calls, and notes what that throws.
+  template <class Call>
+  void attempt(const Call& call) {
+    try {
+      call();
+    } catch (...) {
+      note();
+    }
+  }
+  /// Notes the exception that is being handled, unless there is one from before.
+  void note() {
+    if (!first_) first_ = std::current_exception();
+  }
+  /// Notes it in the place of one from before, which it explains.
+  void replace() { first_ = std::current_exception(); }
+  explicit operator bool() const { return first_ != nullptr; }
+  /// Throws the failure, if there is one.
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 }  // namespace hvd::detail

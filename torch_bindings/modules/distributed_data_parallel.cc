@@ -315,27 +315,20 @@ void ModuleReducer::end_backward() {
       for (const auto pass : reached_) outstanding_.erase(pass);
     reached_.clear();
   }
-  std::exception_ptr first;
-  const auto attempt = [&first](const auto& call) {
-    try {
-      call();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  };
+  FirstFailure failure;
   if (!module_->is_training()) take_in_new();
   const bool shares = std::exchange(are_buffers_own_, false);
   std::shared_ptr<SharedBuffers::Sharing> sharing;
-  if (shares && !rounds_) attempt([&] { sharing = buffers_.start(); });
-  attempt([&] { reduce_unfrozen(); });
-  for (std::size_t i = 1; i < agreed_; ++i) attempt([&] { reducers_[i]->tell_weight(); });
-  for (std::size_t i = 0; i < reducers_.size() && (!first || i < agreed_); ++i) attempt([&] { finish_pass(i); });
-  const bool is_step = !first;
-  if (sharing) attempt([&] { buffers_.finish(*sharing); });
-  if (shares && rounds_ && !first) attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
-  if (shares && !first) attempt([&] { compare_kept_buffers(); });
+  if (shares && !rounds_) failure.attempt([&] { sharing = buffers_.start(); });
+  failure.attempt([&] { reduce_unfrozen(); });
+  for (std::size_t i = 1; i < agreed_; ++i) failure.attempt([&] { reducers_[i]->tell_weight(); });
+  for (std::size_t i = 0; i < reducers_.size() && (!failure || i < agreed_); ++i) failure.attempt([&] { finish_pass(i); });
+  const bool is_step = !failure;
+  if (sharing) failure.attempt([&] { buffers_.finish(*sharing); });
+  if (shares && rounds_ && !failure) failure.attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
+  if (shares && !failure) failure.attempt([&] { compare_kept_buffers(); });
   if (is_step) kept_->note_step();
-  if (first) std::rethrow_exception(first);
+  failure.rethrow();
   const std::lock_guard lock(mutex_);
   local_.reset();
 }

@@ -168,28 +168,21 @@ void ReducerBuckets::reduce(Round round) {
     submit(bucket, round, true);
   }
   if (keeper_ == nullptr) arrivals_.submit(round == Round::Kept);
-  std::exception_ptr first;
-  const auto attempt = [&first](const auto& call) {
-    try {
-      call();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  };
+  detail::FirstFailure failure;
   // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
-  if (!buckets_.empty()) attempt([&] { complete(buckets_.front(), round); });
+  if (!buckets_.empty()) failure.attempt([&] { complete(buckets_.front(), round); });
   try {
     context_.replicas.end_round();
   } catch (const detail::OtherTensors&) {  // says why gradients do not fit, and which is whose
-    first = std::current_exception();
+    failure.replace();
   } catch (...) {  // ranks that are not in the same kind of round have said above why replicas differ
-    if (!first) first = std::current_exception();
+    failure.note();
   }
-  if (!first && compressor_ && round == Round::Kept) attempt([this] { reduce_compressed(); });
-  for (std::size_t i = 1; i < buckets_.size(); ++i) attempt([&] { complete(buckets_[i], round); });
-  if (!first) attempt([&] { reduce_sparse(round); });
-  if (!first) attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
-  if (!first) return;
+  if (!failure && compressor_ && round == Round::Kept) failure.attempt([this] { reduce_compressed(); });
+  for (std::size_t i = 1; i < buckets_.size(); ++i) failure.attempt([&] { complete(buckets_[i], round); });
+  if (!failure) failure.attempt([&] { reduce_sparse(round); });
+  if (!failure) failure.attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
+  if (!failure) return;
   for (auto& bucket : buckets_) {
     bucket.put_given_back();
     bucket.put_back_weighed(context_.weights.factor());
@@ -198,7 +191,7 @@ void ReducerBuckets::reduce(Round round) {
   for (auto& slot : slots_) slot.reduced = false;
   forget();
   context_.history.begin_step();
-  std::rethrow_exception(first);
+  failure.rethrow();
 }
 
 void ReducerBuckets::reduce_compressed() {

@@ -1,7 +1,6 @@
 #pragma once
 /// The pieces in which an optimizer's work is shared out over ranks, and how parameters are cut into them. Functions and values only; any
 /// thread. Throw nothing.
-// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/sharding/shard_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
 
