@@ -25,7 +25,7 @@ class Target {
   /// Starts the operation; from then on gradients of the output go by `rule` to the input, where grad mode is on and one is required.
   [[nodiscard]] Handle<std::vector<at::Tensor>> start(const std::shared_ptr<Operation>& operation, After after, GradientRule rule) const;
 
-  /// Returns whether it has been done as a small operation that comes back.
+  /// Returns whether it has been done as a small repeated operation.
   template <class Options>
   [[nodiscard]] bool run_small(const Options& options) const {
     if (connects_ || !fits_small_calls()) return false;
