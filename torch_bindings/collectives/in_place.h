@@ -30,7 +30,7 @@ std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind, const std::vect
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
   operation->in_place = form == Form::InPlace;
-  operation->submission = request(kind, options, device_of(tensors.front()));
+  operation->submission = request(kind, options, detail::device_of(tensors.front()));
   add_given(*operation, compression);
   if (is_differentiable) operation->backward = rule(options);
   return operation;

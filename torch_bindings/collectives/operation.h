@@ -61,7 +61,7 @@ std::shared_ptr<Operation> operation_by_rows(OpKind kind, const std::vector<at::
   check_group(tensors, name_of(kind), options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;
-  operation->submission = request(kind, options, device_of(tensors.front()));
+  operation->submission = request(kind, options, detail::device_of(tensors.front()));
   for (const auto& tensor : tensors) operation->add(dense_of(tensor), {}, name_of(kind));
   allocate_rows(operation);
   return operation;
