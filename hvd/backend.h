@@ -50,19 +50,19 @@ struct BatchMember {
   /// Allgather, Alltoall: sum of `counts` elements. Reducescatter: this rank's of `counts`. Otherwise `count`; may equal `input`.
   void* output = nullptr;
   std::int64_t count = 0;  ///< elements of the input
-  /// In the order of the batch's ranks. Allgather, Alltoall: elements that come from each. Reducescatter: elements that each keeps.
+  /// Elements by rank, in the batch's order. Allgather, Alltoall: those that come from each. Reducescatter: those that each keeps.
   std::vector<std::int64_t> counts;
-  /// Alltoall: where in the input of each rank the elements for this one begin.
+  /// Alltoall: the places in the ranks' inputs at which the elements for this one begin.
   std::vector<std::int64_t> offsets;
   /// Alltoall: elements of this rank's input that go to each, one after the other.
   std::vector<std::int64_t> sends;
   /// Native event (cudaEvent_t) after which `input` may be read; null when it already may.
   void* ready_event = nullptr;
-  /// Whether what lies between the end of `output` and the next multiple of `kMemberAlignment` may be overwritten.
+  /// True if the bytes between the end of `output` and the next multiple of `kMemberAlignment` may be overwritten.
   bool padded = false;
   /// Set by `prepare` where it copies the input.
   bool copied = false;
-  /// What `prepare` returned on each rank of this rank's shared-memory domain, by the rank's index in the domain.
+  /// The values that `prepare` returned on the ranks of this rank's shared-memory domain, by the rank's index in the domain.
   std::vector<std::uint64_t> locations;
 };
 

@@ -34,20 +34,20 @@ struct Config {
   std::uint64_t fusion_threshold_bytes = std::uint64_t{128} << 20;
 
   /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536, at least 16). The least recently used
-  /// name is forgotten when there are more, and introduced anew when it comes back. Raised: 16 bytes per tensor and local rank.
+  /// name is forgotten when there are more, and introduced anew when it is used again. Raised: 16 bytes per tensor and local rank.
   std::uint32_t cache_capacity = 65536;
 
   /// Accepted for Horovod's sake, and without effect here: there is no cycle (HVD_CYCLE_TIME, milliseconds, default 0). What is agreed is
   /// launched at once, and what is agreed meanwhile is fused; holding a small batch back for a timer would only delay it.
   std::chrono::microseconds cycle_time{0};
 
-  /// Whether a group shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0). Set: more, smaller batches.
+  /// True: a group shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0). Set: more, smaller batches.
   bool disable_group_fusion = false;
 
   /// Time after which a tensor that some ranks have submitted and others have not is reported, and again after each further such time
   /// (HVD_STALL_CHECK_TIME_SECONDS, default 60).
   std::chrono::seconds stall_check_time{60};
-  /// Whether such tensors are never reported (HVD_STALL_CHECK_DISABLE, default 0).
+  /// True: such tensors are never reported (HVD_STALL_CHECK_DISABLE, default 0).
   bool stall_check_disable = false;
   /// Time after which such a tensor ends the job with StallTimeout (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
@@ -56,9 +56,9 @@ struct Config {
   /// than three beats of a host, 3 s, counts as that). Raised: a host that has lost its power or its network is noticed later.
   std::chrono::seconds host_timeout{30};
 
-  /// What optimizers and DistributedDataParallel compare between the ranks with each reduction of gradients: parameters, and the options of
-  /// an optimizer's groups (HVD_REPLICA_GUARD: slice, full or off, default slice). Slice: all of it the first time, then 256 KiB of the
-  /// parameters each time, in turn; a difference is a Mismatch on all ranks. Full: all of it each time. Off: names, once.
+  /// Optimizers and DistributedDataParallel compare so much between the ranks with each reduction of gradients, of the parameters and of
+  /// the options of an optimizer's groups (HVD_REPLICA_GUARD: slice, full or off, default slice). Slice: all of it the first time, then 256
+  /// KiB of the parameters each time, in turn; a difference is a Mismatch on all ranks. Full: all of it each time. Off: names, once.
   ReplicaGuard replica_guard = ReplicaGuard::Slice;
 
   /// Time in which all ranks must have come to where they meet without MPI (HVD_START_TIMEOUT, seconds, default 60); those that have not
@@ -71,7 +71,7 @@ struct Config {
   /// File that the timeline is written to from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word
   /// for "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
   std::string timeline{};
-  /// Whether the timeline shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
+  /// True: the timeline shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
   bool timeline_mark_cycles = false;
   /// Bytes that the timeline may grow to (HVD_TIMELINE_MAX_BYTES, default 1 GiB, at least 64 KiB); a last event says that it is full.
   /// Raised: viewers take minutes to open what is larger.
@@ -85,7 +85,7 @@ struct Config {
   /// default 1, at most 64). Raised: the copies of a batch overlap the reduction of the one before; more device memory held.
   int num_nccl_streams = 1;
 
-  /// What NCCL is told of the memory that it works on (HVD_NCCL_REGISTRATION: none, buffer or window, default none). None: nothing, and
+  /// The registration of memory with NCCL (HVD_NCCL_REGISTRATION: none, buffer or window, default none). None: nothing is registered, and
   /// gradients lie where they are reduced, so that they need no packing. Buffer, window: all that travels fused is packed into a buffer
   /// that is registered with NCCL (ncclCommRegister), or that is a symmetric window (ncclCommWindowRegister, from NCCL 2.27 on; before, as
   /// buffer): NCCL then needs fewer steps and fewer of the GPU's multiprocessors, where NVLink or the network's switches can do their part.
@@ -97,29 +97,29 @@ struct Config {
   /// Accepted likewise, without effect (HVD_AUTOTUNE_LOG, a path).
   std::string autotune_log{};
 
-  /// Whether sums of GPU tensors across hosts with equally many ranks are made on each host first, by three calls of NCCL instead of one
+  /// True: sums of GPU tensors across hosts with equally many ranks are made on each host first, by three calls of NCCL instead of one
   /// (HVD_HIERARCHICAL_ALLREDUCE, default 0: NCCL knows the hosts itself). Sums of host tensors always are, whatever it says.
   bool hierarchical_allreduce = false;
 
   /// Accepted for Horovod's sake; `init()` says that it does nothing yet (HVD_ELASTIC, default 0).
   bool elastic = false;
 
-  /// Whether ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: everything through MPI,
-  /// several times slower; for measuring, and for hosts that forbid one process to see another's memory.
+  /// Auto: ranks of one host work in shared memory (HVD_SHARED_MEMORY: auto or off, default auto). Off: host tensors travel as messages
+  /// (see `wire`), several times slower; for measuring, and for hosts that forbid one process to see another's memory.
   SharedMemory shared_memory = SharedMemory::Auto;
 
-  /// Over what ranks that share no memory send each other messages (HVD_WIRE: auto, mpi or ucx, default auto). Auto: MPI where a launcher
-  /// of MPI has started the ranks, UCX where they met without. Ranks of one host that share memory need neither.
+  /// The library that carries messages between ranks that share no memory (HVD_WIRE: auto, mpi or ucx, default auto). Auto: MPI where the
+  /// ranks met through it, UCX where they met without. Ranks of one host that share memory need neither.
   Wire wire = Wire::Auto;
 
-  /// Whether ranks of one host read large tensors of each other where they are, by one copy that the kernel makes (process_vm_readv),
-  /// instead of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto, on, relayed or off, default auto). Auto: where
-  /// `init()` finds that all ranks of the host may, as `on`, or as `relayed` where it measures that the kernel copies slowly: then large
-  /// tensors pass through small rings of shared memory that stay in the cache. The other words are for measuring, and may differ between
-  /// ranks. Off: a rank's tensor may change hands before the others have come to read it.
+  /// On: ranks of one host read large tensors of each other where they are, by one copy that the kernel makes (process_vm_readv), instead
+  /// of by one into shared memory and one out of it (HVD_DIRECT_COPIES: auto, on, relayed or off, default auto). Relayed: they pass through
+  /// small rings of shared memory that stay in the cache. Auto: where `init()` finds that all ranks of the host may, as `on`, or as
+  /// `relayed` where it measures that the kernel copies slowly. All but auto are for measuring, and may differ between ranks. Off: a rank's
+  /// tensor may change hands before the others have come to read it.
   DirectCopies direct_copies = DirectCopies::Auto;
 
-  /// How GPU tensors travel (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by NCCL among ranks that have a GPU each;
+  /// The way of GPU tensors (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by NCCL among ranks that have a GPU each;
   /// through CUDA IPC among ranks of a host that share one; otherwise staged through host memory, which is slow. The other words are for
   /// tests and measurements, and are followed where that is possible: `nccl` as auto, `shared` also for one rank, `staged` always.
   GpuBackend gpu_backend = GpuBackend::Auto;
@@ -150,7 +150,7 @@ std::vector<std::string> remarks(const Config& config);
 /// LauncherHints are what the launcher says about this process before MPI is up; empty where it says nothing.
 struct LauncherHints {
   /// @{
-  /// What Topology has under this name.
+  /// The numbers that Topology has under these names.
   std::optional<int> rank, size, local_rank;
   /// @}
 };

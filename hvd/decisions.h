@@ -22,7 +22,8 @@ namespace hvd {
 
 /// RankZeroFirstOptions are those of rank_zero_first; equal on all ranks.
 struct RankZeroFirstOptions {
-  /// Whether one rank of each host goes first (its lowest in the set), for what is put on a disk of the host; else the set's first rank.
+  /// True: one rank of each host goes first (its lowest in the set), for what is put on a disk of the host. False: the set's first rank
+  /// does.
   bool per_host = false;
   ProcessSet process_set{};  ///< the ranks that take part
 };

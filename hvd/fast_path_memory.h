@@ -1,5 +1,5 @@
 #pragma once
-/// The ports through which repeated operations (hvd/engine/fast_path/fast_path.h) reach memory: blocks that stay for an operation.
+/// The ports through which repeated operations (hvd/engine/fast_path/fast_path.h) reach memory: blocks that are pinned to an operation.
 /// SlotMemory has those of operations within a domain, LeaderMemory those of operations of all ranks of several domains. A backend may
 /// implement either; one that does not has no part in the fast path. Any thread calls them, one at a time but for `drop`, `pull` and
 /// `finish_reading`, which any may call meanwhile. They own the blocks.
@@ -15,22 +15,22 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// A FastPathMemory keeps a block for each repeated operation.
+/// A FastPathMemory pins a block for each repeated operation.
 class FastPathMemory {
  public:
   virtual ~FastPathMemory() = default;
-  /// Returns where a block of this rank's own is that all ranks of the domain see, as Backend::prepare would have returned it; it stays
-  /// until `drop`. None where such an operation cannot be done so.
+  /// Pins a block of this rank's own that all ranks of the domain see, until `drop`. Returns where it is, as Backend::prepare would have;
+  /// none where such an operation cannot be done so.
   virtual std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) = 0;
-  /// Gives a kept block back.
+  /// Gives a pinned block back.
   virtual void drop(std::uint64_t location) noexcept = 0;
   /// Returns whether the block may be filled: not while others read from it what it held for a batch.
   virtual bool is_free(std::uint64_t location) = 0;
-  /// Returns the address of a kept block of the rank with this index in the domain; null if the location is no kept block's.
+  /// Returns the address of a pinned block of the rank with this index in the domain; null if the location is no pinned block's.
   virtual std::byte* kept(int index, std::uint64_t location) = 0;
 };
 
-/// A SlotMemory does operations within a domain: one rank for all, or each rank its part out of blocks that are lent for a round
+/// A SlotMemory does operations within a domain: one rank for all, or each rank its part out of blocks that are leased for a round
 /// (hvd/engine/fast_path/pulled_rounds.h).
 class SlotMemory : public FastPathMemory {
  public:
@@ -40,17 +40,17 @@ class SlotMemory : public FastPathMemory {
   virtual void run_for_all(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
                            std::span<const std::int64_t> parts) = 0;
 
-  /// So many ranks at most take part in a round with lent blocks.
+  /// The most ranks that take part in a round with leased blocks.
   static constexpr std::size_t kMostPullers = 11;
-  /// Returns where a block is that holds an input of so many bytes for one round, as Backend::prepare would have returned it. None if there
-  /// is no room. Of no bytes: what a rank says whose input nobody reads.
+  /// Leases a block that holds an input of so many bytes for one round. Returns where it is, as Backend::prepare would have; none if there
+  /// is no room. A rank whose input nobody reads leases 0 bytes.
   virtual std::optional<std::uint64_t> lend(std::size_t bytes) = 0;
   /// Returns whether the location is what `lend` has returned, on whatever rank.
   virtual bool is_lent(std::uint64_t location) = 0;
-  /// Takes a lent block back: its round is over for this rank, its owner. It is lent again once so many ranks have called `finish_reading`,
-  /// and no batch reads from it.
+  /// Ends a lease: the round is over for this rank, the block's owner. The block is leased again once so many ranks have called
+  /// `finish_reading`, and no batch reads from it.
   virtual void take_back(std::uint64_t location, std::uint32_t readers) noexcept = 0;
-  /// Frees what was lent and is read by nobody any more.
+  /// Frees the blocks whose lease is over and that nobody reads any more.
   virtual void trim() noexcept = 0;
   /// Writes this rank's result to `output`, with the same bits as a batch would. `blocks`: those of the set's ranks, in its order; of a
   /// Broadcast the root's alone. `parts`: of Alltoall and Reducescatter, how many elements each rank gets from each.

@@ -29,15 +29,15 @@ namespace hvd {
 // ------------------------------------------------------------------------------------------------------- life and topology
 
 /// Starts the library with these knobs. Collective. Finds the other ranks as the environment says (docs/configuration.md, "Starting
-/// ranks"): through MPI (one that the program has initialised is adopted, and then not finalised) or, on one host, without it; makes a
-/// world of one where no launcher has started this process. Does nothing while it runs already. Throws InvalidArgument for a wrong knob, or
-/// variables of a launcher that contradict each other; Mismatch if the ranks' knobs differ; BackendError if MPI or the operating system
-/// refuses, or if ranks that were announced are not to be found; RankFailed if a rank dies meanwhile: on all ranks, if on one; it may then
-/// be called again, unless a rank has died. An MPI that is adopted may have any thread level where all ranks share one host's memory.
-/// Across hosts it needs MPI_THREAD_SERIALIZED at least (BackendError on all ranks otherwise; with HVD_WIRE=ucx only NCCL needs it), and
-/// the program then calls no MPI of its own between `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without
-/// `shutdown()` does what that does. A process that is forked from a rank is none: there the functions below throw NotInitialized, and what
-/// ranks share is a private copy.
+/// ranks"): through MPI, or without it through a store of rank 0's, on one host or several. Makes a world of one where no launcher has
+/// started this process. An MPI that the program has initialised is adopted, and not finalised. Does nothing while the library runs. Throws
+/// InvalidArgument for a wrong knob, or variables of a launcher that contradict each other; Mismatch if the ranks' knobs differ;
+/// BackendError if MPI or the operating system refuses, or if ranks that were announced are not to be found; RankFailed if a rank dies
+/// meanwhile: on all ranks, if on one; it may then be called again, unless a rank has died. An MPI that is adopted may have any thread
+/// level where all ranks share memory. Where they do not, its messages and NCCL's ids need MPI_THREAD_SERIALIZED at least (BackendError on
+/// all ranks otherwise; with HVD_WIRE=ucx the ids alone need it), and the program then calls no MPI of its own between `init()` and
+/// `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without `shutdown()` does what that does. A process that is forked from a rank
+/// is none: there the functions below throw NotInitialized, and what ranks share is a private copy.
 void init(const Config& config);
 /// Starts the library with the knobs of the environment: `init(Config::from_environment())`. Collective.
 void init();
@@ -105,7 +105,8 @@ struct Buffer {
   DataType dtype = DataType::Float32;  ///< the type of its elements
   Shape shape{};                       ///< the sizes of its dimensions
   Device device{};                     ///< where `data` is
-  /// From its end to the next multiple of `kMemberAlignment` bytes nobody keeps anything; it may be overwritten (see `allocate_on_device`).
+  /// True if the bytes from its end to the next multiple of `kMemberAlignment` are unused and may be overwritten (see
+  /// `allocate_on_device`).
   bool padded = false;
 };
 

@@ -17,10 +17,11 @@ bool is_adasum(const Question& q) { return q.kind == OpKind::Allreduce && q.op =
 std::size_t ranks_of_host(const Question& q) { return (q.ranks + q.hosts - 1) / q.hosts; }
 
 std::size_t input_bytes(const Question& q) { return q.kind == OpKind::Barrier ? 0 : q.bytes; }
-/// What any rank's block has to hold.
+/// Returns the bytes that any rank's block has to hold.
 std::size_t block_bytes(const Question& q) { return input_bytes(q) * (q.kind == OpKind::Allgather ? q.ranks : 1); }
 
-/// What a host contributes. Integers' averages and hosts of one rank are folded rank by rank, so that the bits are those of one host.
+/// Returns the bytes that a host contributes. Integers' averages and hosts of one rank are folded rank by rank, so that the bits are those
+/// of one host.
 std::size_t contribution_bytes(const Question& q) {
   const bool is_raw = ranks_of_host(q) == 1 || (q.op == ReduceOp::Average && is_integer(q.dtype));
   const bool is_each = q.kind == OpKind::Allgather || q.kind == OpKind::Alltoall || (reduces(q.kind) && is_raw);

@@ -79,7 +79,8 @@ void work_as_rank(int rank, const std::function<void()>& work) {
   }
 }
 
-/// Where SIGCHLD is ignored, as some supervisors start programs, no end of a process is told: it is not, as long as this lives.
+/// HeardChildren keeps SIGCHLD from being ignored while it lives: where it is, as some supervisors start programs, no end of a process is
+/// told.
 class HeardChildren {
  public:
   HeardChildren() {

@@ -44,8 +44,8 @@ struct Submission {
   int root = 0;                         ///< Broadcast: global rank
   Device device;                        ///< where all of its tensors are
   std::vector<TensorArgument> tensors;  ///< one, or the members of a group
-  /// Is called where a tensor has no output: returns memory for `rows` rows of tensor `index`; called once for each, by the thread that has
-  /// the turn, before the batch runs.
+  /// Returns memory for `rows` rows of tensor `index`, which has no output. Called once for each such tensor, by the thread that has the
+  /// turn, before the batch runs.
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
   /// Owns whatever must live as long as the buffers are in use.
   std::shared_ptr<void> keep_alive;

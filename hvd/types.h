@@ -35,7 +35,7 @@ enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum };
 /// OpKind says what a submission asks for.
 enum class OpKind : std::uint8_t { Allreduce, Allgather, Broadcast, Alltoall, Reducescatter, Barrier, Join, Control };
 
-/// Whether the operation combines values.
+/// Returns whether the operation combines values.
 constexpr bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
 
 /// DeviceKind says whose memory a tensor is in.

@@ -44,7 +44,7 @@ Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
   return submission;
 }
 
-/// Buffers of which some travel in another type than the one in which the caller keeps them.
+/// Buffers of which some travel in another type than the caller's.
 class Travelling {
  public:
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
@@ -106,7 +106,7 @@ Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Bu
   return {std::move(running), std::move(pending), [travelling] { travelling->take_out(); }};
 }
 
-/// Tries the way of small operations that come back, in the type in which the tensor travels.
+/// Tries the fast path of repeated operations, in the type in which the tensor travels.
 bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
   if (!is_on_host(input) || !is_on_host(output) || input.dtype != output.dtype || input.shape != output.shape) return false;
   SmallCall call = small_call(OpKind::Allreduce, input, output, options);

@@ -19,7 +19,7 @@ void check_included(const ProcessSet& process_set, std::string_view what) {
   if (!process_set.included()) throw InvalidArgument(formatted("{}: this rank is not in process set {}", what, process_set.id()));
 }
 
-/// Whether this rank is the lowest of the set on its host. Collective.
+/// Returns whether this rank is the lowest of the set on its host. Collective.
 bool is_first_of_host(const ProcessSet& process_set) {
   std::int64_t host = cross_rank();
   const auto gathered =
@@ -30,7 +30,8 @@ bool is_first_of_host(const ProcessSet& process_set) {
   return std::find(hosts.begin(), own, host) == own;
 }
 
-/// What a rank says when it has gone first, or has nothing to do before the others: empty if all went well. Collective.
+/// Returns `mine` of all ranks, one after the other: empty if all went well. A rank says it when it has gone first, or does nothing before
+/// the others. Collective.
 std::string said_by_first_to_fail(std::string mine, const ProcessSet& process_set) {
   const auto gathered = allgather({mine.data(), DataType::UInt8, {static_cast<std::int64_t>(mine.size())}},
                                   {.name = library_name("rank_zero_first"), .process_set = process_set});

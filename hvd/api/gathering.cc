@@ -30,7 +30,7 @@ struct Rows {
   }
 };
 
-/// None where it takes the long way.
+/// None where it is negotiated.
 std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   const std::int64_t bytes = element_count(input.shape) * static_cast<std::int64_t>(element_bytes(input.dtype));
   if (!routes::may_repeat(call.kind, bytes)) return std::nullopt;
@@ -50,7 +50,7 @@ Gathered copy_of(const Gathered& result) {
   return copy;
 }
 
-/// Of one device, the first one's.
+/// Returns the device of the inputs. Throws InvalidArgument if there are none, or they are on several devices.
 Device device_of(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
   if (inputs.empty()) throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
   for (const auto& input : inputs)

@@ -17,7 +17,7 @@ namespace hvd {
 
 namespace {
 
-/// Before the memory.
+/// The header before the memory:
 ///   bytes 0-3   users   ranks that hold it, or have yet to open it
 ///   bytes 4-63  unused  so that the memory begins on a cache line
 struct Header {
@@ -26,7 +26,7 @@ struct Header {
 constexpr std::size_t kHeaderBytes = 64;
 static_assert(sizeof(Header) <= kHeaderBytes && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// What this rank has made, until nobody holds it.
+/// The blocks that this rank has made, each until nobody holds it.
 class Made {
  public:
   void add(std::shared_ptr<void> block) {

@@ -51,7 +51,7 @@ Submission exchanging(const Buffer& output, const Buffer& input, const AlltoallB
   return submission;
 }
 
-/// Tries the way of small operations that come back. What it cannot judge (rows, for one) it leaves to the long way.
+/// Tries the fast path of repeated operations. What it cannot judge (rows, for one) is negotiated.
 template <class Options>
 bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Options& options, std::span<const std::int64_t> splits = {},
                std::span<std::int64_t> received = {}) {

@@ -1,7 +1,6 @@
 #pragma once
-/// What the forms share that write their result into memory that exists (`allgather_into`, `alltoall_into`, `reducescatter_into`), on
-/// buffers and on tensors: the checks that a rank can make by itself. Any thread. They fail with InvalidArgument, which names the
-/// operation.
+/// The checks that a rank can make by itself before an operation writes its result into memory that exists (`allgather_into`,
+/// `alltoall_into`, `reducescatter_into`), on buffers or on tensors. Any thread. They fail with InvalidArgument, which names the operation.
 
 #include <string>
 

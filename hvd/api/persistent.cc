@@ -76,12 +76,12 @@ namespace {
 /// Memory that the operation works on instead of the caller's, where it cannot work on that.
 class Detour {
  public:
-  /// In the type in which it travels.
+  /// Returns one in the type in which it travels; none where that is the input's own.
   static std::optional<Detour> converting(const Buffer& input, const Buffer& output, DataType wire) {
     if (wire == input.dtype) return std::nullopt;
     return Detour(input, output, wire);
   }
-  /// Of an input that others may still read when this rank writes its output.
+  /// Returns one for an input that others may still read when this rank writes its output; none where the two do not overlap.
   static std::optional<Detour> copying(const Buffer& input, const Buffer& output) {
     if (!overlap(input, output)) return std::nullopt;
     return Detour(input, {}, input.dtype);

@@ -1,6 +1,6 @@
 #pragma once
-/// What the persistent operations (`hvd::allreduce_init` and the others) on buffers and on tensors have in common. Errors are those of
-/// hvd/hvd.h.
+/// RepeatedCall is the common part of persistent operations (`hvd::allreduce_init` and the others) on buffers and on tensors. Errors are
+/// those of hvd/hvd.h.
 
 #include <cstdint>
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace hvd {
 
-/// Is an operation on memory that stays. It keeps what a start needs: the submission, which was checked once, and what the engine has found
-/// for it, so that the next start looks nothing up. It is used by one thread at a time.
+/// An operation on memory that stays. It keeps what a start needs: the submission, which was checked once, and what the engine has found
+/// for it, so that the next start looks nothing up. One thread at a time uses it.
 class HVD_BETWEEN_LIBRARIES RepeatedCall {
  public:
   /// Keeps `submission`, of one tensor, which Engine::check has let pass and which has a name. `output`: where the result goes. Its

@@ -1,8 +1,8 @@
 #pragma once
-/// A ResultPool has the memory for results that are new each time: when one ends, its block is kept for the next of about that size, which
-/// then needs no new pages of the system. One that a child sees which was forked meanwhile waits until that has ended. Any thread; blocks
-/// may end in any, also after the pool, and in a process that was forked from this one, where nothing happens then. The pool owns what it
-/// keeps; the blocks in use belong to their users. Where it has no room it says so by null, and ordinary memory is to be taken.
+/// A ResultPool has the memory for results that are new each time: when one ends, its block is cached for the next of about that size,
+/// which then needs no new pages of the system. One that a child sees which was forked meanwhile waits until that has ended. Any thread;
+/// blocks may end in any, also after the pool, and in a process that was forked from this one, where nothing happens then. The pool owns
+/// what it keeps; the blocks in use belong to their users. Where it has no room it says so by null, and ordinary memory is to be taken.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace hvd {
 
-/// Where a pool's blocks come from. Any thread. It lives until the last block has been given back.
+/// The source of a pool's blocks. Any thread. It lives until the last block has been given back.
 class ResultMemory {
  public:
   virtual ~ResultMemory() = default;

@@ -54,7 +54,8 @@ std::shared_ptr<World> take_world() {
   return exchange_world(nullptr);
 }
 
-/// What `shutdown()` does, by one thread at a time: the others find no world when their turn comes. Returns the world that has ended.
+/// Ends the world as `shutdown()` does, in one thread at a time: the others find no world when their turn comes. Returns the world that has
+/// ended.
 std::shared_ptr<World> end_world() {
   const std::lock_guard ending(global().ending);
   std::shared_ptr<World> world;
@@ -72,7 +73,7 @@ std::shared_ptr<World> end_world() {
   return world;
 }
 
-/// What a thread has found, so that it needs no lock to find it again.
+/// The world that a thread has found, so that it needs no lock to find it again.
 struct Known {
   std::uint64_t changes = 0;
   std::weak_ptr<World> world;

@@ -22,11 +22,11 @@ struct World {
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
   /// Gives the pages of what is free of it back to the system; may be null.
   std::function<void()> trim_shared;
-  /// Where such memory of this rank is, for the other ranks of the host. Null as `allocate_shared`.
+  /// Returns the place of such memory of this rank, for the other ranks of the host. Null as `allocate_shared`.
   std::function<std::uint64_t(const void*)> shared_place;
   /// The memory of that rank at that place; null for a rank that this one shares no memory with.
   std::function<std::shared_ptr<void>(int rank, std::uint64_t place)> shared_at;
-  /// Where large results on the host have their memory; null where each has ordinary memory.
+  /// The memory of large results on the host; null where each has ordinary memory.
   std::shared_ptr<ResultPool> results;
   /// Host memory: `count` elements at `from` in type `from_type` become the same in `to_type` at `to`, rounded once.
   std::function<void(void* to, DataType to_type, const void* from, DataType from_type, std::size_t count)> convert;

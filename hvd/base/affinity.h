@@ -6,7 +6,7 @@
 
 namespace hvd {
 
-/// Why the thread of `local_rank` cannot be pinned, naming what is allowed; empty if it can, or if `cores` is empty.
+/// Returns why the thread of `local_rank` cannot be pinned, naming what is allowed; empty if it can, or if `cores` is empty.
 std::string affinity_problem(const std::vector<int>& cores, int local_rank, int local_size);
 /// Pins the calling thread to `cores[local_rank]`; does nothing where `cores` is empty, and only warns where the system refuses.
 void pin_this_thread(const std::vector<int>& cores, int local_rank);

@@ -1,5 +1,5 @@
 #pragma once
-/// What a thread says to the processor alone. Any thread; nothing fails.
+/// An instruction that a thread gives the processor alone. Any thread; nothing fails.
 
 namespace hvd {
 

@@ -23,7 +23,7 @@ HVD_BETWEEN_LIBRARIES extern std::atomic<unsigned> process;  // a number of its 
 inline thread_local constinit int library_calls = 0;
 }  // namespace detail
 
-/// Whether this process was forked from a rank.
+/// Returns whether this process was forked from a rank.
 [[nodiscard]] inline bool is_forked_from_rank() { return detail::forked_from.load(std::memory_order_relaxed) != detail::kNotForked; }
 /// Returns the sentence that says so, for a message. Requires `is_forked_from_rank()`.
 [[nodiscard]] HVD_BETWEEN_LIBRARIES const char* describe_fork() noexcept;
@@ -52,7 +52,7 @@ class InsideLibrary {
   InsideLibrary(const InsideLibrary&) = delete;
   InsideLibrary& operator=(const InsideLibrary&) = delete;
 };
-/// Whether this thread, or the code that a signal handler of it has interrupted, is inside of the library.
+/// Returns whether this thread, or the code that a signal handler of it has interrupted, is inside of the library.
 [[nodiscard]] inline bool is_inside_library() { return detail::library_calls > 0; }
 
 }  // namespace hvd

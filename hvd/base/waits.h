@@ -1,7 +1,7 @@
 #pragma once
-/// How a thread waits for another rank, before it sleeps on a doorbell: it looks again and again where each rank of the host has a core,
-/// and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. This is the policy of
-/// all such waits, with the numbers and what they were measured by: no other file spins or gives way.
+/// The policy of all waits for another rank, before a thread sleeps on a doorbell: it looks again and again where each rank of the host has
+/// a core, and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. The numbers
+/// stand here, with what they were measured by; no other file spins or gives way.
 ///
 /// Ranks that have a core each look for about 10 us, and then go on for about twice the time that it takes to fall asleep and be woken: a
 /// shorter time gives two ranks that wait for each other in turn a slow state that they do not leave, as the one that was woken is late by
@@ -21,7 +21,7 @@
 
 namespace hvd {
 
-/// How long a wait goes on before its thread does something else.
+/// The length of a wait, until its thread does something else.
 struct WaitPlan {
   // Where each rank has a core:
   int looks = 0;                      ///< so many; 0: as long as `time`
@@ -35,24 +35,25 @@ struct WaitPlan {
 namespace waits {
 
 using std::chrono::microseconds;
-/// For the others to complete a batch, after this rank's part: about as long as to fall asleep and be woken takes (256 KiB, 2 ranks: 75 to
-/// 134 us with sleeping at once, 20 to 24 with this).
+/// The wait for the others to complete a batch, after this rank's part: about as long as to fall asleep and be woken takes (256 KiB, 2
+/// ranks: 75 to 134 us with sleeping at once, 20 to 24 with this).
 inline constexpr WaitPlan kBatch{.time = microseconds(100), .offers = 20, .longest = microseconds(100)};
-/// For a piece in a ring: it takes a rank that has a core less.
+/// The wait for a piece in a ring: it takes a rank that has a core less.
 inline constexpr WaitPlan kPieceToTake{.time = microseconds(20), .offers = 20, .longest = microseconds(4000)};
 /// The same of ranks that were just waited for in vain. Without a core of its own this rank offers the one that it has.
 inline constexpr WaitPlan kPieceInVain{.offers = 2, .longest = microseconds(4000)};
-/// For readers to empty a ring: as long as to fall asleep and be woken takes.
+/// The wait for readers to empty a ring: as long as to fall asleep and be woken takes.
 inline constexpr WaitPlan kPieceToGive{.time = microseconds(100), .offers = 20, .longest = microseconds(4000)};
-/// For other hosts' messages, of leaders in a round that they end among themselves: who is looked for may need this core.
+/// The wait for other hosts' messages, of leaders in a round that they end among themselves: who is looked for may need this core.
 inline constexpr WaitPlan kDirectRound{.looks = 1000, .looks_for_offer = 20, .offers = 200};
-/// For what rings no doorbell and must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296; 4 ranks on 2 cores 63 to 79 instead of 170
-/// to 350. The core is always offered, as the other end of a wire may be on it.
+/// The wait for what rings no doorbell and must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296; 4 ranks on 2 cores 63 to 79 instead
+/// of 170 to 350. The core is always offered, as the other end of a wire may be on it.
 inline constexpr WaitPlan kPolled{.looks = 400, .looks_for_offer = 1, .offers = 100};
-/// For the turn, which the coordination thread keeps for some microseconds most often; it is a thread of this rank, on whatever core.
+/// The wait for the turn, which the coordination thread keeps for some microseconds most often; it is a thread of this rank, on whatever
+/// core.
 inline constexpr WaitPlan kTurn{.looks = 20, .looks_for_offer = 1, .offers = 20};
-/// For a rank that has claimed a round and is about to end it: nanoseconds, unless it has lost its core. First as with a core, then
-/// without.
+/// The wait for a rank that has claimed a round and is about to end it: nanoseconds, unless it has lost its core. First as with a core,
+/// then without.
 inline constexpr WaitPlan kClaim{.looks = 200, .offers = 100};
 
 }  // namespace waits
@@ -61,7 +62,7 @@ inline constexpr WaitPlan kClaim{.looks = 200, .offers = 100};
 class Pauses {
  public:
   explicit Pauses(bool has_core) : has_core_(has_core) {}
-  /// To be called after a look in vain: returns after a moment, or false, at once, if the plan's looks or time are over.
+  /// Waits a moment after a look in vain. Returns false, at once, if the plan's looks or time are over.
   bool pause(const WaitPlan& plan) {
     const int turn = turns_++;
     if (turn >= (has_core_ ? plan.looks : plan.offers) && !(has_core_ && plan.looks == 0 && plan.time.count() > 0)) return false;

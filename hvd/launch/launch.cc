@@ -20,7 +20,7 @@ constexpr int kMostPort = 65535;
 constexpr int kPortsTried = 16;
 constexpr int kPortsBehind = 1009;  // those next to MASTER_PORT are other jobs' MASTER_PORT
 
-/// What a launcher calls this rank's numbers; it may have no name for some.
+/// The variables in which a launcher says this rank's numbers; it may have none for some.
 struct Names {
   std::string_view launcher, rank, size, local_rank;
 };
@@ -46,7 +46,7 @@ std::optional<int> number(const std::string& text) {
 struct Announcement {
   std::string launcher, said;
   LauncherHints hints;
-  /// Whether there are, or may be, several ranks.
+  /// Returns whether there are, or may be, several ranks.
   [[nodiscard]] bool is_of_several() const { return hints.size ? *hints.size > 1 : hints.rank.has_value(); }
 };
 
@@ -94,8 +94,8 @@ Announcement read_torch(const Environment& environment) {
 bool is_complete(const Announcement& torch) { return torch.hints.rank && torch.hints.size; }
 bool is_of_slurm(const Announcement& found) { return found.launcher == kSlurm.launcher; }
 
-/// Whether MPI can find the others by what srun has given this process. Without PMIx and PMI, as srun --mpi=none starts it, Open MPI does
-/// not even come up alone: MPI_Init ends the process.
+/// Returns whether MPI can find the others by what srun has given this process. Without PMIx and PMI, as srun --mpi=none starts it, Open
+/// MPI does not even come up alone: MPI_Init ends the process.
 bool can_start_mpi(const Environment& environment, const Announcement& found) {
   if (!is_of_slurm(found)) return true;
   constexpr std::array kManagers{"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_JOBID"};
@@ -131,7 +131,7 @@ Environment with_index_of_job(const Environment& environment) {
 
 std::string token_of(const Environment& environment) { return environment("HVD_INIT_TOKEN").value_or(""); }
 
-/// Where MASTER_ADDR and MASTER_PORT say that ranks meet; empty if they do not say. The port itself belongs to torchrun, or to the
+/// Returns where MASTER_ADDR and MASTER_PORT say that ranks meet; none if they do not say. The port itself belongs to torchrun, or to the
 /// program's own c10d: rank 0 takes one far behind it.
 std::optional<StoreAddress> read_master(const Environment& environment) {
   const auto host = environment("MASTER_ADDR");
@@ -247,8 +247,8 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
                 torch.said, joined(missing, ", "), missing.size() == 1 ? "is" : "are", torch.hints.size ? "WORLD_SIZE" : "RANK"));
 }
 
-/// Whether RANK and WORLD_SIZE were set by a launcher that runs below the one of MPI: by torchrun, or on each of several hosts of a Slurm
-/// step.
+/// Returns whether RANK and WORLD_SIZE were set by a launcher that runs below the one of MPI: by torchrun, or on each of several hosts of a
+/// Slurm step.
 bool is_inner(const Environment& environment, const Announcement& torch, const Announcement& mpi) {
   if (!is_complete(torch) || *torch.hints.size == 1) return false;
   if (environment("TORCHELASTIC_RUN_ID")) return true;

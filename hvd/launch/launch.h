@@ -14,7 +14,7 @@ namespace hvd {
 /// Returns the value of a variable; empty where it is unset or empty.
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// Where the ranks meet without MPI.
+/// The place where ranks meet without MPI.
 struct StoreAddress {
   std::string host;    ///< a name or an address; empty where it is a file
   int first_port = 0;  ///< of those that rank 0 may listen at: it takes the first that is free
@@ -29,7 +29,7 @@ struct StoreAddress {
   [[nodiscard]] std::string text() const;
 };
 
-/// How this process was started, as far as the environment tells.
+/// The way in which this process was started, as far as the environment tells.
 struct Launch {
   enum class Way { Alone, Mpi, Store };
   Way way = Way::Alone;

@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-/// Also one rank alone that hvdrun has started: it has no number then, but HVD_INIT.
+/// Returns whether a launcher has started this process. hvdrun gives one rank alone no number, but HVD_INIT.
 bool is_launched() {
   try {
     const Launch launch = read_launch();

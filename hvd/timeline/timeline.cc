@@ -33,7 +33,7 @@ std::int64_t wall_clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// What rank 0 tells the others.
+/// Rank 0's word to the others.
 struct Opening {
   std::string problem;
   std::string run;

@@ -66,7 +66,7 @@ class Timeline {
   void launched(std::uint64_t id, std::string_view backend);
   void copying_out(std::uint64_t id, TraceTime since);
   void finished(std::uint64_t id, const Status& status);
-  /// Where cycles are marked.
+  /// Marks the cut of a batch, where cycles are marked.
   void cut(std::size_t tensors, std::int64_t bytes);
 
  private:

@@ -114,7 +114,7 @@ bool TimelineFile::write(std::string_view text, std::uint64_t at) {
   return true;
 }
 
-/// Where the file's end begins. Puts a torn file right first: back to the last line that is whole.
+/// Finds where the file's end begins. Puts a torn file right first: back to the last line that is whole.
 bool TimelineFile::find_end(std::uint64_t& end) {
   const std::uint64_t bytes = size();
   end = bytes - std::min<std::uint64_t>(bytes, kEnd.size());

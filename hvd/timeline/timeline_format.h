@@ -22,7 +22,7 @@ using TraceTime = std::int64_t;
 /// A TraceSubject is what is submitted.
 struct TraceSubject {
   std::string name;   ///< as messages show it
-  bool once = false;  ///< the name will not come back
+  bool once = false;  ///< the name will not be used again
   OpKind kind = OpKind::Allreduce;
   int process_set = 0;
   std::size_t tensors = 0;
