@@ -354,7 +354,8 @@ bool Engine::shutdown(std::chrono::milliseconds patience) {
   return stopped_cleanly_.load();
 }
 
-/// Where others have died because a rank has left, that rank alone says so: the others' words are those of who waited for it.
+/// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank has left, that rank alone says so: the
+/// others' words are those of who waited for it.
 void Engine::warn_of_failure() {
   const auto& refusal = log_.table().first_refusal();
   if (refusal && refusal->left_rank != parts_.topology.rank) return;

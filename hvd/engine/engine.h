@@ -1,5 +1,5 @@
 #pragma once
-/// Is one rank's engine: takes submissions, announces them to the other ranks, and drives what is agreed to its end.
+/// The engine of one rank: takes submissions, announces them to the other ranks, and drives what is agreed to its end.
 ///
 ///   submit -> EntryFactory -> Ledger -> Controller -> [the domain's log] -> NegotiationLog -> outcomes
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState

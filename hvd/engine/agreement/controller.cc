@@ -49,7 +49,7 @@ Controller::Announced Controller::announce(Entry& entry, Ledger& ledger, std::ui
   }
 }
 
-/// Returns false, and nothing has happened, if it removes a set in which this rank awaits a promised round: that ends before, on all ranks.
+/// Returns false, and nothing has happened, if it removes a set in which this rank awaits a prepared round: that ends before, on all ranks.
 bool Controller::arrive(const Entry& entry, std::uint32_t& arrived) {
   if (entry.key.kind != OpKind::Control || entry.key.name != kRemoveProcessSet) {
     arrived = board_.rounds().arrive(entry.unit.id, entry.unit.generation);
@@ -156,7 +156,7 @@ bool Controller::is_evictable(std::uint32_t id) const {
 Controller::Room Controller::make_room_for(Transaction& log, const UnitKey& key, std::uint32_t slots, std::size_t introduction) {
   const Unit* unit = table().find(key);
   if (unit == nullptr) return make_room(log, slots, introduction);
-  // A name that comes back with more tensors moves. Where a rank has arrived with fewer, or its domain is ready, the ranks disagree, and
+  // A name that is used again for more tensors moves. Where a rank has arrived with fewer, or its domain is ready, the ranks disagree, and
   // that can be said without slots.
   const bool settled = board_.rounds().arrivals(unit->id) == 0 && (!unit->undecided || unit->queued);
   if (unit->slots >= slots || !settled) return Room::Now;
@@ -304,7 +304,7 @@ bool Controller::awaits_promised(int process_set) const {
   return std::any_of(units.begin(), units.end(), [this](const Unit* unit) { return board_.rounds().awaits_promised(unit->id); });
 }
 
-/// Returns false, and nothing has happened, if another thread of this rank waits for what is promised: the others are to hear of this after
+/// Returns false, and nothing has happened, if another thread of this rank waits for a prepared round: the others are to hear of this after
 /// its end.
 bool Controller::join(int process_set) {
   const int rank = parts_.topology.rank;

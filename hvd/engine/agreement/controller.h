@@ -25,7 +25,7 @@ class Controller {
 
   enum class Announced : std::uint8_t {
     Yes,
-    NoRoom,      ///< there is no room in the table just now, or the end of a promised round comes first: to be called again later
+    NoRoom,      ///< there is no room in the table just now, or the end of a prepared round comes first: to be called again later
     Joined,      ///< this rank has joined the set
     SetRemoved,  ///< the set has been removed
   };
@@ -35,7 +35,7 @@ class Controller {
   Announced announce(Entry& entry, Ledger& ledger, std::uint32_t& arrived) HVD_REQUIRES(engine_mutex);
   /// Agrees on the unit if this arrival, the `arrived`th, was the last, or if all others have joined. Returns whether it was so.
   bool agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived) HVD_REQUIRES(engine_mutex);
-  /// Whether all ranks of this domain that have not joined have arrived.
+  /// Returns whether all ranks of this domain that have not joined have arrived.
   [[nodiscard]] bool is_complete(std::uint32_t id) const HVD_REQUIRES(engine_mutex);
 
   // ---- what other domains say, and the root decides; by the leader
@@ -60,8 +60,8 @@ class Controller {
   void end_conflict(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex);
 
  private:
-  /// Whether a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some of what
-  /// is in flight is done.
+  /// The time at which a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some
+  /// of what is in flight is done.
   enum class Room : std::uint8_t { Now, AfterReading, AfterCutting, None };
 
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }

@@ -19,7 +19,7 @@
 
 namespace hvd {
 
-/// How many cuts of a set are over in a domain.
+/// The number of cuts of a set that are over in a domain.
 struct CutCredit {
   int process_set = 0;
   int domain = 0;

@@ -37,7 +37,7 @@ std::vector<Pledge> Leavers::pledges() const {
     if (const Unit* unit = table().find(entry.key)) ++rounds[unit->id];
   });
   // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board. Between domains
-  // it takes the long way from now on.
+  // it is negotiated from now on.
   ledger_.for_each([&](const Entry& entry) {
     const bool records = entry.op == nullptr || entry.op->is_direct();
     const bool waits = entry.state == EntryState::Waiting && entry.announced && records;

@@ -1,7 +1,7 @@
 #pragma once
-/// Ends what ranks that have called shutdown() make impossible. A rank that leaves pledges what it still takes part in: what it has
-/// submitted. Within a domain the log then says which units can never be complete. Of a set that spans domains only the root can tell: it
-/// sees what domains are ready for and who has left in one order. So a rank that waits for such a unit says that it doubts it, and the root
+/// Ends what ranks that have called shutdown() make impossible. A rank that leaves makes reservations for what it still takes part in: what
+/// it has submitted. Within a domain the log then says which units can never be complete. Of a set that spans domains only the root can
+/// tell: it sees what domains are ready for and who has left in one order. So a rank that waits for such a unit queries it, and the root
 /// refuses it for all. Under the engine's mutex.
 
 #include <string>
@@ -20,7 +20,7 @@ class Leavers {
       : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
 
   /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has happened, if it is in a round that is
-  /// promised to other domains, which are to hear of this after its end.
+  /// prepared, of which other domains are to hear the end first.
   bool leave() HVD_REQUIRES(engine_mutex);
   /// Says that a rank of another domain has left.
   void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);

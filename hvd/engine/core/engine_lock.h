@@ -1,6 +1,6 @@
 #pragma once
-/// Is the engine's mutex, with what must wait until it is free again: wake-ups, and the ends of entries, which run users' code (the owners
-/// of their memory). A part that holds the lock notes them; whoever releases it does them.
+/// The engine's mutex, with what must wait until it is free again: wake-ups, and the ends of entries, which run users' code (the owners of
+/// their memory). A part that holds the lock lists them; whoever releases it does them.
 
 #include <condition_variable>
 #include <memory>
@@ -18,7 +18,7 @@ class EngineMutex {
  public:
   explicit EngineMutex(Board& board) : board_(board) {}
 
-  // ---- to be noted under the lock, done after it
+  // ---- listed under the lock, done after it
   /// Wakes threads of this rank that wait for a result or for the turn.
   void wake_own_threads() HVD_REQUIRES(engine_mutex) {
     if (waiting_ > 0) after_.own_threads = after_.any = true;  // who begins to wait later looks first
@@ -46,7 +46,7 @@ class EngineMutex {
   }
 
   /// Marks this thread, for as long as it lives, as one that has the turn or is going to wait for a result at once: the coordination thread
-  /// of this rank need not be woken for what it notes. Those of one thread end in the reverse order.
+  /// of this rank need not be woken for what it lists. Those of one thread end in the reverse order.
   class Driver {
    public:
     explicit Driver(const EngineMutex& mutex) : mutex_(mutex), before_(std::exchange(here_, this)) {}
@@ -88,7 +88,7 @@ class EngineMutex {
   int waiting_ = 0;             ///< threads in `wait_for`
 };
 
-/// Holds the engine's mutex, and does what was noted once it is released.
+/// Holds the engine's mutex, and does what was listed once it is released.
 class HVD_SCOPED_CAPABILITY EngineLock {
  public:
   explicit EngineLock(EngineMutex& mutex) HVD_ACQUIRE(engine_mutex) : mutex_(mutex), lock_(mutex.mutex_) {}

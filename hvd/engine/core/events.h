@@ -1,5 +1,5 @@
 #pragma once
-/// Is what the parts of an engine ask of it: the one interface that leads back up.
+/// EngineEvents are the calls of an engine's parts to the engine: the one interface that leads back up.
 
 #include "hvd/engine/core/ledger.h"
 #include "hvd/engine/core/turn.h"

@@ -45,7 +45,7 @@ struct Entry {
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
   PersistentOp* op = nullptr;                     ///< the persistent operation it belongs to; null for most
   bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a persistent operation
-  std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not noted there
+  std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not recorded there
   Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point agreed_at;         ///< when it left the state Waiting
@@ -76,7 +76,7 @@ class Ledger {
   [[nodiscard]] Entry* find(const UnitKey& key);
   /// Takes the entry out.
   std::unique_ptr<Entry> remove(Entry& entry);
-  /// The same for an entry that is bound, and that comes back to the same unit.
+  /// The same for an entry that is bound, and that will be put back under the same unit.
   Place take_out(Entry& entry);
   /// False, and nothing has happened, if its key or its unit is in flight.
   bool put_back(Place& place);

@@ -1,13 +1,13 @@
 #pragma once
-/// A LibraryCall stands at the begin of each function through which a program enters the library. Any thread.
+/// A LibraryCall stands at the beginning of each function through which a program enters the library. Any thread.
 
 #include "hvd/base/process.h"
 #include "hvd/errors.h"
 
 namespace hvd {
 
-/// What a function of the public interface does first: throws NotInitialized in a process that was forked from a rank; otherwise marks the
-/// thread as inside of the library.
+/// The first step of a function of the public interface: throws NotInitialized in a process that was forked from a rank; otherwise marks
+/// the thread as inside of the library.
 class LibraryCall {
  public:
   LibraryCall() {

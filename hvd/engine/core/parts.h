@@ -1,5 +1,5 @@
 #pragma once
-/// Says what an engine is made of, and what all of its parts may look at.
+/// EngineParts are the parts of an engine that come from outside; all others may look at them.
 
 #include <chrono>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace hvd {
 
-/// What an engine is made of. Made by `init()`, or by a test; the engine then owns it.
+/// The parts of an engine. `init()` makes them, or a test; the engine then owns them.
 struct EngineParts {
   Config config;
   Topology topology;
@@ -41,7 +41,7 @@ struct EngineParts {
 
 using Clock = std::chrono::steady_clock;
 
-/// Marks, in the word that a rank publishes for a tensor, that it has nothing to say.
+/// The bit of a rank's word for a tensor that says that the rank has nothing to contribute (TensorArgument::present).
 inline constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;
 
 inline BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {

@@ -1,8 +1,8 @@
 #pragma once
-/// Keeps what a rank needs to repeat a small operation that comes back under the same name: the ledger's
-/// entry with its place there, and a block that all ranks of the domain see, for input and result. Such an operation needs no memory
-/// from the heap, and where all ranks arrive with one no record in the log either: the last to arrive does the work for all.
-/// Under the engine's mutex, but for `in_use` and the end of an operation.
+/// A PersistentOp has what a rank needs to repeat a small operation under the same name: the ledger's entry with its place there, and a
+/// block that all ranks of the domain see, for input and result. Such an operation needs no memory from the heap, and where all ranks
+/// arrive with one no record in the log either: the last to arrive does the work for all. Under the engine's mutex, but for `in_use` and
+/// the end of an operation.
 
 #include <atomic>
 #include <cstdint>
@@ -49,7 +49,7 @@ struct SmallCall {
   double prescale_factor = 1;
   double postscale_factor = 1;
   int root = 0;  ///< global rank, Broadcast only
-  /// Where a caller that comes back with the same call keeps what was found for it, so that nothing is looked up; null: it keeps nothing.
+  /// The caller's memory of what was found for this call, so that repeating it looks nothing up; null: it has none.
   std::weak_ptr<PersistentOp>* known = nullptr;
 };
 
@@ -58,12 +58,12 @@ struct SmallCall {
 [[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a persistent operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission);
-/// Where an operation that has no block, a Barrier, says that its rank takes the fast path.
+/// The location of an operation without a block, a Barrier: it says that the rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 
 struct PersistentOp {
-  /// Where it is: with its caller, ready at the board and known to the fast path alone, or in the ledger like any other entry, because it
-  /// takes longer, or takes the long way.
+  /// The owner of its round: the caller; the fast path, which has arrived at the board; or the ledger, as of any other entry, because the
+  /// round takes longer or is negotiated.
   enum class State : std::uint8_t { Idle, Arrived, Adopted };
 
   PersistentOp() = default;
@@ -76,7 +76,7 @@ struct PersistentOp {
     if (!sources.empty()) slots->finish_reading(sources);
   }
 
-  std::atomic<bool> in_use{false};  ///< a caller has started it and not yet come back for the result
+  std::atomic<bool> in_use{false};  ///< a caller has started it and not yet taken the result
   State state = State::Idle;
   Ledger::Place place;  ///< holds the entry while it is not in the ledger
   std::shared_ptr<HandleState> pending;
@@ -86,7 +86,7 @@ struct PersistentOp {
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;     ///< of the set's ranks in the domain
   Route route = Route::AtSlot;  ///< one of three
-  /// Returns whether each rank takes its result from the others' blocks: a block is lent for each round.
+  /// Returns whether each rank takes its result from the others' blocks: a block is leased for each round.
   [[nodiscard]] bool is_pulled() const { return route == Route::EachItsPart; }
   /// Returns whether it is of all ranks of several domains: the leaders end its rounds (hvd/engine/leader/direct_path.h).
   [[nodiscard]] bool is_direct() const { return route == Route::Direct; }
@@ -97,10 +97,10 @@ struct PersistentOp {
   LeaderMemory* leaders = nullptr;
   BatchTraits traits;
   std::int64_t count = 0;           ///< elements of the input, of a group together
-  std::uint64_t location = 0;       ///< of the block, or of what was lent last
-  std::byte* block = nullptr;       ///< this rank's own, or what was lent
-  std::byte* note = nullptr;        ///< its note on the board, if inputs and results fit in there: the fewest cache lines to travel
-  std::vector<std::int64_t> parts;  ///< of Alltoall, and of Reducescatter where it is pulled: elements for each rank
+  std::uint64_t location = 0;       ///< of the block, or of the one that was leased last
+  std::byte* block = nullptr;       ///< this rank's own, pinned or leased
+  std::byte* note = nullptr;        ///< its inline data on the board, if inputs and results fit in there: the fewest cache lines to travel
+  std::vector<std::int64_t> parts;  ///< of Alltoall, and of Reducescatter where it is one-sided: elements for each rank
   std::size_t block_bytes = 1;      ///< that any rank's block has to hold
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
@@ -132,11 +132,11 @@ struct PersistentOp {
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
-  std::shared_ptr<void> owner;            ///< owns the memory, where the caller will not come back for the result
+  std::shared_ptr<void> owner;            ///< owns the memory, where the caller will not take the result
   bool is_handed_out = false;             ///< `pending` is somebody's who may keep it for longer than this call
   bool is_alike = false;                  ///< Alltoall: it ended in the block, where all ranks have the same splits
   bool is_lent = false;                   ///< `location` is this round's
-  std::vector<const std::byte*> sources;  ///< blocks that this rank reads from, of a round that is pulled, until it has
+  std::vector<const std::byte*> sources;  ///< blocks that this rank gets its part from, of a one-sided round, until it has
   bool is_to_fetch = false;               ///< its result is in the block, for its caller to ask for memory and copy it
 
   /// A round to wait for, and how.
@@ -157,7 +157,7 @@ class PersistentOps {
   /// Takes the persistent operation out, if there is one.
   std::shared_ptr<PersistentOp> remove(const UnitKey& key);
   [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
-  /// Some key whose operation `is_stale`; null if there is none.
+  /// Returns a key whose operation `is_stale`; null if there is none.
   template <class Predicate>
   [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
     for (const auto& [key, op] : persistent_ops_)
@@ -182,7 +182,7 @@ class PersistentOps {
   };
   using Map = std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal>;
   Map persistent_ops_;
-  mutable const Map::value_type* last_ = nullptr;  ///< what was found last: most often it is asked for again
+  mutable const Map::value_type* last_ = nullptr;  ///< what was found last: most often it is looked for again
 };
 
 }  // namespace hvd

@@ -1,6 +1,6 @@
 #pragma once
 /// Keeps submissions that wait because their name is in flight, and counts those without a name. A name that the library makes up is one of
-/// a few that come back, so that what the ranks have said of it need not be said again; that is why such submissions may have to wait.
+/// a few that are reused, so that what the ranks have said of it need not be said again; that is why such submissions may have to wait.
 /// Under the engine's mutex.
 ///
 /// Submissions without names are matched by their order, and the order of two threads differs from rank to rank. So each thread has its
@@ -78,13 +78,13 @@ class SubmissionQueue {
       for (auto& entry : entries) look(*entry);
   }
 
-  /// Of this queue, for what is to stay bounded: process sets that it counts for.
+  /// Returns how many process sets the queue counts for, which is to stay bounded.
   [[nodiscard]] std::size_t sets_kept() const HVD_REQUIRES(engine_mutex) {
     return joins_.size() + unnamed_.size() + persistent_.size() + library_.size();
   }
 
  private:
-  /// Who has the lane that is not the init thread's.
+  /// The thread that has the lane that is not the init thread's.
   struct Owner {
     std::uint64_t number = CallerThread::kNone;
     std::weak_ptr<CallerThread> thread;

@@ -83,7 +83,7 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   pending.waited_for.store(false, std::memory_order_relaxed);
   pending.status = {};
   if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
-  // Also where the note is enough: another rank may take the long way.
+  // Also where inline data is enough: another rank may negotiate the operation.
   for (const auto& member : op.group)
     if (member.bytes > 0) std::memcpy(op.block + member.at, member.input, member.bytes);
   if (op.group.empty()) std::memcpy(op.block, call.input, op.input_bytes);
@@ -240,7 +240,7 @@ void FastPath::gather(const PersistentOp& op) {
   mutex_.wake_worker();
 }
 
-/// Whether the operation waits for its round to end.
+/// Returns whether the operation waits for its round to end.
 bool FastPath::is_waiting(const PersistentOp& op) const {
   return op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
 }
@@ -273,7 +273,7 @@ void FastPath::end_complete() {
     } else if (can_run_for_all(*op)) {
       is_leaders = is_leaders || !board_.rounds().is_promised(op->unit.id);
     } else {
-      negotiated_.push_back(op->unit);  // the leader may have come by the long way, and not know of it
+      negotiated_.push_back(op->unit);  // the leader may have negotiated it, and not know of it
     }
   }
   if (is_leaders && parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();
@@ -313,8 +313,8 @@ std::size_t FastPath::end_batch(std::size_t first) {
   return next;
 }
 
-/// Where all others have arrived: arrives, claims the round and ends it in one. What one of them says between the look at the log and the
-/// claim, it says of a round that it has arrived in, and finds ended.
+/// Arrives, claims the round and ends it in one step, if all others have arrived; returns false otherwise. What one of them says between
+/// the look at the log and the claim, it says of a round that it has arrived in, and finds ended.
 bool FastPath::arrive_last(PersistentOp& op) {
   if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
   if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
@@ -394,7 +394,7 @@ void FastPath::take_results() {
 
 /// Copies the result from the block to where it is to go.
 void FastPath::copy_result(PersistentOp& op) {
-  // The note is not the operation's own: it may belong to the next one before the caller has fetched the result.
+  // The inline data is not the operation's own: it may belong to the next one before the caller has fetched the result.
   void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
   const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
   for (const auto& member : op.group)
@@ -474,7 +474,7 @@ void FastPath::ended(PersistentOp& op) {
   if (op.is_direct()) std::erase(direct_ops_, &op);
 }
 
-/// It has ended: it is nobody's where its caller does not come back.
+/// Lets go of an operation that has ended, if its caller does not take the result.
 void FastPath::let_go(PersistentOp& op) {
   if (!op.owner) return;
   mutex_.destroy(std::move(op.owner));

@@ -1,9 +1,9 @@
 #pragma once
-/// Runs small operations that come back (hvd/engine/core/persistent_op.h): makes the persistent operations of entries that are worth one,
-/// starts them, does the work for all where this rank arrives last, and takes results that others have left, or that are to be pulled.
-/// Under the engine's mutex, but for `await`. Of operations that a rank starts one after the other without waiting, those that it arrives
-/// in last gather: a rank that waits, polls or submits ends all that are complete in one pass, whose results go out with one ring; the
-/// coordination thread does where none comes.
+/// The fast path runs repeated small operations (hvd/engine/core/persistent_op.h): makes the persistent operations of entries that are
+/// worth one, starts them, does the work for all where this rank arrives last, and takes results that others have left, or gets its part
+/// out of their blocks. Under the engine's mutex, but for `await`. Of operations that a rank starts one after the other without waiting,
+/// those that it arrives in last gather: a rank that waits, polls or submits ends all that are complete in one pass, whose results go out
+/// with one ring; the coordination thread does where none comes.
 
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,7 @@ class FastPath {
   /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
   /// until it clears `in_use`. `waits`: the caller waits for it at once.
   std::shared_ptr<PersistentOp> start(const SmallCall& call, bool waits) HVD_REQUIRES(engine_mutex);
-  /// The same, for a caller that does not come back to the operation: it is the library's until it ends, `owner` so long. Returns what
+  /// The same, for a caller that does not take the result: the operation is the library's until it ends, `owner` so long. Returns what
   /// tells of its end; null if `start` returns null.
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
 
@@ -47,12 +47,12 @@ class FastPath {
   [[nodiscard]] const PersistentOp* find(const HandleState& pending) const HVD_REQUIRES(engine_mutex);
 
   // ---- operations of all ranks of several domains (hvd/engine/leader/direct_path.h)
-  /// Those of them that this rank has arrived at, and that have not ended.
+  /// Returns those of them that this rank has arrived at, and that have not ended.
   [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
   /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
   /// then their blocks are `blocks`.
   bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  /// The same, without asking what has been said: of a round that is promised.
+  /// The same of a prepared round, whatever has been said meanwhile.
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
   /// The blocks hold results: claims the round that was promised, and tells the ranks.
@@ -75,7 +75,7 @@ class FastPath {
   /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
   /// is done, and not the mutex: it calls user code.
   static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
-  /// The caller of an operation that is under way will not come back for its result: it is the library's until it ends, `owner` so long.
+  /// The caller of an operation that is under way will not take its result: the operation is the library's until it ends, `owner` so long.
   void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) { op.owner = std::move(owner); }
   /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
@@ -121,7 +121,7 @@ class FastPath {
   bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
   std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
   std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);   ///< those of one batch
-  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);      ///< those that take the long way
+  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);      ///< those that are to be negotiated
 };
 
 }  // namespace hvd

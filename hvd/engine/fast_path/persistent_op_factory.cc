@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-/// Whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
+/// Returns whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
 bool is_one_block(const Entry& entry) {
   const auto& tensors = entry.signature.tensors;
   if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
@@ -17,14 +17,14 @@ bool is_one_block(const Entry& entry) {
                                  std::ranges::all_of(tensors, [&](const auto& tensor) { return tensor.dtype == tensors.front().dtype; }));
 }
 
-/// Whether each rank may take its result from the others' blocks.
+/// Returns whether each rank may get its result out of the others' blocks.
 bool may_be_pulled(const PersistentOp& op) {
   return !op.is_direct() && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
 }
 
 }  // namespace
 
-/// Whether the leaders of all domains may end the operation's rounds among themselves.
+/// Returns whether the leaders of all domains may end the operation's rounds among themselves.
 bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
   if (!routes::may_be_direct(static_cast<std::size_t>(parts_.topology.domains))) return false;
   if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr)) return false;

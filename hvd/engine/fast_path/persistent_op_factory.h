@@ -30,7 +30,7 @@ class PersistentOpFactory {
  private:
   /// Returns all of the operation but its entry and its block; null if the entry is not worth one.
   [[nodiscard]] std::shared_ptr<PersistentOp> describe(const Entry& entry) const;
-  /// Gives it the block that it keeps, if it is to have one. Returns false if there is no room.
+  /// Gives it a pinned block, if it is to have one. Returns false if there is no room.
   [[nodiscard]] bool give_block(PersistentOp& op) const;
   /// Returns the entry that is put into the ledger where the operation goes there. `like`: the one that it is made of.
   [[nodiscard]] static std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like);

@@ -17,7 +17,7 @@ constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as
 
 }  // namespace
 
-/// Whether the others take anything from the rank of the set.
+/// Returns whether the others get anything from the rank of the set.
 bool PulledRounds::is_read(const PersistentOp& op, int rank) const { return op.traits.kind != OpKind::Broadcast || op.traits.root == rank; }
 
 bool PulledRounds::begin(PersistentOp& op) const {

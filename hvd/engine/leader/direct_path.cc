@@ -70,7 +70,7 @@ bool DirectPath::look(LeaderTree& tree) {
   return any && drive(tree);
 }
 
-/// Returns the operation in flight that the leaders call so; null if there is none any more. They are mostly asked for in their order.
+/// Returns the operation in flight that the leaders call so; null if there is none any more. They are mostly looked for in their order.
 PersistentOp* DirectPath::find(std::uint32_t number, const UnitKey& key) {
   const auto& ops = fast_path_.direct_ops();
   for (std::size_t looks = 0; looks < ops.size(); ++looks) {
@@ -95,7 +95,7 @@ bool DirectPath::act_on_messages(LeaderTree& tree) {
   return any;
 }
 
-/// What this domain has contributed is of no use: its ranks take the long way.
+/// Gives up this domain's contribution: its ranks negotiate the operation.
 void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
   PersistentOp* const op = find(number, key);
   if (op == nullptr) return;  // it has failed meanwhile
@@ -106,7 +106,7 @@ void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
   fast_path_.take_long_way(*op);
 }
 
-/// Whether all ranks of this domain have arrived, and nothing has been said of it yet.
+/// Returns whether all ranks of this domain have arrived, and nothing has been said of it yet.
 bool DirectPath::is_to_begin(const PersistentOp& op) const {
   if (board_.rounds().is_promised(op.unit.id) || board_.rounds().arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id))
     return false;
@@ -119,13 +119,13 @@ bool DirectPath::has_any_to_begin() const {
   return std::ranges::any_of(ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
 }
 
-/// For each operation that all ranks of this domain have arrived at: contributes, or takes the long way.
+/// Contributes to each operation that all ranks of this domain have arrived at, or has it negotiated.
 bool DirectPath::promise_rounds(LeaderTree& tree) {
   if (!has_any_to_begin()) return false;
   promised_.clear();
   slow_.clear();
   {
-    const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the promise
+    const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the round prepared
     log_.read();
     judge(tree);
   }
@@ -138,7 +138,8 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
   return !promised_.empty() || !slow_.empty();
 }
 
-/// Promises the rounds that this domain can contribute to, and notes which it cannot. Requires the board's lock, and that the log is read.
+/// Prepares the rounds that this domain can contribute to, and lists those that it cannot. Requires the board's lock, and that the log is
+/// read.
 void DirectPath::judge(LeaderTree& tree) {
   for (PersistentOp* const op : fast_path_.direct_ops()) {
     if (!is_to_begin(*op)) continue;
@@ -159,7 +160,7 @@ bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
 }
 
 void DirectPath::contribute(PersistentOp& op) {
-  if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a promised round without the blocks that were there");
+  if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a prepared round without the blocks that were there");
   rounds_.promise(op.number, Clock::now(), [&, blocks = fast_path_.blocks()](Bytes& message) {
     const std::size_t before = message.size();
     if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, blocks, message);
@@ -167,7 +168,7 @@ void DirectPath::contribute(PersistentOp& op) {
   });
 }
 
-/// Whether ranks of this domain have said that they remove the set: a round that was promised now might end here alone.
+/// Returns whether ranks of this domain have said that they remove the set: a round that was prepared now might end here alone.
 bool DirectPath::is_being_removed(int process_set) const {
   const Unit* const removal = table().removal_of(process_set);
   return removal != nullptr && (removal->undecided || board_.rounds().arrivals(removal->id) > 0);

@@ -1,8 +1,8 @@
 #pragma once
-/// Is what the leader of a domain does for small operations of all ranks of several domains that come back
-/// (hvd/engine/fast_path/fast_path.h): once its ranks have arrived it sends the other leaders what they contribute, and once it has theirs
-/// it does the operation in its ranks' blocks. Owns the rounds among the leaders (hvd/negotiation/leaders/direct_rounds.h). Of a rank that
-/// leads its domain; the thread that has the turn drives it, under the engine's mutex.
+/// DirectPath is a leader's part in repeated small operations of all ranks of several domains (hvd/engine/fast_path/fast_path.h): once its
+/// ranks have arrived it sends the other leaders their contribution, and once it has the others' it does the operation in its ranks'
+/// blocks. Owns the rounds among the leaders (hvd/negotiation/leaders/direct_rounds.h). Of a rank that leads its domain; the thread that
+/// has the turn drives it, under the engine's mutex.
 
 #include <cstdint>
 #include <deque>
@@ -18,7 +18,7 @@
 
 namespace hvd {
 
-/// The leader tree's transport. Keeps what is not the tree's.
+/// The leader tree's transport. Sets messages aside that are not the tree's.
 class DirectLane final : public Transport {
  public:
   explicit DirectLane(Transport& wire) : wire_(wire) {}
@@ -57,7 +57,7 @@ class DirectPath {
 
   /// The transport for the leader tree, which this looks at too.
   [[nodiscard]] Transport& lane() { return lane_; }
-  /// Adds what the tree asks of this.
+  /// Adds the tree's calls to this.
   void add_actions(LeaderTreeActions& actions);
   /// Does what can be done now. Returns whether there was anything.
   bool drive(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
@@ -92,7 +92,7 @@ class DirectPath {
   DirectLane lane_;
   DirectRounds rounds_;
   std::vector<PersistentOp*> promised_;  ///< of `promise_rounds`: those that this rank's domain contributes to
-  std::vector<UnitRef> slow_;            ///< likewise: those that take the long way
+  std::vector<UnitRef> slow_;            ///< likewise: those that are to be negotiated
   std::vector<PersistentOp*> ended_;     ///< of `end_rounds`, in the order of the rounds; null where there is none any more
   std::size_t found_at_ = 0;             ///< where `find` goes on
 };

@@ -1,7 +1,7 @@
 #pragma once
-/// Is what the leader of a domain does for it in a world of several: passes on to the other leaders what the domain's log says, and writes
-/// into the log what they say and what the root decides. Owns the leader tree. Of a rank that leads its domain; the thread that has the
-/// turn drives it, under the engine's mutex.
+/// LeaderTask is a leader's work for its domain in a world of several: it passes on to the other leaders what the domain's log says, and
+/// writes into the log what they say and what the root decides. Owns the leader tree. Of a rank that leads its domain; the thread that has
+/// the turn drives it, under the engine's mutex.
 
 #include <algorithm>
 #include <chrono>
@@ -28,7 +28,7 @@ class LeaderTask {
   /// Takes note of what the other domains are to know.
   void note(const Outcomes& outcomes) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_noted() const HVD_REQUIRES(engine_mutex) { return !noted_.empty(); }
-  /// Passes on what is noted, acts on what has arrived; the root also decides. Returns whether there was anything.
+  /// Passes on what was taken note of, acts on what has arrived; the root also decides. Returns whether there was anything.
   bool drive(const Turn& turn) HVD_REQUIRES(engine_mutex);
   /// Does that for rounds among leaders alone (hvd/engine/leader/direct_path.h). Returns false if there is something else to do.
   bool drive_direct(const Turn& turn) HVD_REQUIRES(engine_mutex);
@@ -38,7 +38,7 @@ class LeaderTask {
   [[nodiscard]] std::vector<Heartbeat::Silence> silences(std::chrono::seconds limit) const HVD_REQUIRES(engine_mutex) {
     return heartbeat_.silences(limit);
   }
-  /// Of the tree, for what is to stay bounded.
+  /// Returns how many tensors the tree remembers, which is to stay bounded.
   [[nodiscard]] std::size_t tensors_kept() const HVD_REQUIRES(engine_mutex) {
     return std::max(tree_.tensors_kept(), direct_.numbers_kept());
   }

@@ -119,7 +119,7 @@ Batch BatchRunner::make_batch(const Prepared& prepared) const {
   return batch;
 }
 
-/// What the library does for itself does not count.
+/// Counts the batch. What the library does for itself does not count.
 void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
   std::size_t tensors = 0;
   std::uint64_t bytes = 0;

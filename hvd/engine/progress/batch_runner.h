@@ -35,7 +35,7 @@ class BatchRunner {
   /// other tensors.
   void enqueue(CutBatch cut, Ledger& ledger) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_queued() const HVD_REQUIRES(engine_mutex) { return !queued_.empty(); }
-  /// Whether all that is queued is so small that whoever has completed the agreement does it at once.
+  /// Returns whether all that is queued is so small that whoever has completed the agreement does it at once.
   [[nodiscard]] bool has_only_small_ones() const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::vector<Prepared> take_queued() HVD_REQUIRES(engine_mutex) { return std::exchange(queued_, {}); }
 
@@ -47,7 +47,7 @@ class BatchRunner {
   /// Returns whether a batch of the set is queued or under way.
   [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_running(const Turn& /*turn*/) const { return !running_.empty(); }
-  /// Whether something under way has to be polled, as nobody tells of it.
+  /// Returns whether something under way has to be polled, as nobody tells of it.
   [[nodiscard]] bool polls(const Turn& turn) const;
 
  private:

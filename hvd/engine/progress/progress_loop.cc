@@ -12,11 +12,11 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Before the coordination thread ends what a burst has gathered: its caller is about to, and goes on if more has come meanwhile, for a few
-/// times.
+/// The wait before the coordination thread ends what a burst has gathered: its caller is about to, and goes on if more has come meanwhile,
+/// for a few times.
 constexpr auto kGatherTime = 50us;
 constexpr int kMostGatherTimes = 4;
-/// Before it tries once more where another thread has the turn.
+/// The wait before it tries once more where another thread has the turn.
 constexpr auto kGatherAgain = 10ms;
 
 }  // namespace

@@ -46,7 +46,7 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   numbered = queue_.name(key);
   const Entry* const before = ledger_.find(key);
   const bool others_wait = queue_.contains(key);
-  // Who waits for a stream only comes back before the device is done: no mistake of theirs.
+  // Who waits for a stream only returns before the device is done: no mistake of theirs.
   const bool comes_back = fresh->submission.on_stream && before != nullptr && before->pending->enqueued.load() && !others_wait;
   if (others_wait && !numbered) throw duplicate(key);
   if (!comes_back && !(numbered && (before != nullptr || others_wait))) return &ledger_.admit(std::move(fresh));
