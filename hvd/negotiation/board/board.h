@@ -1,10 +1,10 @@
 #pragma once
-/// What the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree through:
-/// one log that all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way,
-/// and who lives. A view over a block of memory that every rank of the domain sees; owns nothing but the view.
-/// Any thread; the functions that want the lock say so. Nothing here blocks for longer than the lock is held, or a round is claimed: for
-/// nanoseconds, unless the rank that has it has lost its core. Where that has died the world ends with RankFailed; where it is stopped, who
-/// waits warns of it, and in the end the world ends with StallTimeout (hvd/negotiation/board/patience.h).
+/// The board through which the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree: one log that
+/// all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way, and who lives. A view
+/// over a block of memory that every rank of the domain sees; owns nothing but the view. Any thread; the functions that want the lock say
+/// so. Nothing here blocks for longer than the lock is held, or a round is claimed: for nanoseconds, unless the rank that has it has lost
+/// its core. Where that has died the world ends with RankFailed; where it is stopped, who waits warns of it, and in the end the world ends
+/// with StallTimeout (hvd/negotiation/board/patience.h).
 ///
 /// A rank may die at any instruction. The lock is robust (its next owner is told), counters of a dead rank stay as they were,
 /// and liveness is a robust mutex that the rank's coordination thread holds for as long as it lives: the kernel releases it
@@ -52,7 +52,7 @@ class Board {
   void unlock() { lock_.unlock(); }
 
   // ---- waits for other ranks
-  /// Before another thread of this rank uses the board.
+  /// Sets the patience, before another thread of this rank uses the board.
   void set_patience(Patience patience) { patience_ = std::move(patience); }
   [[nodiscard]] const Patience& patience() const { return patience_; }
   /// A wait of this rank for another one. `how` that keeps the others, for messages.

@@ -5,12 +5,11 @@
 /// The block for n ranks and s slots, each part from a new page of 4,096 bytes on:
 ///
 ///   part      bytes           what it holds
-///   Header    20,736          what there is one of
-///   RankArea  2,176 n         what belongs to one rank, by its index in the domain
-///   slots     (64 + 128 n) s  of each slot its SlotHead, and after it a SlotRank for each rank
-///   log       4,194,304       records, each its length u32 and so many bytes (hvd/negotiation/values/records.h); the byte at position p of
-///   the log
-///                             lies at p modulo the size
+///   Header    20,736          the fields of the whole domain
+///   RankArea  2,176 n         the fields of each rank, by its index in the domain
+///   slots     (64 + 128 n) s  for each slot its SlotHead, and after it a SlotRank for each rank
+///   log       4,194,304       records, each its length u32 and so many bytes (hvd/negotiation/values/records.h); the byte at
+///                             position p lies at p modulo the size
 ///
 /// Offsets and sizes are those of glibc on x86-64; where a mutex is larger, what follows it lies further on. What many ranks write, or wait
 /// for, begins a cache line.
@@ -46,7 +45,7 @@
 ///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is claimed, by the rank whose
 ///                                                   index bits 16-30 are; bits 0-15 how many have arrived
 ///                8      8   round                   of the one that is gathering
-///               16      8   promised_round          round + 1 of the last that the domain's leader has promised to other domains
+///               16      8   promised_round          round + 1 of the last that the domain's leader has prepared
 ///
 ///   SlotRank:    0     16   locations               two words, by the round's parity
 ///               16      8   arrived_round           round + 1 of the rank's last arrival

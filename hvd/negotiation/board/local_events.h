@@ -1,6 +1,6 @@
 #pragma once
-/// What a domain's log says that the other domains are to know, and what of it waits to be said. Values without a lock, of the thread that
-/// drives the leader.
+/// LocalEvents are the news of a domain's log for the other domains; UnsaidEvents has those that wait to be said. Values without a lock, of
+/// the thread that drives the leader.
 
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace hvd {
 
-/// What a domain's log says that the other domains are to know, in the log's order.
+/// One piece of news of a domain's log for the other domains. They have the log's order.
 struct LocalEvent {
   enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Doubted, Removed };
   Kind kind = Kind::Introduced;
@@ -25,9 +25,9 @@ struct LocalEvent {
 };
 
 /// Events that wait. A tensor that is ready waits for its number, and is passed by others that are ready. But that a rank has joined or
-/// left means that everything it was ready for has been said: this passes nothing, and nothing that comes after passes it. A doubt passes
-/// what is ready: a tensor that was refused while a batch of it was still to be cut here has no number any more and gets none, and the
-/// answer to the doubt is what ends it.
+/// left means that everything it was ready for has been said: this passes nothing, and nothing that comes after passes it. A query
+/// (Doubted) passes what is ready: a tensor that was refused while a batch of it was still to be cut here has no number any more and gets
+/// none, and the answer to the query is what ends it.
 class UnsaidEvents {
  public:
   void add(LocalEvent event) { events_.push_back(std::move(event)); }

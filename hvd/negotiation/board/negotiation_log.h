@@ -20,7 +20,7 @@
 
 namespace hvd {
 
-/// Is told what each record brought about, before the next one is read.
+/// An OutcomeListener is told what each record brought about, before the next one is read.
 class OutcomeListener {
  public:
   virtual ~OutcomeListener() = default;

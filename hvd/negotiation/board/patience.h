@@ -15,10 +15,10 @@
 
 namespace hvd {
 
-/// Why a rank does not do what takes a moment, as messages say it.
+/// The words of messages for the reason why a rank does not do what takes a moment.
 inline constexpr std::string_view kIsStopped = "it is stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time";
 
-/// How long to wait for another rank in silence.
+/// The times for which to wait for another rank in silence.
 struct Patience {
   std::vector<int> ranks;                  ///< global ranks of the domain, for messages
   std::chrono::nanoseconds warn_after{0};  ///< again and again; 0: never
@@ -28,7 +28,7 @@ struct Patience {
   [[nodiscard]] std::string name_of_rank(int index) const;
 };
 
-/// What a wait asks of the board, and tells it.
+/// The calls of a wait to the board.
 struct BoardReports {
   std::function<std::optional<int>()> find_dead;   ///< returns the index of a rank that has died, if any has
   std::function<void(const Status&)> set_failure;  ///< ends the world
@@ -38,14 +38,14 @@ struct BoardReports {
 class PatientWait {
  public:
   static constexpr int kNobody = -1;
-  /// What keeps the others, as messages say it.
+  /// The words of messages for what a rank keeps the others in.
   static constexpr std::string_view kWrites = "in the middle of a write to their shared memory";
   static constexpr std::string_view kReads = "without having read what they have said";
 
   /// All three must outlive it.
   PatientWait(const Patience& patience, const BoardReports& board, std::string_view how) : patience_(patience), board_(board), how_(how) {}
 
-  /// After a look in vain: sleeps a moment, and looks after the rank that is waited for. `culprit`: its index, or kNobody where that is not
+  /// Sleeps a moment after a look in vain, and looks after the rank that is waited for. `culprit`: its index, or kNobody where that is not
   /// known. Returns false once the world has failed.
   bool pause(int culprit);
   /// The same, for who sleeps otherwise.

@@ -24,7 +24,7 @@ class PatientLock {
               const BoardReports& board)
       : mutex_(mutex), owner_(owner), awaited_(awaited), self_(self), patience_(patience), board_(board) {}
 
-  /// As Board::lock and Board::unlock.
+  /// Locks and unlocks, as Board::lock and Board::unlock say.
   void lock();
   void unlock();
   /// Returns a wait of this rank for another one. `how` that keeps the others, for messages.

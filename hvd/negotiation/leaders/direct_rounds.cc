@@ -49,7 +49,7 @@ std::uint32_t DirectRounds::number_of(const Part& message) {
 
 bool DirectRounds::may_promise(std::uint32_t number) const {
   const auto found = units_.find(number);
-  if (found == units_.end()) return false;  // its first rounds take the long way
+  if (found == units_.end()) return false;  // its first rounds are negotiated
   const Unit& unit = found->second;
   return !unit.promised && !unit.gathering().is_long && unit.over >= unit.left_out_until;
 }

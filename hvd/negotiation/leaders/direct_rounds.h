@@ -1,13 +1,12 @@
 #pragma once
-/// Rounds of small operations that come back, which the leaders end among themselves: each sends all others what its domain contributes,
-/// and who has all contributions has the result. That takes one hop, where an agreement takes two up to the root and back, and its batch
-/// more.
+/// Rounds of repeated small operations, which the leaders end among themselves: each sends all others what its domain contributes, and who
+/// has all contributions has the result. That takes one hop, where an agreement takes two up to the root and back, and its batch more.
 ///
-/// A round is ended so only if every leader contributes to it. One that cannot, as its domain took the long way (through the log and the
-/// leader tree), tells those that have contributed that the round is Slow, and they take the long way too: nobody can have ended it. One
-/// that has contributed and hears nothing Asks those that it misses: they take the long way in that round unless they have contributed. So
-/// each round is ended in one way everywhere, and whatever looks after operations that wait (ranks that join, leave, fail, disagree) finds
-/// those that wait for long on the long way.
+/// A round is ended so only if every leader contributes to it. One that has contributed has prepared the round, as in a two-phase commit.
+/// One that cannot contribute, as its domain has the round negotiated (through the log and the leader tree), tells those that have prepared
+/// it that the round is Slow, and they negotiate it too: nobody can have ended it. One that has prepared a round and hears nothing queries
+/// those that it misses (Ask): they negotiate that round unless they have prepared it. So each round is ended in one way everywhere, and
+/// whatever looks after operations that wait (ranks that join, leave, fail, disagree) finds those that wait for long in negotiation.
 ///
 /// Rounds are counted for each number of the leader tree: by its decisions and by what is ended here, alike in all domains. A message is
 ///
@@ -36,7 +35,7 @@ namespace hvd {
 class DirectRounds {
  public:
   using Clock = std::chrono::steady_clock;
-  /// A leader Asks for what it has missed for so long.
+  /// The time after which a leader queries what it misses.
   static constexpr std::chrono::milliseconds kPatience{20};
 
   /// `domain`: this leader's, of so many.
@@ -65,7 +64,7 @@ class DirectRounds {
   }
 
   // ---- this domain's part in the round that is gathering
-  /// Returns whether this domain may contribute to it: it has not, and does not take the long way.
+  /// Returns whether this domain may contribute to it: it has not, and does not negotiate it.
   [[nodiscard]] bool may_promise(std::uint32_t number) const;
   /// Contributes to it: it is not to be ended in another way, unless `receive` says so. `contribute` appends the contribution to the bytes
   /// that it is given.
@@ -78,7 +77,7 @@ class DirectRounds {
   }
   [[nodiscard]] bool is_promised(std::uint32_t number) const;
   [[nodiscard]] bool has_promised() const { return !promised_.empty(); }
-  /// This domain takes the long way in it.
+  /// This domain negotiates it.
   void go_long(std::uint32_t number);
 
   // ---- ends
@@ -94,13 +93,12 @@ class DirectRounds {
   [[nodiscard]] std::uint64_t rounds_over(std::uint32_t number) const;
 
   // ---- messages
-  /// Acts on a message. Returns true if this domain is to take the long way in the round to which it has contributed, whose number
-  /// `fallen_back` then is. `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's
-  /// rounds.
+  /// Acts on a message. Returns true if this domain is to negotiate the round that it has prepared, whose number `fallen_back` then is.
+  /// `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's rounds.
   bool receive(int from, Part message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
   /// Returns the number in a message. Throws WireError if it is too short for one.
   [[nodiscard]] static std::uint32_t number_of(const Part& message);
-  /// Asks for what has been missed for long.
+  /// Queries what has been missed for long.
   void ask(Clock::time_point now);
   /// Sends what has gathered. Returns whether there was anything.
   bool flush(Transport& transport);
@@ -111,18 +109,18 @@ class DirectRounds {
 
  private:
   enum class What : std::uint64_t { Contribution, Slow, Ask };
-  /// Of one round.
+  /// The contributions to one round.
   struct Gathered {
     std::vector<Part> messages;  ///< by domain
     std::vector<bool> here;
     std::size_t count = 0;
-    bool is_long = false;  ///< this domain takes the long way
+    bool is_long = false;  ///< this domain negotiates it
   };
   struct Unit {
     std::uint64_t over = 0;            ///< rounds that are
     std::array<Gathered, 2> rounds;    ///< by parity: the round that is gathering, and the next, in which others may be already
     bool promised = false;             ///< this domain has contributed to the one that is gathering
-    Clock::time_point promised_at{};   ///< or has asked
+    Clock::time_point promised_at{};   ///< or has queried
     unsigned streak = 0;               ///< rounds that fell back, one after the other
     std::uint64_t left_out_until = 0;  ///< this domain contributes to no round before that one
     Gathered& gathering() { return rounds[over % 2]; }

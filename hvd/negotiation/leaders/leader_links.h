@@ -31,9 +31,9 @@ class LeaderLinks {
 
   void introduce_up(const Introduction& introduction) { up_.add(introduction); }
   void introduce_down(const Introduction& introduction) { down_.add(introduction); }
-  /// Not at the root.
+  /// Sends to the parent. Not at the root.
   void send_up(const Bytes& item);
-  /// To all children but the one whose domain is `except`.
+  /// Sends to all children but the one whose domain is `except`.
   void send_down(const Bytes& item, int except = -1);
   /// Sends the message to the children at once, after what has gathered.
   void pass_on(const Bytes& message);

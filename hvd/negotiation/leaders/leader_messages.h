@@ -1,6 +1,6 @@
 #pragma once
-/// What the leaders of the domains say to each other: which items there are, how they are laid out, how they are made and read. Values and
-/// functions without state. Reading throws WireError if an item is malformed in itself; what it means is the LeaderTree's to judge.
+/// The messages among the leaders of the domains: which items there are, how they are laid out, made and read. Values and functions without
+/// state. Reading throws WireError if an item is malformed in itself; what it means is the LeaderTree's to judge.
 ///
 /// A message is a list of items, one after the other, which are acted on in their order. An item is its length u32, and then so many bytes:
 /// one that says which, its LeaderItem, and what follows here, without gaps and in native byte order:
@@ -74,11 +74,11 @@ enum class LeaderItem : std::uint8_t {
 };
 static_assert(sizeof(Status::Code) == 1);
 
-/// Which way an item goes in the tree.
+/// The direction in which an item goes in the tree.
 enum class Way : std::uint8_t { Up, Down, Any };
 [[nodiscard]] Way way_of(LeaderItem item);
 
-/// What ranks say of a tensor, all the same.
+/// The word of ranks that say the same of a tensor.
 struct Introduction {
   std::uint32_t id = 0;  ///< on the way down
   UnitKey key;
@@ -86,7 +86,7 @@ struct Introduction {
   Runs ranks;
 };
 
-/// What is said when ranks wait for different operations under one name.
+/// The report of a domain whose ranks wait for different operations under one name.
 struct StuckReport {
   int process_set = 0;
   std::string name;

@@ -1,5 +1,5 @@
 #pragma once
-/// How the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
+/// The leader tree, through which the domains of a world agree. The leaders form a binomial tree with domain 0 at its root. Upwards flow
 /// introductions (once per tensor and rank) and readiness (one number per tensor, when a whole subtree is ready); downwards flow the
 /// introductions of all ranks and the root's decisions: what is agreed, what can never be because a rank has left, and where a batch is
 /// cut. A step costs each leader a message per neighbour and per group of tensors that became ready together, in O(log domains) hops;

@@ -22,7 +22,7 @@ class StuckNames {
   /// Root: adds what a domain has said. Returns all ranks of the set (`ranks`), if all are stuck and for operations that differ.
   std::optional<std::vector<StuckRank>> add(const StuckReport& report, const std::vector<int>& ranks);
 
-  /// Something under the name has been decided.
+  /// Forgets who was stuck under the name: something under it has been decided.
   void decided(int process_set, const std::string& name);
   /// A tensor with the name is forgotten.
   void forget(int process_set, const std::string& name);

@@ -50,7 +50,7 @@ class TensorNumbers {
   std::uint32_t give(const UnitKey& key);
   /// Others: the root has given this number.
   void note_given(std::uint32_t id) { next_id_ = std::max(next_id_, id + 1); }
-  /// Notes what ranks of other domains say. Throws WireError if the tensor has another number, or the number another tensor.
+  /// Records what ranks of other domains say. Throws WireError if the tensor has another number, or the number another tensor.
   void learn(const Introduction& introduction);
   void forget(const UnitKey& key);
 
@@ -81,9 +81,9 @@ class TensorNumbers {
   [[nodiscard]] std::vector<std::uint32_t> in_use() const { return {in_use_.begin(), in_use_.end()}; }
   /// Root: returns those that no domain uses.
   [[nodiscard]] std::vector<std::uint32_t> given_up();
-  /// What was given up has been forgotten; all other numbers hold.
+  /// Ends that: what was given up has been forgotten, all other numbers hold.
   void end_retiring();
-  /// Whether this domain has forgotten the tensor, and does not know whether the number still holds.
+  /// Returns whether this domain has forgotten the tensor, and does not know whether the number still holds.
   [[nodiscard]] bool is_unsure(const UnitKey& key) const { return unsure_.contains(key); }
 
  private:

@@ -37,7 +37,7 @@ struct Deadlocked {
 /// would wait for a step that is over. But no joins, which may still end when those have; none where no ranks are.
 std::vector<Deadlocked> find_deadlock(std::vector<BlockedRank> blocked, const RanksOf& ranks_of);
 
-/// What a domain says of its ranks that are blocked in operations of several domains.
+/// The report of a domain about its ranks that are blocked in operations of several domains.
 struct BlockedReport {
   int domain = 0;
   std::vector<BlockedRank> ranks;
@@ -48,7 +48,7 @@ void encode(Writer& writer, const BlockedReport& report);
 /// Throws WireError on malformed input.
 BlockedReport decode_blocked_report(Reader& reader);
 
-/// What the domains have said last. The root decides all that their ranks wait for: what was said holds until it decides something.
+/// The last reports of the domains. The root decides all that their ranks wait for: a report holds until it decides something.
 class BlockedDomains {
  public:
   /// This domain is to say what `report` says. Returns false if it has, or has nothing to say and never had.

@@ -37,7 +37,7 @@ struct CutBatch {
   PlannedBatch plan;
 };
 
-/// What reading a record brought about, for the engine to act on.
+/// The outcomes of a record that was read, for the engine to act on.
 struct Outcomes {
   struct Agreed {
     std::uint32_t id;
@@ -92,13 +92,13 @@ class Negotiator : public Records {
   [[nodiscard]] const Unit* find(const UnitKey& key) const;
   [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
   [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
-  /// Whether these ranks (global) have introduced the unit with just this signature.
+  /// Returns whether these ranks (global) have introduced the unit with just this signature.
   [[nodiscard]] bool introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const;
   [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const {
     return introduced(unit, Runs{{rank, 1}}, signature);
   }
 
-  /// Whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
+  /// Returns whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
   [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
@@ -125,14 +125,14 @@ class Negotiator : public Records {
   [[nodiscard]] bool all_left() const;
   /// Ranks of the unit's set that have left, and have not joined before; in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
-  /// What could not take place because a rank had left.
+  /// An operation that could not take place because a rank had left.
   struct Refusal {
     int left_rank;
     std::string text;
   };
   /// Returns the first of them: what comes to grief afterwards may do so because of it.
   [[nodiscard]] const std::optional<Refusal>& first_refusal() const { return first_refusal_; }
-  /// Whether `rank`, which has left, still takes part in a later round of a unit of one domain.
+  /// Returns whether `rank`, which has left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
 
   /// Returns the unit that removes the set, if a rank was the last time about to remove just this; else null.

@@ -1,5 +1,5 @@
 #pragma once
-/// Which agreed tensors travel together. A pure function of the queue and the threshold, so that every rank that has
+/// The planner decides which agreed tensors travel together. A pure function of the queue and the threshold, so that every rank that has
 /// read the same log computes the same batches; nothing of the plan is ever sent.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-/// What an Allgather or Alltoall into memory that exists needs beyond equal signatures: each rank's memory must have as many rows as come
-/// to it, which follows from what all ranks send. A pure function: every rank finds the same.
+/// The check of an Allgather or Alltoall into memory that exists, beyond equal signatures: each rank's memory must have as many rows as
+/// come to it, which follows from what all ranks send. A pure function: every rank finds the same.
 
 #include <functional>
 #include <span>

@@ -1,8 +1,8 @@
 #pragma once
-/// What ranks that have left still take part in. A rank that calls shutdown() submits nothing more, but what it has submitted before may
-/// still wait for the others, or for an earlier submission of the same name: it pledges so many rounds of each. A tensor whose next round
-/// such a rank neither has arrived in nor has pledged can never be complete.
-/// Values without a lock: the negotiator's are the engine mutex's, the leader tree's are the driver's.
+/// Pledges are the reservations of ranks that have left. A rank that calls shutdown() submits nothing more, but what it has submitted
+/// before may still wait for the others, or for an earlier submission of the same name: it reserves so many rounds of each. A tensor whose
+/// next round such a rank neither has arrived in nor has reserved can never be complete. Values without a lock: the negotiator's are the
+/// engine mutex's, the leader tree's are the driver's.
 
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace hvd {
 
-/// What a submission is found by: the same name may be in flight for different operations and process sets.
+/// The key by which a submission is found: the same name may be in flight for different operations and process sets.
 struct UnitKey {
   int process_set = 0;
   OpKind kind = OpKind::Allreduce;
@@ -28,12 +28,12 @@ struct Pledge {
 /// The same, where ids mean nothing: between domains.
 using Pledges = std::map<UnitKey, std::uint32_t>;
 
-/// Pledges of all ranks that have left.
+/// The reservations of all ranks that have left.
 class PledgeTable {
  public:
   void add(const UnitKey& key, int rank, std::uint32_t rounds);
   [[nodiscard]] bool contains(const UnitKey& key, int rank) const;
-  /// Takes one round off what every rank has pledged of the unit: it has been decided.
+  /// Takes one round off what every rank has reserved of the unit: it has been decided.
   void consume(const UnitKey& key);
   void forget(const UnitKey& key) { rounds_.erase(key); }
   void forget_set(int process_set);

@@ -49,13 +49,13 @@ class ProcessSets {
   /// Returns, of this domain's ranks, the one that joined last; -1 if none has.
   [[nodiscard]] int last_joined(int id) const { return at(id).last_joined; }
 
-  /// Notes that a rank has joined, if it had not before.
+  /// Records that a rank has joined, if it had not before.
   void join(int id, int rank);
-  /// Notes that all ranks have joined: they take part again.
+  /// Records that all ranks have joined: they take part again.
   void end_join(int id) { at(id).joined.clear(); }
   /// Adds a set with these global ranks, which ascend, and returns its id.
   int add(std::vector<int> ranks);
-  /// Notes that the set is removed, by the record that ends at this position of the log.
+  /// Records that the set is removed, by the record that ends at this position of the log.
   void remove(int id, std::uint64_t position);
   /// Returns where the record ends that removed the set; 0 if none has.
   [[nodiscard]] std::uint64_t removed_at(int id) const { return at(id).removed_at; }
@@ -64,7 +64,7 @@ class ProcessSets {
   /// Forgets removed sets that are not `in_use`.
   void bury(const std::function<bool(int id)>& in_use);
   [[nodiscard]] bool has_removed() const { return removed_ > 0; }
-  /// Returns how many are kept, removed ones among them.
+  /// Returns how many there are, removed ones among them.
   [[nodiscard]] std::size_t count() const { return sets_.size(); }
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
-/// What the ranks of a process set have said of one tensor. Equal signatures are kept once, and ranks that follow one another and say the
-/// same are kept as one run: what 1,024 ranks say alike of a tensor takes the memory of one rank's word.
-/// A value without a lock; places are ranks within the set, from 0 on.
+/// The words of a process set's ranks about one tensor. Equal signatures are stored once, and ranks that follow one another and say the
+/// same are stored as one run: what 1,024 ranks say alike of a tensor takes the memory of one rank's word. A value without a lock; places
+/// are ranks within the set, from 0 on.
 
 #include <cstddef>
 #include <vector>
@@ -18,13 +18,13 @@ class RankSignatures {
     SharedSignature signature;
   };
 
-  /// Notes that the ranks at `places` have said this last.
+  /// Records that the ranks at `places` have said this last.
   void set(Run places, SharedSignature signature);
   /// Returns what the rank at `place` has said last, or null if it has said nothing.
   [[nodiscard]] const SharedSignature& of(std::size_t place) const;
   /// Returns how many ranks have said something.
   [[nodiscard]] std::size_t count() const;
-  /// Returns whether all of `places` have said just this, which is one of the values kept here.
+  /// Returns whether all of `places` have said just this, which is one of the values stored here.
   [[nodiscard]] bool all_say(Run places, const SharedSignature& signature) const;
   /// Returns whether all of `places` have said what equals this.
   [[nodiscard]] bool all_equal(Run places, const Signature& signature) const;

@@ -17,7 +17,7 @@
 ///   Conflict   set i32, name, stuck ranks                               a rank, a leader   the ranks wait for different operations
 ///   Refuse     id u32, rank i32, text                                   a rank, a leader   the unit cannot be: this rank has left, or what
 ///                                                                                          the text says
-///   Doubt      id u32                                                   a rank             can it be? the root is asked
+///   Doubt      id u32                                                   a rank             a query to the root: can it be complete?
 ///
 /// where
 ///
@@ -50,7 +50,7 @@ static_assert(sizeof(OpKind) == 1);
 static_assert(sizeof(Run) == 8);
 static_assert(sizeof(Pledge) == 8);
 
-/// What is said when all ranks of a domain, or all ranks, are ready for a unit.
+/// The word that all ranks of a domain, or all ranks, are ready for a unit.
 struct Agreement {
   std::vector<bool> present;  ///< per tensor: some rank has it
   std::vector<int> absent;    ///< global ranks of the set that have joined and did not submit it, ascending
@@ -64,7 +64,7 @@ void encode(Writer& writer, const UnitKey& key);
 /// Throws WireError on malformed input.
 UnitKey decode_key(Reader& reader);
 
-/// What a rank is stuck with under a name.
+/// The operation that a rank is stuck with under a name.
 struct StuckRank {
   int rank = 0;
   OpKind kind = OpKind::Allreduce;
@@ -73,7 +73,7 @@ void encode(Writer& writer, const std::vector<StuckRank>& stuck_ranks);
 /// Throws WireError on malformed input.
 std::vector<StuckRank> decode_stuck_ranks(Reader& reader);
 
-/// What an Introduce record says.
+/// The content of an Introduce record.
 struct IntroduceRecord {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
@@ -97,13 +97,13 @@ struct Records {
   static Bytes leaving(int rank, std::span<const Pledge> pledges = {});
   /// The unit can never be complete, because `rank` has left, or will not submit it for the reason in `text`. Its slots are void already.
   static Bytes refusal(std::uint32_t id, int rank, std::string_view text = {});
-  /// A rank of this domain waits for the unit, and a rank that takes part in it has left: the root is to say whether it can be complete.
+  /// A rank of this domain waits for the unit, and a rank that takes part in it has left: queries the root whether it can be complete.
   static Bytes doubt(std::uint32_t id);
   /// The root has said its last word: all ranks of all domains have left.
   static Bytes end();
   /// `rank` takes part in nothing of the set until all its ranks have joined.
   static Bytes joining(int process_set, int rank);
-  /// What the domain was ready for without the rank stands in the log.
+  /// The log now has all that the domain was ready for without the rank.
   static Bytes joined_up(int process_set, int rank);
   /// All ranks of the set wait under one name, for different operations. The ids' slots are void already.
   static Bytes conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks);

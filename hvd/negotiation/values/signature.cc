@@ -33,14 +33,14 @@ bool same_shapes(const Signature& a, const Signature& b) {
 
 constexpr bool may_have_splits(OpKind kind) { return kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
 
-/// Those of a Reducescatter are the same on all ranks.
+/// Returns whether the splits are the same, as those of a Reducescatter must be on all ranks.
 bool same_splits(const Signature& a, const Signature& b) {
   if (a.kind != OpKind::Reducescatter) return true;
   const auto same = [](const TensorSignature& one, const TensorSignature& other) { return one.splits == other.splits; };
   return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same);
 }
 
-/// Of a group: one list after the other.
+/// Returns the splits as text, of a group one list after the other.
 std::string splits_text(const Signature& signature) {
   std::string text;
   for (const auto& tensor : signature.tensors) text += tensor.splits.empty() ? "by rows " : to_string(tensor.splits) + " ";
@@ -54,7 +54,7 @@ bool same_dtypes(const Signature& a, const Signature& b) {
   return true;
 }
 
-/// What is said of the tensor at `index`; of the number of tensors where they differ.
+/// Returns the words about the tensor at `index`; about the number of tensors where they differ.
 std::string tensor_text(const Signature& signature, std::size_t index) {
   if (signature.kind == OpKind::Control && index < signature.tensors.size())
     return formatted("ranks {}", to_string(signature.tensors[index].shape));

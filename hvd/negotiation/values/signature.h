@@ -1,6 +1,6 @@
 #pragma once
-/// What a rank says of a tensor when it introduces it, and the verdict over what all ranks said.
-/// Pure values and functions: every rank computes the same verdict from the same signatures.
+/// A Signature is a rank's word about a tensor when it introduces it; the verdict is over the words of all ranks. Pure values and
+/// functions: every rank computes the same verdict from the same signatures.
 
 #include <memory>
 #include <optional>
@@ -43,7 +43,7 @@ Signature decode_signature(Reader& reader);
 
 using SharedSignature = std::shared_ptr<const Signature>;
 
-/// Whether sizes, and for Alltoall splits among `ranks`, can be those of a tensor that a rank has submitted.
+/// Returns whether sizes, and for Alltoall splits among `ranks`, can be those of a tensor that a rank has submitted.
 bool is_plausible(const Signature& signature, std::size_t ranks);
 
 /// Rows of a first dimension of `rows` that rank `place` of `size` keeps after a reducescatter: the first `rows % size` get one more.

@@ -1,6 +1,6 @@
 #pragma once
-/// Which slots of the board are free. A unit takes as many as it has tensors, one after the other. A value without a lock, the same on all
-/// ranks that have read the same records.
+/// The ranges of the board's slots that are free. A unit takes as many as it has tensors, one after the other. A value without a lock, the
+/// same on all ranks that have read the same records.
 
 #include <cstdint>
 #include <map>

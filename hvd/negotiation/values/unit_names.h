@@ -13,7 +13,7 @@
 
 namespace hvd {
 
-/// Which of the program's threads submits without names: the numbers of each lane are counted by themselves. Ranks can tell the thread that
+/// The thread of the program that submits without names: the numbers of each lane are counted by themselves. Ranks can tell the thread that
 /// has called `init()` from the others, and no two of the others from one another.
 enum class Lane : std::uint8_t { InitThread, OtherThread };
 
