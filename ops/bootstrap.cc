@@ -19,7 +19,7 @@ namespace hvd {
 
 namespace {
 
-/// What stands before a rank's bytes.
+/// The mark before a rank's bytes.
 enum class Mark : std::uint8_t { Well, Failed };
 
 Bytes marked(Mark mark, const Bytes& bytes) {

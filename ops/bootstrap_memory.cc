@@ -48,7 +48,7 @@ DomainMemory private_memory(const Config& config) {
 
 }  // namespace
 
-/// What a rank has made for others to map; open until all have.
+/// The files that a rank has made for others to map; open until all have.
 struct Bootstrap::Files {
   FileDescriptor board, arena;
 };

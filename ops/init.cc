@@ -128,7 +128,7 @@ void watch_exit_without_world() {
   static_cast<void>(once);
 }
 
-/// What the coordination thread waits for before it drives anything: that all ranks have theirs.
+/// The coordination thread's wait before it drives anything, until all ranks have theirs.
 struct Beginning {
   std::promise<void> born;
   std::promise<bool> may_begin;
@@ -192,7 +192,7 @@ void offer_shared_memory(World& world, const DomainMemory& memory, const std::sh
   };
 }
 
-/// From this rank to the leaders of domains; null in a world of one domain. Collective.
+/// Makes the transport from this rank to the leaders of domains; null in a world of one domain. Collective.
 std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
   return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank, topology.domain);

@@ -8,7 +8,7 @@ namespace hvd {
 
 namespace {
 
-/// Why there must be a wire, as the end of a sentence.
+/// Returns why there must be a wire, as the end of a sentence.
 std::string need(const Topology& topology, const std::string& why_not_shared) {
   if (topology.cross_size > 1) return formatted("the {} ranks are on {} hosts", topology.size, topology.cross_size);
   return formatted("the {} ranks cannot share memory{}{}", topology.size, why_not_shared.empty() ? "" : ": ", why_not_shared);

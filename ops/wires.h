@@ -1,5 +1,5 @@
 #pragma once
-/// choose_wire() says over what messages between ranks of different domains travel: MPI or UCX (HVD_WIRE). It is for the caller of
+/// choose_wire() chooses what carries the messages between ranks of different domains: MPI or UCX (HVD_WIRE). It is for the caller of
 /// `init()`.
 
 #include <string>

@@ -12,7 +12,7 @@ struct CudaEvent;   ///< what a cudaEvent_t points to; never defined
 /// cudaError_t: the numbers that the backend tells apart. Any other number is a failure.
 enum class CudaCode : int { Success = 0, InvalidValue = 1, OutOfMemory = 2, NotReady = 600 };
 
-/// cudaStreamCaptureMode: which calls of a thread are refused, and end the capture, while a CUDA graph is being captured.
+/// cudaStreamCaptureMode: tells which calls of a thread are refused, and end the capture, while a CUDA graph is being captured.
 enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
 
 /// CUDA hands out memory for sharing in pieces of this size, bytes.

@@ -39,7 +39,7 @@ bool processor_has([[maybe_unused]] Isa isa) {
 #endif
 }
 
-/// What a complex number consists of, where adding and scaling it is adding and scaling its parts.
+/// The parts of a complex number, where adding and scaling it is adding and scaling these.
 struct Parts {
   DataType dtype;
   DataType output;

@@ -48,7 +48,7 @@ inline std::uint16_t float_to_bfloat(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-/// To float, inexact results to the neighbour with an odd mantissa: rounding that to 16 bits equals rounding `value` to them.
+/// Rounds to float, inexact results to the neighbour with an odd mantissa: rounding that to 16 bits equals rounding `value` to them.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
@@ -56,7 +56,7 @@ inline float round_to_odd(double value) {
   return float_of((bits_of(nearest) - (away ? 1u : 0u)) | 1u);
 }
 
-/// How an element lies in memory (`Stored`) and what it is computed in (`Value`).
+/// The type of an element in memory (`Stored`) and the one in which it is computed (`Value`).
 template <class T>
 struct Plain {
   using Stored = T;

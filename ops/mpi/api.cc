@@ -54,7 +54,7 @@ Function own_function(const char* name, void* library = RTLD_DEFAULT) {
   return reinterpret_cast<Function>(::dlsym(library, name));
 }
 bool has_mpi() { return ::dlsym(RTLD_DEFAULT, "PMPI_Initialized") != nullptr; }
-/// Whether the MPI that this process has is of the kind that this library was compiled for.
+/// Returns whether the MPI that this process has is of the kind that this library was compiled for.
 bool is_right_kind() { return (::dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world") != nullptr) == kIsOpenMpi; }
 
 }  // namespace

@@ -36,7 +36,7 @@ bool is_mpi_finalized() {
   return mpi().finalized(&finalized) != MPI_SUCCESS || finalized != 0;
 }
 
-/// What is to be done before MPI ends.
+/// Returns the work to be done before MPI ends.
 std::function<void()>& before_mpi_ends() {
   static auto* const work = new std::function<void()>;
   return *work;
@@ -83,7 +83,7 @@ void MpiRendezvous::begin() {
   if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
 }
 
-/// What the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
+/// The memory that the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
 struct MpiRendezvous::Exchange {
   Bytes mine, all;
   std::vector<int> lengths, starts;

@@ -25,7 +25,7 @@ class MpiRendezvous final : public Rendezvous {
 
   [[nodiscard]] const MpiComm& comm() const { return comm_; }
   [[nodiscard]] bool threads_supported() const { return level_ == MPI_THREAD_MULTIPLE; }
-  /// Whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
+  /// Returns whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
   [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
   /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
   void require_threads(std::string_view who) const;

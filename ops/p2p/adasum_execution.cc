@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kUp = 0;
 constexpr unsigned kDown = 1;
 
-/// Where domain `self` of `present` stands in the tree of pairs over `all` domains.
+/// Returns the place of domain `self` of `present` in the tree of pairs over `all` domains.
 TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, std::size_t self) {
   std::vector<std::optional<std::size_t>> slots;
   for (const auto& domain : all.domains) {

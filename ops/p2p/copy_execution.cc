@@ -87,7 +87,7 @@ void CopyExecution::place(Incoming& incoming, Range range, const std::byte* from
   incoming.placed = range.end;
 }
 
-/// What comes from ranks of this domain, this one included. Returns false if one has died.
+/// Copies what comes from ranks of this domain, this one included. Returns false if one has died.
 bool CopyExecution::copy_here() {
   for (const auto& member : batch_.members) {
     auto* to = static_cast<std::byte*>(member.output);

@@ -45,7 +45,7 @@ class CopyExecution final : public P2pExecution {
     std::size_t placed = 0;                 ///< elements that the outputs have
     [[nodiscard]] bool is_placed() const { return placed == elements.flat.size(); }
   };
-  /// Where a stream passes a rank.
+  /// The neighbours of a rank in a stream of chunks.
   struct Hop {
     int parent = -1;
     std::vector<int> children;

@@ -1,6 +1,6 @@
 #pragma once
-/// DirectMemory has the blocks and the arithmetic of small operations that come back on all ranks of several domains, which the leaders end
-/// among themselves (hvd/negotiation/leaders/direct_rounds.h). Results have the bits that a batch gives: a domain contributes what the
+/// DirectMemory has the blocks and the arithmetic of repeated small operations on all ranks of several domains, which the leaders end among
+/// themselves (hvd/negotiation/leaders/direct_rounds.h). Results have the bits that a batch gives: a domain contributes what the
 /// ReductionPlan says. The blocks are in the domain's arena; a rank that is alone in its domain has them in memory of its own. It owns
 /// them. Any thread, one at a time but for `drop`. It fails with WireError: a contribution of another length than it must have.
 
@@ -29,7 +29,7 @@ class DirectMemory final : public LeaderMemory {
                std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) override;
 
  private:
-  /// What follows from the traits: that of the last is kept.
+  /// The plan that follows from the traits; the last one is cached.
   struct Plan {
     BatchTraits traits;
     Arrangement who;

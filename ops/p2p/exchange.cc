@@ -10,7 +10,7 @@ namespace hvd {
 
 namespace {
 
-constexpr std::size_t kPoolBytes = std::size_t{64} << 20;  // kept for the next batch: fresh pages cost more than the copy into them
+constexpr std::size_t kPoolBytes = std::size_t{64} << 20;  // cached for the next batch: fresh pages cost more than the copy into them
 constexpr std::size_t kAlignment = 64;
 
 }  // namespace
@@ -29,7 +29,7 @@ bool Exchange::is_elsewhere(int rank) const {
 }
 
 Exchange::Buffer Exchange::take(std::size_t bytes) {
-  // A kept buffer may be used for up to half its size.
+  // A cached buffer is used for no less than half its size.
   const auto fits = [&](const Buffer& buffer) { return buffer.bytes >= bytes && buffer.bytes / 2 <= bytes; };
   if (const auto found = std::find_if(pool_.begin(), pool_.end(), fits); found != pool_.end()) {
     Buffer buffer = std::move(*found);

@@ -66,8 +66,8 @@ class Requests {
 
   /// True if a message was done.
   bool poll();
-  /// Whether nothing is under way, nor waits in this process for it to look at the wire: a rank that leads no domain may not look there
-  /// again before its next batch.
+  /// Returns whether nothing is under way, nor waits in this process for it to look at the wire: a rank that leads no domain may not look
+  /// there again before its next batch.
   [[nodiscard]] bool idle();
   /// Bytes sent so far, to ranks on other hosts only.
   [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }

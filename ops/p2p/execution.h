@@ -71,7 +71,7 @@ class P2pExecution : public Execution {
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
     return member.locations[static_cast<std::size_t>(context_.staging().self())];
   }
-  /// Where that rank's elements are.
+  /// Returns where that rank's elements are.
   [[nodiscard]] const std::byte* input(const BatchMember& member, std::size_t place) const {
     return alone_ ? static_cast<const std::byte*>(member.input) : shared(member, place);
   }
@@ -85,7 +85,7 @@ class P2pExecution : public Execution {
     const int index = indices_[place];
     return context_.staging().read(index, member.locations[static_cast<std::size_t>(index)], skipped, to, bytes);
   }
-  /// Where they belong.
+  /// Returns where they belong.
   [[nodiscard]] std::byte* output(const BatchMember& member, std::size_t place) const {
     return alone_ ? static_cast<std::byte*>(member.output) : shared(member, place);
   }

@@ -37,9 +37,9 @@ struct Claimed {
   std::size_t bytes = 0;
 };
 
-/// When a send is done. An ordinary one is done when its bytes may be used again, be it that the other rank has gone; it may be so while
-/// bytes of it still wait in this process for a next call, which may not come for long; a synchronous one is done only when none do: at the
-/// latest when the other side has begun to take it. Who has nothing else to wait for must use that.
+/// The time at which a send is done. An ordinary one is done when its bytes may be used again, be it that the other rank has gone; it may
+/// be so while bytes of it still wait in this process for a next call, which may not come for long; a synchronous one is done only when
+/// none do: at the latest when the other side has begun to take it. Who has nothing else to wait for must use that.
 enum class SendMode : std::uint8_t { Ordinary, Synchronous };
 
 class PointToPoint {
@@ -73,7 +73,7 @@ class PointToPoint {
   [[nodiscard]] virtual bool drop(Posted& posted) noexcept = 0;
   /// Returns whether the bytes of all sends that are done have left this process. Makes them leave when it is called again and again.
   virtual bool flush() = 0;
-  /// Where a message that is done at both ends still needs its sender or its receiver to look: looks.
+  /// Looks, where a message that is done at both ends still needs its sender or its receiver to do so.
   virtual void look_again() {}
   [[nodiscard]] virtual bool looks_again() const { return false; }
 };

@@ -72,11 +72,11 @@ int ReduceExecution::server(std::size_t domain, std::size_t keeper_domain, std::
   return ranks[scatters() ? (keeper_place + keeper_domain) % ranks.size() : keeper_place];
 }
 
-/// What this rank has to do with the ranks of another domain.
+/// Adds this rank's exchange with the ranks of another domain.
 void ReduceExecution::add_domain(std::size_t domain) {
   const int tag = context_.tag(batch_, kContribution);
-  // The results that come back tell that a contribution has arrived. Where none come, a leader need not wait for the other side either: it
-  // looks for messages every 10 ms at least, so what waits in this process leaves it.
+  // The results that are returned tell that a contribution has arrived. Where none come, a leader need not wait for the other side either:
+  // it looks for messages every 10 ms at least, so what waits in this process leaves it.
   const bool is_told = !scatters() && (!small_ || context_.leads());
   const auto mode = is_told ? SendMode::Ordinary : SendMode::Synchronous;
   if (own_.elements)

@@ -6,9 +6,8 @@
 ///   reducescatter     each rank keeps its own part, in its output. The ranks of a domain share the serving: keeper p of domain e is
 ///                     served by rank p + e, modulo their number
 ///   allreduce         the first m ranks of every domain, where m is the number of ranks of the smallest, have a slice each, and of it
-///   their
-///                     domain's part; rank p serves the keepers p. A keeper sends its results to all other keepers of its slice, and each
-///                     writes what it gets into the memory of all ranks of its domain
+///                     their domain's part; rank p serves the keepers p. A keeper sends its results to all other keepers of its slice,
+///                     and each writes what it gets into the memory of all ranks of its domain
 ///   small allreduce   the first rank of every domain keeps everything, so there are no results to be sent
 ///
 /// so a domain sends (h-1)/h of the data to the h-1 others, twice for an allreduce, the least possible (raw: k times the data in the first
@@ -31,7 +30,7 @@ class ReduceExecution final : public ReducingExecution {
   [[nodiscard]] std::optional<Route> route() const override { return Route::Slices; }
 
  private:
-  /// What one rank keeps.
+  /// The elements that one rank keeps.
   struct Part {
     std::shared_ptr<const Elements> elements;
     Range range;
@@ -44,7 +43,7 @@ class ReduceExecution final : public ReducingExecution {
     ChunkedSend send;
     Part part;
   };
-  /// What another domain contributes to this rank's part.
+  /// The contribution of another domain to this rank's part.
   struct Source {
     Source(Requests& requests, const ChunkedRun& run, int rank, std::size_t of_domain);
     ChunkedReceive receive;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTag = 0;
 
-/// What the wire may still touch is on purpose never freed.
+/// Forgets a message. Bytes that the wire may still touch are on purpose never freed.
 void forget(PointToPoint& wire, Posted& posted, Bytes& bytes) noexcept {
   if (!wire.drop(posted)) return;
   try {

@@ -14,7 +14,7 @@
 
 namespace hvd {
 
-/// What came of an attempt to connect.
+/// The result of an attempt to connect.
 struct Attempt {
   enum class Result {
     Nobody,    ///< nobody listens there, or says anything

@@ -67,7 +67,7 @@ Bytes make_greeting(const Nonce& nonce);
 /// Throws WireError if it is none of this protocol.
 Nonce read_greeting(const Frame& frame);
 
-/// Who connects.
+/// The one who connects.
 struct Hello {
   int rank = 0, size = 0;
   std::string who;  ///< "process 17 on node3"
@@ -82,7 +82,7 @@ std::optional<Caller> read_hello(const Frame& frame, const Digest& key, const No
 /// Returns what the server must answer to a Hello of `client`.
 Digest proof_of_server(const Digest& key, const Nonce& server, const Nonce& client);
 
-/// Why a server does not take somebody.
+/// The reason why a server does not take somebody.
 enum class Refusal : std::uint8_t { WrongKey, Complete, Wrong };
 
 }  // namespace hvd

@@ -37,7 +37,7 @@ std::string who_am_i() {
   return formatted("process {} on {}", ::getpid(), name.data());
 }
 
-/// Where to look for the store, and by which key.
+/// The addresses at which to look for the store, and the key.
 struct Place {
   std::vector<SocketAddress> addresses;  // with their ports
   Digest key{};
@@ -157,7 +157,7 @@ class Meeting {
     return place;
   }
 
-  /// Where the store may be now; nowhere yet where there is no file.
+  /// Returns where the store may be now; nowhere yet where there is no file.
   Place find_place() {
     if (hello_.rank == 0) return place_;
     if (is_file()) {

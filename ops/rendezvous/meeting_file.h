@@ -8,7 +8,7 @@
 
 namespace hvd {
 
-/// What the file says.
+/// The content of the file.
 struct MeetingNote {
   int port = 0;
   std::string secret;

@@ -18,7 +18,7 @@ class Rendezvous {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  /// Not collective: what an `init()` calls first. Throws BackendError if this cannot be used any more.
+  /// Begins an `init()`. Not collective. Throws BackendError if this cannot be used any more.
   virtual void begin() = 0;
   /// Returns why this cannot be used any more; empty if it can.
   [[nodiscard]] virtual const std::string& broken() const = 0;

@@ -111,7 +111,7 @@ class ClaimedExecution final : public Execution {
     return member.locations[static_cast<std::size_t>(context_.staging().self())];
   }
   [[nodiscard]] bool is_staged(const BatchMember& member) const { return Staging::is_staged(my_location(member)); }
-  /// Whether what this rank reduces of a tensor goes to its own output, and not by way of its block.
+  /// Returns whether what this rank reduces of a tensor goes to its own output, and not by way of its block.
   [[nodiscard]] bool goes_straight(const BatchMember& member) const { return is_staged(member) && !is_adasum_; }
   [[nodiscard]] std::size_t skipped(const Piece& piece) const { return piece.begin * element_bytes(batch_.traits.dtype); }
   [[nodiscard]] std::byte* output_at(const Piece& piece) const {

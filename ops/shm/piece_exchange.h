@@ -1,5 +1,5 @@
 #pragma once
-/// PieceExchange brings pieces of tensors to other ranks and takes theirs, through relays, all at once: as long as every rank is at work
+/// PieceExchange brings pieces of tensors to other ranks and takes theirs, through rings, all at once: as long as every rank is at work
 /// each piece passes through the cache, and neither core is idle. It waits for others for some microseconds at a time only: then it reads a
 /// piece where it is, so that a rank that sleeps, or has died, holds nobody up. One batch member of one rank; the thread that has the turn.
 /// It fails as `Read` does.
@@ -25,9 +25,9 @@ class PieceExchange {
   /// to stay in the caches.
   explicit PieceExchange(bool have_cores, bool past_caches = false) : pauses_(have_cores), past_caches_(past_caches) {}
 
-  /// `memory` is for the readers of the relay.
+  /// `memory` is for the readers of the ring.
   void give(Relay& relay, std::span<const std::byte> memory) { outgoing_.push_back({&relay, memory}); }
-  /// What goes to `to` comes by way of `from`, and begins after `skipped` bytes of the memory of source number `source`.
+  /// Adds what goes to `to` by way of `from`, and begins after `skipped` bytes of the memory of source number `source`.
   void take(std::size_t source, std::size_t skipped, RelayEnd from, std::span<std::byte> to) {
     incoming_.push_back({from.relay, to, source, skipped, from.reader});
   }

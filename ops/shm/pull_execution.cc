@@ -14,7 +14,7 @@ namespace hvd {
 
 namespace {
 
-/// What of all ranks' inputs is brought here at once to be reduced: it stays in the second-level cache.
+/// The bytes of all ranks' inputs that are brought here at once to be reduced: they stay in the second-level cache.
 constexpr std::size_t kScratchBytes = 512 << 10;
 
 }  // namespace
@@ -74,7 +74,7 @@ bool PullExecution::run(PieceExchange& exchange, const BatchMember& member) {
   return all;
 }
 
-/// Gives what this rank shows to all, or to each one.
+/// Gives what this rank exposes to all, or to each one.
 void PullExecution::give(PieceExchange& exchange, const BatchMember& member) {
   const std::size_t self = place_of(context_.rank());
   const auto* const input = static_cast<const std::byte*>(member.input);

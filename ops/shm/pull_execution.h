@@ -1,8 +1,8 @@
 #pragma once
-/// PullExecution runs a batch in which each rank takes what it needs out of the others' inputs, which stay as they are: allgather,
-/// alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that is shown
-/// to the other ranks (Staging::show); each rank writes its own output alone. The thread that has the turn drives it. It fails with
-/// BackendError when memory that was shown cannot be read.
+/// PullExecution runs a batch of one-sided gets: each rank takes what it needs out of the others' inputs, which stay as they are:
+/// allgather, alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that
+/// is exposed to the other ranks (Staging::show); each rank writes its own output alone. The thread that has the turn drives it. It fails
+/// with BackendError when memory that was exposed cannot be read.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ class PullExecution final : public Execution {
   PullExecution(ShmContext& context, Batch batch);
   Progress advance() override;
   [[nodiscard]] std::optional<Route> route() const override { return Route::EachItsPart; }
-  /// By what has become of the first tensor's input, of a Broadcast the root's; it may differ for empty ones and those of other ranks.
+  /// Returns that of the first tensor's input, of a Broadcast the root's; it may differ for empty ones and those of other ranks.
   [[nodiscard]] Access access() const override;
 
  private:

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kLeastBytes = 32 << 10;
 
-/// What lies before the input: who has read it counts itself.
+/// The counter before the input: who has read that counts itself.
 struct alignas(64) Readers {
   std::atomic<std::uint32_t> finished{0};
 };

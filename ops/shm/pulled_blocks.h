@@ -1,9 +1,9 @@
 #pragma once
-/// PulledBlocks are this rank's blocks of pulled rounds (hvd/fast_path_memory.h): its input lies in one for one round, and each rank that
-/// is to have something of it takes that itself. A block belongs to no operation: it is lent for a round, and again once all have said
-/// that they have read it, however late that is, and whatever has become of the operation. So two of a size serve an operation that comes
-/// back, they stay in the caches, and a loop of many names needs no more of them.
-/// One thread at a time; `pull` and `finish_reading` any. It owns the blocks, which lie in the arena. Where there is no room it lends none.
+/// PulledBlocks are this rank's blocks of one-sided rounds (hvd/fast_path_memory.h): its input lies in one for one round, and each rank
+/// that is to have something of it gets that itself. A block belongs to no operation: it is leased for a round, and again once all have
+/// said that they have read it, however late that is, and whatever has become of the operation. So two of a size serve a repeated
+/// operation, they stay in the caches, and a loop of many names needs no more of them. One thread at a time; `pull` and `finish_reading`
+/// any. It owns the blocks, which lie in the arena. Where there is no room it leases none.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace hvd {
 
 class PulledBlocks {
  public:
-  /// Of all blocks together, so many bytes at most.
+  /// The most bytes of all blocks together.
   static constexpr std::size_t kMostBytes = std::size_t{32} << 20;
   using IsOver = std::function<bool(std::uint64_t sequence)>;
 
@@ -27,7 +27,7 @@ class PulledBlocks {
 
   /// Returns where a block of so many bytes is; none if there is no room.
   std::optional<std::uint64_t> lend(std::size_t bytes);
-  /// The block's round is over for this rank. It is lent again once so many have finished reading, and no batch reads from it.
+  /// The block's round is over for this rank. It is leased again once so many have finished reading, and no batch reads from it.
   void take_back(std::uint64_t location, std::uint32_t readers) noexcept;
   /// Gives the arena back what nobody reads.
   void trim() noexcept;
@@ -51,7 +51,7 @@ class PulledBlocks {
 
   Staging& staging_;
   IsOver is_over_;
-  std::vector<Block> blocks_;  // what came back last is the last
+  std::vector<Block> blocks_;  // what was returned last is the last
   std::size_t all_bytes_ = 0;
 };
 

@@ -39,7 +39,7 @@ struct UcxApi {
   decltype(&::ucs_global_opts_set_value) set_global_option;
 };
 
-/// What came of opening UCX.
+/// The result of opening UCX.
 struct OpenedUcx {
   UcxApi api{};
   std::string problem;  ///< why it cannot be used; empty if it can

@@ -2,7 +2,7 @@
 /// UcxPointToPoint is UCX's PointToPoint: one of the channels of a worker, by which the messages of the backend and those of the leaders
 /// are told apart. UCX's tag has the channel, the sender and the tag of the message. With the worker's error handling UCX 1.13 has no
 /// synchronous sends: a synchronous one is done here when its connection has been flushed after it, so that none of its bytes wait in this
-/// process. A flush that begins before the send is done may end before it: UCX promises an order to what is remote memory's, not to tags.
+/// process. A flush that begins before the send is done may end before it: UCX guarantees an order of remote memory accesses, not of tags.
 /// It throws RankFailed when a message is awaited that a rank that has gone should send or take.
 
 #include <memory>
@@ -31,7 +31,7 @@ class UcxPointToPoint final : public PointToPoint {
   bool looks_again() const override { return true; }
 
  private:
-  /// What is awaited of a message: its request, and for a synchronous send a flush besides.
+  /// The calls that a message awaits: its request, and for a synchronous send a flush besides.
   struct Operation {
     void* request = nullptr;   ///< none: done
     void* flush = nullptr;     ///< likewise

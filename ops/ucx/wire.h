@@ -1,6 +1,6 @@
 #pragma once
 /// This header is UCX as the wire between ranks that share no memory, for those who put a world together: whether there is any, and the
-/// making of it. Ranks need nothing but a way to show each other their addresses, so MPI is not needed. A build without UCX's headers has
+/// making of it. Ranks need nothing but a way to tell each other their addresses, so MPI is not needed. A build without UCX's headers has
 /// the null twin wire_absent.cc.
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace hvd {
 std::string why_no_ucx();
 
 /// Collective. Returns what makes wires between all ranks, the first on all of them, then the second, and so on; they share connections,
-/// and are for one thread at a time, all together. `allgather` shows a rank's bytes to all. Throws BackendError.
+/// and are for one thread at a time, all together. `allgather` gives a rank's bytes to all. Throws BackendError.
 MakePointToPoint open_ucx(int rank, int size, const std::function<std::vector<Bytes>(const Bytes&)>& allgather);
 
 }  // namespace hvd

@@ -43,7 +43,7 @@ class UcxWorker {
   [[nodiscard]] bool is_given_up(int rank) const;
   /// Throws RankFailed if it has.
   void require(int rank);
-  /// Likewise of any rank that nothing has been thrown for: afterwards the messages of the others matter all the more.
+  /// Does so for any rank that nothing has been thrown for: afterwards the messages of the others matter all the more.
   void require_all();
   /// Throws BackendError unless `status` is good.
   void check(ucs_status_t status, std::string_view call) const;

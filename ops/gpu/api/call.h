@@ -10,7 +10,7 @@
 
 namespace hvd::nccl {
 
-/// On whose behalf calls are made.
+/// The context of a call: the rank, GPU and tensors on whose behalf it is made.
 struct CallContext {
   const GpuApi* table = nullptr;
   int rank = -1;  ///< global

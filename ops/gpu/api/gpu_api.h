@@ -40,7 +40,7 @@ struct GpuApi {
   // CUDA
   std::function<CudaCode(int* device)> get_device;  ///< cudaGetDevice
   std::function<CudaCode(int device)> set_device;   ///< cudaSetDevice
-  /// cuDevicePrimaryCtxGetState: whether this process works on the device already. Makes no context.
+  /// cuDevicePrimaryCtxGetState: tells whether this process works on the device already. Makes no context.
   std::function<CudaCode(int device, bool* exists)> has_context;
   /// cuDevicePrimaryCtxRetain, once for each device, and cuCtxPushCurrent: the device is the calling thread's current one until
   /// `pop_device`, which leaves the thread as it was, also where it had no context.

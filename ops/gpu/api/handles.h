@@ -11,8 +11,8 @@ namespace hvd::nccl {
 /// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
 /// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
 /// that needs a context is made under a guard: it would make one on the device that is current, which is half a gigabyte on the first GPU
-/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on is lent that
-/// of `site` instead, and is then as it was.
+/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on gets that of
+/// `site` instead for a while, and is then as it was.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {

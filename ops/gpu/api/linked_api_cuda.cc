@@ -17,7 +17,7 @@ static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue)
 static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
 
-/// What is returned is told: it must not be found by the thread's next check, which is the user's.
+/// Returns the error as a code, and clears it: the thread's next check, which is the user's, must not find it.
 CudaCode code_of(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return static_cast<CudaCode>(error);

@@ -1,5 +1,5 @@
 #pragma once
-/// What ends a wait inside a library, by the thread that has the turn: while it waits, nobody else of this rank looks whether the others
+/// The end of a wait inside a library, for the thread that has the turn: while it waits, nobody else of this rank looks whether the others
 /// live, and where all that live wait so, nobody would find that one has died.
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace hvd::nccl {
 
-/// What is asked of the domain, and told to it (hvd/negotiation/board/board.h).
+/// The calls to the domain about its ranks' lives (hvd/negotiation/board/board.h).
 struct DomainLife {
   std::function<bool()> failed;                            ///< whether the world has
   std::function<std::optional<int>()> find_dead;           ///< the index of a rank that has died, if any has

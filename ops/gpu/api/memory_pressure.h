@@ -1,5 +1,5 @@
 #pragma once
-/// What a front end keeps of a device's memory for later is given back where this library finds none left for itself. Any thread.
+/// Has a front end give back the memory of a device that it caches, where this library finds none left for itself. Any thread.
 
 #include <functional>
 

@@ -13,7 +13,7 @@
 
 namespace hvd::nccl {
 
-/// Is told something that a user may want to read. May be empty: nobody is.
+/// A call with a text that a user may want to read. May be empty: nobody is told.
 using Remark = std::function<void(const std::string& text)>;
 
 class MemoryUse {

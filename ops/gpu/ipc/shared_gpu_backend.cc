@@ -174,7 +174,7 @@ class SharedGpuExecution : public Execution {
     backend_.board().bells().ring_waiters();
   }
 
-  /// What can be done while other ranks are awaited.
+  /// Does what can be done while other ranks are awaited.
   Progress gather() {
     if (batch_.traits.kind == OpKind::Allreduce) {
       if (!state_.complete.load(std::memory_order_acquire)) return still_waiting();

@@ -36,7 +36,7 @@ namespace hvd::nccl {
 struct SharedGpuOptions {
   /// Returns whether this backend works for the set; pure.
   std::function<bool(const ProcessSetInfo& set)> takes;
-  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's memory.
+  /// The limit that NcclOptions has; the destructor also waits so long for the other ranks to close this rank's memory.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
 };
 
@@ -68,10 +68,10 @@ class SharedGpuBackend final : public Backend {
   [[nodiscard]] Turn& turn(std::size_t number) { return turns_[number]; }
   /// Returns which events the next batch uses.
   std::size_t next_turn() { return launches_++ % turns_.size(); }
-  /// Where a rank's tensor is, in this process.
+  /// Returns where a rank's tensor is, in this process.
   std::byte* address(const CallContext& site, int index, std::uint64_t location);
   void release_later(std::uint64_t sequence, std::uint64_t location);
-  /// Why this rank had no place for a tensor.
+  /// Returns why this rank had no place for a tensor.
   [[nodiscard]] std::string refusal();
 
  private:

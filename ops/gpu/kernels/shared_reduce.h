@@ -14,9 +14,9 @@ namespace hvd::nccl {
 /// A ReduceJob is what `kernels::reduce` (ops/kernels/reduce.h) does on the host, bit for bit (but for the payloads of NaNs): every element
 /// is folded in the order of the inputs; Float16 and BFloat16 in float, rounded once; averages of integers exactly.
 struct ReduceJob {
-  /// Of item `i` and rank `r`: inputs[i * ins + r]. Aligned to the element; 16 bytes everywhere are fastest.
+  /// The input of item `i` and rank `r` is inputs[i * ins + r]. Aligned to the element; 16 bytes everywhere are fastest.
   std::span<const void* const> inputs;
-  /// Of item `i`: outputs[i * outs + j]. May be the same as an input; no other overlap.
+  /// The outputs of item `i` are outputs[i * outs + j]. They may be the same as an input; no other overlap.
   std::span<void* const> outputs;
   std::span<const std::int64_t> counts;  ///< elements of each item
   int ins = 1;                           ///< at most kMostSharers, as is `outs`

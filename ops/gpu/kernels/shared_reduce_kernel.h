@@ -34,7 +34,7 @@ struct Table {
 };
 static_assert(sizeof(Table) + 64 <= 32764, "kernel parameters end there");
 
-/// What `kernels::Reduction` says, for the device.
+/// The scales of a `kernels::Reduction`, for the device.
 struct Scales {
   double prescale;
   double postscale;
@@ -156,7 +156,7 @@ union Group {
   HVD_DEVICE Group() {}
 };
 
-/// Where the chunk begins for one of the item's addresses.
+/// The place at which the chunk begins for one of the item's addresses.
 template <class T>
 struct Place {
   const void* const* addresses;  ///< of the item

@@ -80,7 +80,8 @@ void reduce_direct(const LaunchContext& context, const ReductionPlan& plan, cons
   scale(context, piece.output, count, plan.type, plan.after);
 }
 
-/// Where the outputs lie just as they would in the fusion buffer, if they do, and nothing that matters lies between them.
+/// Returns where the outputs lie, if they lie just as they would in the fusion buffer, and nothing that matters lies between them; else
+/// null.
 std::byte* home_of(const LaunchContext& context, const ReductionPlan& plan, const Layout& layout) {
   if (plan.wire != plan.type) return nullptr;
   auto* const begin = static_cast<std::byte*>(layout.pieces.front()->output);

@@ -44,7 +44,7 @@ class Communicator {
 
   NcclComm* get() const { return comm_; }
   int ranks() const { return ranks_; }
-  /// Also the answer after `abort`.
+  /// Returns whether it has been aborted, by `abort` or as a failure.
   bool aborted() const { return comm_ == nullptr; }
 
   /// For the result of a call on this communicator: waits until it is no longer in progress; fails unless it has succeeded.

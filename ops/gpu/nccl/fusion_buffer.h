@@ -41,7 +41,7 @@ class FusionMemory {
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
-  /// Once with each. Where NCCL has no use for a window it is registered as a buffer.
+  /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered as a buffer.
   void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
@@ -70,7 +70,7 @@ class FusionBuffer {
   FusionBuffer(std::size_t threshold_bytes, Registration registration, const Remark& remark)
       : threshold_bytes_(threshold_bytes), registration_(registration), remark_(remark) {}
 
-  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
+  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are lost when it grows.
   std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }

@@ -1,10 +1,10 @@
 #pragma once
 /// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they are; it is from cudaMalloc. Any thread may
-/// use it. It is shared by the backend and by what it has lent.
+/// use it. It is shared by the backend and by what it has leased.
 ///
 /// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
 /// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
-/// A block that comes back is lent again, in the order of the user's stream; it is freed with the backend, or when it comes back after
+/// A block that is returned is leased again, in the order of the user's stream; it is freed with the backend, or when it is returned after
 /// that, by cudaFree, which waits until the device is done with it.
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::shared_ptr<void> lend(std::size_t bytes);
   /// Returns whether these bytes lie in one of the blocks that are out.
   [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
-  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is given up.
+  /// Ends leasing. `free`: whether the device comes to rest; otherwise the memory is given up.
   void close(bool free) noexcept;
 
  private:

@@ -28,7 +28,7 @@ class NcclExecution : public Execution {
   const Batch& batch() const { return batch_; }
   const CallContext& site() const { return site_; }
 
-  /// After the last of the batch was enqueued.
+  /// Records the completion event, after the last of the batch was enqueued.
   void launched(const LaunchContext& context, std::shared_ptr<Communicators> all) {
     all_ = std::move(all);
     communicators_ = context.communicators();

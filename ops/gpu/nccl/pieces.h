@@ -25,8 +25,8 @@ struct CommGroup {
   int rank = 0;  ///< this one's in the communicator
 };
 
-/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
-/// ranks in the communicator.
+/// The ranks that a batch runs on, and the rest of its context. Without a communicator where `levels` has them, and for the allreduce of a
+/// set of one rank. Roots are ranks in the communicator.
 struct LaunchContext : CommGroup {
   /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
   struct Levels {

@@ -45,7 +45,7 @@ NcclOp nccl_op(ReduceOp op) {
 
 bool is_wide(DataType type) { return type == DataType::Float32 || type == DataType::Float64; }
 
-/// Whether a number of the type has this value.
+/// Returns whether a number of the type has this value.
 bool holds(DataType type, double value) {
   namespace scalar = kernels::scalar;
   const auto single = static_cast<float>(value);

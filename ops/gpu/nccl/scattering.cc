@@ -9,7 +9,7 @@ namespace hvd::nccl {
 
 namespace {
 
-/// What goes to and comes from the other ranks. `own`: is given this rank's own part.
+/// Exchanges a piece with the other ranks. `own`: is given this rank's own part.
 void exchange(const LaunchContext& context, const Piece& piece, std::size_t element, const std::optional<Group>& group,
               std::vector<CopyItem>& own) {
   const auto& table = *context.site.table;

@@ -15,7 +15,7 @@ namespace hvd::nccl {
 
 namespace {
 
-/// Of a location: it means nothing to the others, who do not look there.
+/// The bit of a location that means nothing to the others, who do not look there.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 59;
 
 BatchTraits on_host(const BatchTraits& traits) {
@@ -37,7 +37,7 @@ std::int64_t output_count(const BatchTraits& traits, const BatchMember& member) 
 
 class StagedExecution : public Execution {
  public:
-  /// Where a tensor goes when the host is done.
+  /// The place of a tensor that it goes to when the host is done.
   struct Output {
     std::shared_ptr<std::byte> from;
     std::shared_ptr<std::byte> input;  ///< kept as long

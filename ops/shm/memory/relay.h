@@ -1,8 +1,8 @@
 #pragma once
-/// Relay lets the owner of memory that other ranks read where it is (Staging::show) do half of the work: it copies pieces ahead of the
-/// readers into a ring that all see, small enough for the second-level cache. A reader takes those from there, and may read a piece that
-/// has not been given where it is instead: nobody has to wait for anybody.
-/// A Relay lies in shared memory; the owner and each reader use it at once, each from one thread. Nothing fails.
+/// A Relay is the ring through which the owner of memory that other ranks read where it is (Staging::show) does half of the work: it copies
+/// pieces ahead of the readers into the ring, which all see, small enough for the second-level cache. A reader takes those from there, and
+/// may read a piece that has not been given where it is instead: nobody has to wait for anybody. It lies in shared memory; the owner and
+/// each reader use it at once, each from one thread. Nothing fails.
 
 #include <array>
 #include <atomic>
@@ -59,7 +59,7 @@ class Relay {
   std::array<Place, kPlaces> places_;
 };
 
-/// Where a reader has its pieces: a relay, in which it has a number. None: it reads the memory where it is.
+/// The source of a reader's pieces: a ring, in which it has a number. None: it reads the memory where it is.
 struct RelayEnd {
   Relay* relay = nullptr;
   std::size_t reader = 0;

@@ -1,6 +1,6 @@
 #pragma once
-/// Where the blocks of a ResultPool come from: this rank's arena, where the next operation on a result needs no copy of it, or, where ranks
-/// share no memory, memory of this process alone. Any thread. The objects keep the memory mapped. Null where there is no more.
+/// The source of a ResultPool's blocks: this rank's arena, where the next operation on a result needs no copy of it, or, where ranks share
+/// no memory, memory of this process alone. Any thread. The objects keep the memory mapped. Null where there is no more.
 
 #include <memory>
 

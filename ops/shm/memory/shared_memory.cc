@@ -31,7 +31,7 @@ Number read_number(const FileDescriptor& file, std::size_t bytes) {
   return number;
 }
 
-/// What is mapped now, for children that are forked.
+/// The blocks that are mapped now, for children that are forked.
 class Mapped {
  public:
   static Mapped& instance() {
@@ -60,7 +60,7 @@ class Mapped {
     if (is_inside_library()) return;
     take ? mutex_.lock() : mutex_.unlock();
   }
-  /// In the child. Where there is no room for a copy, its own use of the memory ends it, and touches nobody else's.
+  /// Makes the child's memory its own. Where there is no room for a copy, its use of the memory ends it, and touches nobody else's.
   void become_private() noexcept {
     for (const Place& place : places_) {
       void* const base = place.bytes.data();

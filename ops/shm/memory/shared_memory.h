@@ -16,7 +16,7 @@
 
 namespace hvd {
 
-/// Where a block can be found by other processes of the host, while its maker keeps it open.
+/// The place at which other processes of the host find a block, while its maker keeps it open.
 struct Ticket {
   pid_t process = 0;
   int descriptor = -1;

@@ -13,13 +13,13 @@ namespace hvd {
 namespace {
 constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // of a location: the block is the backend's, not the user's
 constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // and stays when what it held is released
-constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown, which says where the user's memory is
+constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown, which says where the exposed memory is
 constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
 constexpr std::uint64_t kOffset = kBeyond - 1;
 constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // and what follows is a number
 bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhere; }
 
-/// What a rank says of memory that the others may read where it is.
+/// A rank's description of memory that it exposes: the others may read it where it is.
 struct alignas(64) Shown {
   const std::byte* memory;  // an address of the owner's
   std::size_t relays;       // that follow

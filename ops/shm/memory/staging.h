@@ -27,11 +27,11 @@ class Staging {
   [[nodiscard]] std::optional<std::uint64_t> find(const void* address) const;
   /// Returns a block of `bytes`, filled from `input` unless that is null.
   std::uint64_t stage(const void* input, std::size_t bytes);
-  /// Returns a location through which the other ranks read `bytes` of memory of the user's where it is, once it is agreed that they may.
-  /// None where they may not. With so many `relays` through which this rank may help them, if there is space: one is for so many `readers`,
-  /// of several each is for one.
+  /// Exposes `bytes` of the user's memory, which the other ranks read where it is, once it is agreed that they may. Returns the location;
+  /// none where they may not. With so many rings (`relays`) through which this rank may help them, if there is space: one is for so many
+  /// `readers`, of several each is for one.
   std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, std::size_t relays = 0, std::size_t readers = 1);
-  /// Returns where reader number `reader` has the pieces of what the rank with this index has shown.
+  /// Returns where reader number `reader` has the pieces of what the rank with this index has exposed.
   [[nodiscard]] RelayEnd relay_end(int index, std::uint64_t location, std::size_t reader);
   /// Returns how the others get at what the rank with this index has said is there.
   [[nodiscard]] Access access(int index, std::uint64_t location);
@@ -41,14 +41,14 @@ class Staging {
   [[nodiscard]] static bool is_staged(std::uint64_t location);
   /// Returns whether the tensor is in memory of the user's, which must not go before all have read it.
   [[nodiscard]] static bool is_users(std::uint64_t location);
-  /// Returns a block that stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory, or the
-  /// arena is full.
+  /// Returns a pinned block, which stays until `drop`, whatever is released or taken out meanwhile. None where ranks do not share memory,
+  /// or the arena is full.
   std::optional<std::uint64_t> keep(std::size_t bytes);
   void drop(std::uint64_t location) noexcept;
-  /// Whether no batch that is not over reads from the kept block.
+  /// Returns whether no batch that is not over reads from the pinned block.
   bool is_free(std::uint64_t location, const std::function<bool(std::uint64_t sequence)>& is_over);
   [[nodiscard]] static bool is_kept(std::uint64_t location);
-  /// Returns a location that counts as kept, of memory that is not this object's: the backend's, and no other rank's to see.
+  /// Returns a location that counts as pinned, of memory that is not this object's: the backend's, and no other rank's to see.
   [[nodiscard]] static std::uint64_t own_location(std::uint64_t number);
   [[nodiscard]] static bool is_own(std::uint64_t location);
   /// Gives a staged block back; does nothing for the user's own memory.
@@ -61,7 +61,7 @@ class Staging {
   /// Returns how many bytes of the arena its blocks take.
   [[nodiscard]] std::size_t staged_bytes() const { return staged_bytes_.load(std::memory_order_relaxed); }
 
-  /// Where the tensor of the rank with this index in the domain is, in this process. Not of memory that is shown.
+  /// Returns where the tensor of the rank with this index in the domain is, in this process. Not of memory that is exposed.
   [[nodiscard]] std::byte* address(int index, std::uint64_t location);
   /// The same of any tensor; null if it must be fetched by `read`.
   [[nodiscard]] const std::byte* address_here(int index, std::uint64_t location);
