@@ -95,7 +95,7 @@ RouteChoice choose(const RouteQuestion& question) {
 std::string_view name_of(Route route) { return kRows[static_cast<std::size_t>(route)].name; }
 
 std::string name_of(RouteChoice way) {
-  static constexpr std::array<std::string_view, kAccesses> kNames{"", ": lent", ": copied in", ": read where it lies", ": through rings"};
+  static constexpr std::array<std::string_view, kAccesses> kNames{"", ": leased", ": copied in", ": read where it lies", ": through rings"};
   return std::string(name_of(way.route)).append(kNames[static_cast<std::size_t>(way.access)]);
 }
 

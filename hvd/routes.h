@@ -38,7 +38,7 @@ inline constexpr std::size_t kRoutes = static_cast<std::size_t>(Route::Staged) +
 /// An Access is how ranks of a host get at each other's inputs where each takes its part.
 enum class Access : std::uint8_t {
   None,    ///< it takes no part
-  Lent,    ///< repeated: each owner copies its input into a block that is lent for the round
+  Lent,    ///< repeated: each owner copies its input into a block that is leased for the round
   Copied,  ///< each owner copies its input into shared memory
   Read,    ///< where it lies, by the system unless it is shared memory
   Ring,    ///< the same, and owners copy ahead of their readers into rings
@@ -57,7 +57,7 @@ struct RouteChoice {
 enum class Limit : std::uint8_t {
   SlotBytes,                 ///< of the block of a repeated operation that one rank does for all
   GroupTensors,              ///< tensors of a group, likewise
-  LentBytes,                 ///< of an input that is lent for a round
+  LentBytes,                 ///< of an input that is leased for a round
   LentRanks,                 ///< ranks of such a round
   DirectHosts,               ///< hosts whose leaders send to each other directly
   DirectBytes,               ///< that such a leader sends
@@ -98,10 +98,10 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "4 ranks on 2 cores, 4 B: 8 us, through the log 22; chunks of 256 KiB back to back: 16 KiB 20 us"},
     {Limit::GroupTensors, 32, "tensors of a group that is done at the slot", "they are listed on the caller's stack",
      "4 tensors of 4 to 1,024 B: 2.7 to 3.9 times MPI's speed with 2 ranks, 4.8 to 7.5 with 4; larger groups: no record"},
-    {Limit::LentBytes, std::size_t{512} << 10, "bytes of an input that is lent for a round",
+    {Limit::LentBytes, std::size_t{512} << 10, "bytes of an input that is leased for a round",
      "no record and no batch, and every core at work; beyond it the copy into the block counts",
-     "2 ranks, 512 KiB: allgather 36 us, lent 17; alltoall 33, 22; broadcast 44, 17 (MPI 24, 25, 13); beyond: no record"},
-    {Limit::LentRanks, 11, "ranks of a round with lent blocks", "the note on the board has room for the places of so many blocks",
+     "2 ranks, 512 KiB: allgather 36 us, leased 17; alltoall 33, 22; broadcast 44, 17 (MPI 24, 25, 13); beyond: no record"},
+    {Limit::LentRanks, 11, "ranks of a round with leased blocks", "the inline data on the board has room for the places of so many blocks",
      "no measurement: 88 bytes of 8 each"},
     {Limit::DirectHosts, 8, "hosts whose leaders send each other what they contribute",
      "each sends to each: with more hosts the tree has fewer messages on each line",
@@ -176,7 +176,7 @@ constexpr bool may_repeat(OpKind kind, std::int64_t bytes) {
 }
 /// Returns whether one rank does it for all. `block_bytes`: what any rank's block has to hold, input and result.
 constexpr bool is_at_slot(std::size_t block_bytes) { return block_bytes <= limit(Limit::SlotBytes); }
-/// Returns whether each rank takes its part out of lent blocks, where `is_at_slot` is not true, and the ranks are of one host.
+/// Returns whether each rank takes its part out of leased blocks, where `is_at_slot` is not true, and the ranks are of one host.
 constexpr bool is_lent(OpKind kind, std::size_t bytes, std::size_t ranks) {
   return takes(kind) && ranks > 1 && ranks <= limit(Limit::LentRanks) && bytes <= limit(Limit::LentBytes);
 }
