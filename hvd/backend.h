@@ -5,6 +5,7 @@
 /// A backend owns its communicators, streams and staging memory; the buffers of a member belong to the submission.
 /// It fails by throwing an Error; the engine catches it once and fails every handle of the world with its reason.
 /// A new backend goes where CONTRIBUTING.md says, "A new backend".
+// Tested in tests/contract/suite.cc
 
 #include <chrono>
 #include <cstdint>

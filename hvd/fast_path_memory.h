@@ -3,6 +3,7 @@
 /// SlotMemory has those of operations within a domain, LeaderMemory those of operations of all ranks of several domains. A backend may
 /// implement either; one that does not has no part in the fast path. Any thread calls them, one at a time but for `drop`, `pull` and
 /// `finish_reading`, which any may call meanwhile. They own the blocks.
+// Tested in tests/ops/shm/pulled_blocks_test.cc, tests/ops/p2p/direct_memory_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,7 @@
 /// This is the front door of the core: it works on raw buffers and needs no LibTorch. All functions throw NotInitialized before `init()`
 /// and may be called by any thread unless they say otherwise; those marked collective must be called by all ranks.
 /// What the operations mean, and who learns of which error: docs/semantics.md.
+// Tested in tests/contract/endpoint_front.cc, tests/torch_bindings/collectives/world_test.cc
 
 #include <cstddef>
 #include <functional>

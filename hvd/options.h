@@ -1,5 +1,6 @@
 #pragma once
 /// This file has what users say beside their tensors. All are values; the fields' defaults are Horovod's.
+// Tested in tests/hvd/api/request_test.cc
 
 #include <memory>
 #include <optional>

@@ -2,6 +2,7 @@
 /// With spawn() a program starts its own ranks, so that it needs no launcher on its command line: it is started once more under `mpirun`,
 /// with the same arguments, as often as there are ranks. It is for the main thread, before `init()`. While it waits it owns the launcher's
 /// process and a folder for what the ranks have to say (in TMPDIR, or /tmp).
+// Tested in tests/system/scripts/spawn.sh
 
 #include <functional>
 

@@ -1,6 +1,7 @@
 #pragma once
 /// A Submission is what a user gives the engine: it is moved into the engine and owned by it. A HandleState is what the user holds until
 /// it is done: it is shared by the engine and the user's handle.
+// Tested in tests/hvd/api/request_test.cc
 
 #include <atomic>
 #include <cstdint>

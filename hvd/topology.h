@@ -1,5 +1,6 @@
 #pragma once
 /// A Topology says who is where. It is a value, made once at `init()`.
+// Tested in tests/torch_bindings/collectives/world_test.cc
 
 #include <cstddef>
 #include <string>

@@ -1,6 +1,7 @@
 #pragma once
 /// Transport is the port through which the domains of a world agree: one rank of each, its leader, sends and receives messages. Only the
 /// leader's thread that has the turn calls it. Messages between two leaders arrive whole and in order. Nothing blocks.
+// Tested in tests/ops/p2p/transport_test.cc
 
 #include <optional>
 #include <span>

@@ -1,6 +1,7 @@
 #pragma once
 /// This file has the words that every floor shares: element types, operations, shapes, devices. They are values and pure functions; any
 /// thread may use them, and nothing fails.
+// Tested in tests/ops/kernels/reduce_test.cc, tests/hvd/negotiation/planner_test.cc
 
 #include <cstddef>
 #include <cstdint>

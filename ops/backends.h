@@ -1,6 +1,7 @@
 #pragma once
 /// make_backends() is the one list of what can execute batches, in the order in which they are asked. CONTRIBUTING.md, "A new backend",
 /// says how one is added.
+// Tested in tests/contract/instance_processes.cc
 
 #include <memory>
 #include <string>

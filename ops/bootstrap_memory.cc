@@ -1,4 +1,5 @@
 // The board and the arenas of the ranks of a host, and who shares memory with whom.
+// Tested in tests/ops/shm/staging_mpi_test.cc
 #include <unistd.h>
 
 #include <algorithm>

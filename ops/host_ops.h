@@ -1,6 +1,7 @@
 #pragma once
 /// These functions are what the backends of host memory have in common: they say which operations these do, and how a batch's traits become
 /// arithmetic. They are pure.
+// Tested in tests/ops/p2p/reduce_execution_test.cc, tests/ops/p2p/direct_memory_test.cc
 
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"

@@ -1,5 +1,6 @@
 /// `hvd::init()`: puts a world together. The steps are collective and in the same order on all ranks; each that can fail on one rank
 /// alone is followed by an agreement, so that it fails on all.
+// Tested in tests/system/scripts/process_starts.sh, tests/torch_bindings/collectives/world_test.cc
 
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 #pragma once
 /// This function says which operations a backend does, given the reductions that it has kernels for. It is pure.
+// Tested in tests/ops/gpu/gpu_operations_test.cc
 
 #include "hvd/backend.h"
 

@@ -1,6 +1,7 @@
 #pragma once
 /// choose_wire() chooses what carries the messages between ranks of different domains: MPI or UCX (HVD_WIRE). It is for the caller of
 /// `init()`.
+// Tested in tests/system/scripts/without_mpi.sh, tests/system/scripts/start_wrong.sh
 
 #include <string>
 

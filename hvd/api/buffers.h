@@ -6,6 +6,7 @@
 ///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
 ///   into.cc       the same, with results in memory that exists
 ///   persistent.cc all of these as operations that are started again and again
+// Tested in tests/contract/endpoint_front.cc, tests/contract/local_error_cases.cc
 
 #include <string>
 #include <string_view>

@@ -1,3 +1,5 @@
+// Tested in tests/contract/exchange_cases.cc, tests/contract/endpoint_front.cc
+
 #include <cstring>
 #include <optional>
 #include <utility>

@@ -1,6 +1,7 @@
 #pragma once
 /// Memory of one rank that the other ranks of its host use too: one of them makes it and tells the others where, they open it there. It
 /// is given back when none of them holds it any more, whoever lets go last. Any thread.
+// Tested in tests/torch_bindings/parameters/shared_parameters_test.cc, tests/torch_bindings/gradients/gradient_memory_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Tested in tests/contract/endpoint_front.cc, tests/torch_bindings/collectives/world_test.cc
+
 #include "hvd/hvd.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Tested in tests/contract/into_cases.cc
+
 #include <cstring>
 #include <memory>
 #include <utility>

@@ -1,6 +1,7 @@
 #pragma once
 /// The checks that a rank can make by itself before an operation writes its result into memory that exists (`allgather_into`,
 /// `alltoall_into`, `reducescatter_into`), on buffers or on tensors. Any thread. They fail with InvalidArgument, which names the operation.
+// Tested in tests/contract/into_cases.cc, tests/torch_bindings/collectives/into_test.cc
 
 #include <string>
 

@@ -1,5 +1,6 @@
 #pragma once
 /// An instruction that a thread gives the processor alone. Any thread; nothing fails.
+// Tested in tests/hvd/base/waits_test.cc
 
 namespace hvd {
 

@@ -1,6 +1,7 @@
 #pragma once
 /// These functions sleep on a 32-bit word that may be shared between processes (std::atomic::wait is private to one). Any thread may call
 /// them. A wake-up that is missed costs at most the timeout; nothing fails.
+// Tested in tests/hvd/engine/fast_path_test.cc
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,5 +1,6 @@
 #pragma once
 /// LogLevel is how much a line matters that the library prints.
+// Tested in tests/hvd/config_test.cc
 
 #pragma GCC visibility push(default)
 namespace hvd {

@@ -1,6 +1,7 @@
 #pragma once
 /// Declares the attributes of clang's thread-safety analysis (https://clang.llvm.org/docs/ThreadSafetyAnalysis.html) under names of the
 /// project; other compilers see nothing of them. tests/thread_safety.sh checks them with -Wthread-safety as an error.
+// Tested in tests/thread_safety.sh
 
 #if defined(__clang__)
 #define HVD_ANNOTATION(x) __attribute__((x))

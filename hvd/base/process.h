@@ -3,6 +3,7 @@
 /// shares with others (its memory, its engine, MPI) belongs to the process that called `init()`: a child that was forked from it has copies
 /// of the objects, but neither their threads nor their connections, and must leave the world alone however it ends.
 /// Programs that are started by posix_spawn, system or popen do not come here: they never run this code.
+// Tested in tests/ops/shm/shared_memory_test.cc, tests/system/scripts/process_forks.sh
 
 #include <atomic>
 #include <optional>

@@ -2,6 +2,7 @@
 /// SignalsKeptOff leaves signals to the program's own threads while it lives: a thread that is started meanwhile takes none but those of
 /// its own faults. Every thread of the library is started under it: a signal that the program's threads have blocked would else run its
 /// handler there, and an exit() in it would wait for that very thread.
+// Tested in tests/system/scripts/process_exits.sh
 
 #include <pthread.h>
 

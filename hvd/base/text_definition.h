@@ -1,5 +1,6 @@
 /// One file of each library that formats text includes this: it defines what `hvd/base/text.h` declares, for the fmt that this library
 /// sees.
+// Tested in tests/hvd/base/text_test.cc, tests/package/run.sh
 #include <fmt/format.h>
 
 #include "hvd/base/text.h"

@@ -2,6 +2,7 @@
 /// Writer and Reader turn values into flat bytes and back, for records and messages. `Reader` never reads past its input: what is short or
 /// malformed throws WireError. Bytes are in native order, as all ranks of a world run the same binary. Nothing here is for several threads
 /// at once.
+// Tested in tests/hvd/negotiation/signature_test.cc, tests/fuzz/signature_fuzz.cc
 
 #include <cstddef>
 #include <cstdint>

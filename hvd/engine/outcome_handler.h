@@ -1,6 +1,7 @@
 #pragma once
 /// Acts on what the ranks have said in the log: entries go on that are agreed, end that are refused, and batches that were cut are queued
 /// to be run. Under the engine's mutex.
+// Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/engine_ops_test.cc
 
 #include "hvd/engine/agreement/cutter.h"
 #include "hvd/engine/core/engine_lock.h"

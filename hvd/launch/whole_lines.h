@@ -3,6 +3,7 @@
 /// 4 KiB or the process ends in order, so an exception that nobody catches, or a signal, would take the last lines of a rank along, and
 /// those of several ranks would be torn. It is called by the library before main(), so that what the program itself says of its buffers
 /// counts; any thread.
+// Tested in tests/system/scripts/hvdrun.sh
 
 namespace hvd {
 

@@ -5,6 +5,7 @@
 /// in several reads would else have an end in its middle, and systems let a read see half of a write. A process that is killed outside such
 /// a call leaves the file as valid as it was; one that is killed within it may leave a torn line, which the next to append cuts off. It
 /// owns the descriptor. Opening throws InvalidArgument that names the path; appending says what came of it.
+// Tested in tests/hvd/timeline/timeline_test.cc
 
 #include <chrono>
 #include <cstdint>

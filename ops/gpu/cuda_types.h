@@ -1,5 +1,6 @@
 #pragma once
 /// This header has CUDA's handles and return codes for files that include no CUDA header. It has values only.
+// Tested in tests/gpu/errors_gpu_test.cc
 
 #include <array>
 #include <cstddef>

@@ -8,6 +8,7 @@
 /// Every intermediate vector is a linear combination of the inputs, so two passes over the data are enough: one for the inputs' scalar
 /// products, from which the combination's coefficients follow, and one for the result.
 /// Pure functions: any thread, no state.
+// Tested in tests/ops/p2p/execution_test.cc
 
 #include <span>
 #include <vector>

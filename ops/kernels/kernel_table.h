@@ -2,6 +2,7 @@
 /// KernelTable is the seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled once
 /// per instruction set. It has plain structs and function pointers only: these files are compiled with flags that not every processor has,
 /// and an inline function shared with the rest of the program could be the copy that the linker keeps.
+// Tested in tests/ops/kernels/reduce_test.cc
 
 #include <cstddef>
 

@@ -1,6 +1,7 @@
 #pragma once
 /// This header has the element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
 /// It takes one element at a time, with branches, so that it can be checked by reading; it shares nothing with simd.h.
+// Tested in tests/ops/kernels/reduce_test.cc
 
 #include <cmath>
 #include <cstdint>

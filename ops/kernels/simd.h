@@ -1,6 +1,7 @@
 #pragma once
 /// This header says how elements lie in memory and how a vector of them is computed in: load, store, round. It uses GCC's vector types, of
 /// the register's width, and intrinsics only for what they cannot say (fp16). Everything lives in the including file's own namespace.
+// Tested in tests/ops/kernels/reduce_test.cc
 
 #if defined(__AVX2__)
 #include <immintrin.h>

@@ -1,6 +1,7 @@
 #pragma once
 /// This header has the owner of a communicator, and makes of MPI's error codes a BackendError with the call, the rank and MPI's own words.
 /// Communicators made here return their errors instead of ending the program.
+// Tested in tests/ops/p2p/backend_test.cc
 
 #include <string_view>
 

@@ -1,5 +1,6 @@
 #pragma once
 /// MpiPointToPoint is MPI's PointToPoint, over a communicator of its own, which it owns.
+// Tested in tests/ops/p2p/transport_test.cc, tests/ops/p2p/backend_test.cc
 
 #include <vector>
 

@@ -8,6 +8,7 @@
 /// those. Every intermediate result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result.
 /// In the batch's state, `next_chunk` counts claimed tensors, `finished` counts tensors that are combined and then ranks that have copied,
 /// and `complete` says that the leader's blocks hold the result.
+// Tested in tests/ops/p2p/execution_test.cc
 
 #include <optional>
 

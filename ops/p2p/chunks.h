@@ -4,6 +4,7 @@
 /// with one tag. A run without elements is no message. Which sends must be synchronous, says point_to_point.h. Buffers are made when they
 /// are first needed.
 /// They must not be moved once a message is under way, and are for one thread at a time.
+// Tested in tests/ops/p2p/reduce_execution_test.cc, tests/ops/p2p/backend_test.cc
 
 #include <array>
 #include <utility>

@@ -3,6 +3,7 @@
 /// the tags by which messages are found again: process set, order of the batch in it, phase. It owns the wire and the staging
 /// blocks, and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with
 /// BackendError.
+// Tested in tests/ops/p2p/backend_test.cc
 
 #include <memory>
 #include <span>

@@ -10,6 +10,7 @@
 /// A leader that is not alone collects what comes in a block of its arena, for the other ranks of its domain too: the block begins with how
 /// many elements of each stream are there, the batch's state says where it is (`next_chunk`: location + 1), and the ranks copy what has
 /// come so far. `finished` counts those that read nothing of the domain's blocks any more; until all are there, blocks stay as they are.
+// Tested in tests/ops/p2p/backend_test.cc, tests/ops/p2p/execution_test.cc
 
 #include <atomic>
 #include <cstdint>

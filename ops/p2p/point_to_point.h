@@ -4,6 +4,7 @@
 /// before it is asked for waits. Nothing blocks; what is under way goes on while any of these functions is called. One thread at a time.
 /// It fails with BackendError that has the wire's own words, or with RankFailed where the wire knows that a rank has gone.
 /// MPI (ops/mpi/point_to_point.h) and UCX (ops/ucx/point_to_point.h) implement it.
+// Tested in tests/ops/p2p/exchange_test.cc, tests/ops/p2p/transport_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -8,6 +8,7 @@
 /// where no domain has two ranks, and for averages of integers, whose exact sums do not fit into the type; there a domain of k ranks sends
 /// k times the data. The values of ranks that have joined are zeros. One zero stands for all of them, as the last; where it changes nothing
 /// there is none.
+// Tested in tests/ops/p2p/reduce_execution_test.cc
 
 #include <cstring>
 

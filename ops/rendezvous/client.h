@@ -1,6 +1,7 @@
 #pragma once
 /// StoreClient is a rank's connection to the store. Its calls wait without spinning; they are for one thread at a time. It fails with
 /// RankFailed or what else the server says, with RankFailed of rank 0 where the server has gone, and stays failed.
+// Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <functional>
 #include <optional>

@@ -3,6 +3,7 @@
 /// sides prove that they know the job's key. Nobody shows the key: each makes an HMAC over both sides' nonces. What is read here may come
 /// from a stranger: it is bounded before memory is taken for it, and what is malformed throws WireError. Values and pure functions; any
 /// thread.
+// Tested in tests/ops/rendezvous/store_test.cc, tests/fuzz/store_fuzz.cc
 
 #include <array>
 #include <cstdint>

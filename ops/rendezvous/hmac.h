@@ -1,6 +1,7 @@
 #pragma once
 /// This header has SHA-256 (FIPS 180-4) and HMAC (RFC 2104), by which ranks prove to each other that they know the token of their job
 /// without showing it. Pure functions, for a few hundred bytes; any thread.
+// Tested in tests/ops/rendezvous/store_test.cc
 
 #include <array>
 #include <cstddef>

@@ -2,6 +2,7 @@
 /// Watches the other ranks of this host while there is no board yet that tells who lives: through a descriptor of each process, which the
 /// kernel marks when it ends. Used inside `init()` and at the end of `shutdown()`, in the caller's thread. Owns the descriptors. Never
 /// fails: a process that cannot be watched, on another host, in another pid namespace or under a kernel without pidfd_open, is not.
+// Tested in tests/system/scripts/process_starts.sh, tests/system/scripts/without_mpi.sh
 
 #include <optional>
 #include <string>

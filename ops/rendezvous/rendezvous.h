@@ -3,6 +3,7 @@
 /// from one rank to others. It is what `init()` and the end of `shutdown()` need; tensors never go this way. Collective calls are made by
 /// all ranks in the same order, each by one thread at a time. A rank that dies meanwhile is RankFailed on all who wait for it; what a call
 /// has thrown for once, all later ones throw.
+// Tested in tests/ops/rendezvous/meeting_test.cc, tests/ops/bootstrap_mpi_test.cc
 
 #include <functional>
 #include <string>

@@ -3,6 +3,7 @@
 /// thread, which sleeps while nobody says anything. Who connects is a stranger until it has proved that it knows the job's key: until then
 /// it has some seconds and a few hundred bytes, and whatever it does harms nobody. Ranks that do not come until the deadline are named to
 /// all who have.
+// Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <atomic>
 #include <chrono>

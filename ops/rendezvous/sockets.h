@@ -2,6 +2,7 @@
 /// TCP as the store needs it: who is meant by a name, a place to listen at, and connections that block nobody for longer than is said.
 /// Plain sockets of the system: a library of its own would be one more thing to install for three hundred lines. Any thread; each
 /// descriptor has one owner. Fails with BackendError that has the system's words.
+// Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <sys/socket.h>
 

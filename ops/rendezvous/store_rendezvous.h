@@ -1,6 +1,7 @@
 #pragma once
 /// StoreRendezvous is the Rendezvous of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
 /// two threads, one after the other.
+// Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <cstdint>
 #include <map>

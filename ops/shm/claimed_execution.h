@@ -2,6 +2,7 @@
 /// An allreduce among ranks that share memory: whatever rank has time claims chunks of the batch, reduces them in rank order, and writes
 /// the results into every rank's block, or its own straight to the output. The thread that has the turn drives it. It fails with
 /// BackendError.
+// Tested in tests/contract/allreduce_cases.cc, tests/hvd/engine/engine_test.cc
 
 #include <memory>
 

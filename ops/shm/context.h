@@ -1,6 +1,7 @@
 #pragma once
 /// ShmContext is what ShmBackend and its executions share: memory of the domain, the board, and who is where. It owns the staging blocks
 /// and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with BackendError.
+// Tested in tests/contract/suite.cc
 
 #include <cstddef>
 #include <memory>

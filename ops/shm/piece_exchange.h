@@ -3,6 +3,7 @@
 /// each piece passes through the cache, and neither core is idle. It waits for others for some microseconds at a time only: then it reads a
 /// piece where it is, so that a rank that sleeps, or has died, holds nobody up. One batch member of one rank; the thread that has the turn.
 /// It fails as `Read` does.
+// Tested in tests/ops/shm/relay_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -3,6 +3,7 @@
 /// allgather, alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that
 /// is exposed to the other ranks (Staging::show); each rank writes its own output alone. The thread that has the turn drives it. It fails
 /// with BackendError when memory that was exposed cannot be read.
+// Tested in tests/ops/shm/peer_memory_test.cc, tests/ops/shm/staging_mpi_test.cc
 
 #include <cstdint>
 

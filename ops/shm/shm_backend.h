@@ -6,6 +6,7 @@
 /// order, whoever does it and whatever batch it travels in. Where a rank only takes from the others (ops/shm/pull_execution.h), large
 /// tensors elsewhere are not staged but read where they are.
 /// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when there is no more memory to share.
+// Tested in tests/contract/suite.cc, tests/hvd/engine/pulled_rounds_test.cc
 
 #include "hvd/backend.h"
 #include "hvd/fast_path_memory.h"

@@ -1,6 +1,7 @@
 #pragma once
 /// UcxApi is a table of the functions of UCX that are called. The library is opened when it is first asked for, not linked: where nobody
 /// uses it, it need not be there, and does nothing at the start of the program. It stays open for as long as the process. Any thread.
+// Tested in tests/ops/p2p/transport_test.cc
 
 #include <ucp/api/ucp.h>
 #include <ucs/config/global_opts.h>

@@ -4,6 +4,7 @@
 /// synchronous sends: a synchronous one is done here when its connection has been flushed after it, so that none of its bytes wait in this
 /// process. A flush that begins before the send is done may end before it: UCX guarantees an order of remote memory accesses, not of tags.
 /// It throws RankFailed when a message is awaited that a rank that has gone should send or take.
+// Tested in tests/ops/p2p/transport_test.cc, tests/ops/p2p/backend_test.cc
 
 #include <memory>
 #include <vector>

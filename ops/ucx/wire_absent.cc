@@ -1,4 +1,5 @@
 // The null twin of wire_present.cc: this build has no UCX.
+// Tested in tests/system/scripts/without_nccl.sh
 
 #include "hvd/errors.h"
 #include "ops/ucx/wire.h"

@@ -1,3 +1,5 @@
+// Tested in tests/ops/p2p/transport_test.cc
+
 #include <algorithm>
 #include <chrono>
 #include <functional>

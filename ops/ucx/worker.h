@@ -3,6 +3,7 @@
 /// knows which ranks have gone: UCX says so of a connection that ends, or that nobody answers any more. A rank also goes when its world has
 /// failed, and may then be the first of which that is heard here; so a loss is an error only after a second, in which the leaders can say
 /// why. One thread at a time. It fails with BackendError that has UCX's words, and with RankFailed.
+// Tested in tests/ops/p2p/transport_test.cc, tests/hvd/engine/leavers_mpi_test.cc
 
 #include <chrono>
 #include <string>

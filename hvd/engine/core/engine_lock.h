@@ -1,6 +1,7 @@
 #pragma once
 /// The engine's mutex, with what must wait until it is free again: wake-ups, and the ends of entries, which run users' code (the owners of
 /// their memory). A part that holds the lock lists them; whoever releases it does them.
+// Tested in tests/hvd/engine/engine_test.cc, tests/thread_safety.sh
 
 #include <condition_variable>
 #include <memory>

@@ -1,5 +1,6 @@
 #pragma once
 /// EngineEvents are the calls of an engine's parts to the engine: the one interface that leads back up.
+// Tested in tests/hvd/engine/engine_test.cc
 
 #include "hvd/engine/core/ledger.h"
 #include "hvd/engine/core/turn.h"

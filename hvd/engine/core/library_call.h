@@ -1,5 +1,6 @@
 #pragma once
 /// A LibraryCall stands at the beginning of each function through which a program enters the library. Any thread.
+// Tested in tests/ops/shm/shared_memory_test.cc
 
 #include "hvd/base/process.h"
 #include "hvd/errors.h"

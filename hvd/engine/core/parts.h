@@ -1,5 +1,6 @@
 #pragma once
 /// EngineParts are the parts of an engine that come from outside; all others may look at them.
+// Tested in tests/hvd/engine/engine_test.cc
 
 #include <chrono>
 #include <cstdint>

@@ -7,6 +7,7 @@
 /// lane, with numbers of its own: one is of the thread that has called `init()`, which is the same on all ranks, the other of one other
 /// thread at a time, until that has ended. A third thread is refused, for nothing would tell the ranks which of the two it is. The same
 /// holds for operations of the library's own, by their names.
+// Tested in tests/hvd/engine/caller_threads_test.cc, tests/hvd/engine/fast_path_test.cc
 
 #include <array>
 #include <cstdint>

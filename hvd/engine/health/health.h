@@ -2,6 +2,7 @@
 /// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, different
 /// operations under one name, and ranks that wait for one another. The thread that has the turn calls it; what it finds ends the world or
 /// is logged. Never throws.
+// Tested in tests/hvd/engine/failure_messenger_test.cc, tests/hvd/engine/engine_test.cc
 
 #include <map>
 #include <string>

@@ -2,6 +2,7 @@
 /// A Heartbeat is a leader's transport that keeps its lines alive: it sends an empty message where nothing else was sent for a while, and
 /// tells from which neighbours in the leader tree nothing has come for long. A host that is frozen, without power or cut off shows in no
 /// other way: it neither answers nor closes a connection. Of the thread that has the turn.
+// Tested in tests/hvd/engine/failure_messenger_test.cc
 
 #include <chrono>
 #include <map>

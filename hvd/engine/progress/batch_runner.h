@@ -1,6 +1,7 @@
 #pragma once
 /// Runs batches: launches what is cut on its backend, advances what is under way, and ends the entries of what is done. Batches come in
 /// under the engine's mutex; all else is done by the thread that has the turn.
+// Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/cutter_test.cc
 
 #include <cstdint>
 #include <deque>

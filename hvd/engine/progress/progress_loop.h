@@ -1,6 +1,7 @@
 #pragma once
 /// Decides who drives the engine: a user thread that waits, so that a result costs no context switch; otherwise the coordination thread,
 /// which sleeps while there is nothing to do. Owns the turn and that thread. Any thread.
+// Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/what_if_burst_test.cc
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,7 @@
 #pragma once
 /// Takes submissions in: admits them to the ledger or to the queue, prepares their memory, and announces them to the other ranks. Says why
 /// it takes none any more. Under the engine's mutex, but for `prepare`.
+// Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/controller_test.cc
 
 #include <cstdint>
 #include <memory>

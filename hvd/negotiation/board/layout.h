@@ -54,6 +54,7 @@
 ///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line;
 ///                                                   or where the ranks' blocks of a pulled round are, a word each
 ///              120      8   stuck_round             as arrived_round, of the last that has waited for long
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <pthread.h>
 

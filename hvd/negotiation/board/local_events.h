@@ -1,6 +1,7 @@
 #pragma once
 /// LocalEvents are the news of a domain's log for the other domains; UnsaidEvents has those that wait to be said. Values without a lock, of
 /// the thread that drives the leader.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstdint>
 #include <functional>

@@ -6,6 +6,7 @@
 ///           table says just then, and a slot's words may be overwritten once all ranks have read past the cut
 ///
 /// Owns the table. Under the engine's mutex; appends also under the board's lock, which a Transaction holds.
+// Tested in tests/hvd/engine/controller_test.cc, tests/hvd/negotiation/patience_test.cc
 
 #include <chrono>
 #include <cstddef>

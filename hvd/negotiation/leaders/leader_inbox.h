@@ -2,6 +2,7 @@
 /// The messages that a leader acts on, in their order. Where its domain has no room for a batch that the root has cut, that cut waits, and
 /// with it everything that comes later from the parent: what is decided comes in one order, so a domain that lags behind takes up no more
 /// of it until its batches are over. That is the flow control of batches. By the thread that drives the leader.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc, tests/fuzz/leader_tree_fuzz.cc
 
 #include <cstddef>
 #include <deque>

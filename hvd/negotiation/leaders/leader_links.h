@@ -3,6 +3,7 @@
 /// is to be sent gathers until `flush`, one message for each neighbour. Introductions that follow one another and say the same become one,
 /// with the list of their ranks; they keep their place among the rest: what is said after them does not overtake them, nor they what was
 /// said before. By the thread that drives the leader. Throws BackendError when the wire says no.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstddef>
 #include <map>

@@ -12,7 +12,7 @@
 ///   Joined         up     set i32, rank i32                           a rank of the subtree has joined
 ///   Agree          down   id u32, agreement                           all domains are ready: decided
 ///   Cut            down   set i32                                     the set's next batches are cut
-///   LeaveUp        up     rank i32, pledges                           a rank of the subtree has left; what it still takes part in
+///   LeaveUp        up     rank i32, reservations                      a rank of the subtree has left; what it still takes part in
 ///   Leave          down   rank i32                                    a rank of another subtree has left
 ///   Doubt          up     key                                         can it be complete, although a rank has left?
 ///   Refuse         down   key, rank i32, text                         it never will be, because the rank has left, or as the text says:
@@ -32,9 +32,10 @@
 /// where list, key, name, ranks, agreement and stuck ranks are as in hvd/negotiation/values/records.h, and
 ///
 ///   text            count u32, then the characters
-///   pledges         count u32, then (key, rounds u32) each
+///   reservations    count u32, then (key, rounds u32) each
 ///   blocked ranks   count u32, then (rank i32, keys that it waits for, keys that it has submitted) each; keys: count u32, then the keys
 ///   decisions       count u32, then (key, the last decision under its name that the domain knows u64) each
+// Tested in tests/hvd/negotiation/leader_tree_test.cc, tests/fuzz/leader_tree_fuzz.cc
 
 #include <cstdint>
 #include <string>

@@ -2,6 +2,7 @@
 /// Names under which ranks wait long, each for an operation of its own. A domain tells the root once all of its ranks in the set are stuck;
 /// when the ranks of all domains are, and their operations differ, that is a conflict, and the root ends it. What is said may be out of
 /// date: it counts as long as nothing under the name has been decided since. A value without a lock, of the thread that drives the leader.
+// Tested in tests/hvd/engine/leader_task_test.cc
 
 #include <cstddef>
 #include <cstdint>

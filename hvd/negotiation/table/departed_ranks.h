@@ -1,6 +1,7 @@
 #pragma once
 /// Ranks that have left the world, as its root knows them, and what they still take part in: their reservations, in rounds that are not
 /// decided yet. Tells which tensors can never be complete. A value without a lock, of the thread that drives the leader.
+// Tested in tests/hvd/engine/leavers_test.cc
 
 #include <cstddef>
 #include <functional>

@@ -2,6 +2,7 @@
 /// ReadinessCounts tell which parts of a leader's subtree are ready for what, until all are and it is passed on; and which ranks of the
 /// subtree have joined, as those are waited for no more. A leader with n neighbours below counts to n + 1: its own domain and the
 /// children's subtrees, each by its first domain. A value without a lock, of the thread that drives the leader.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 #pragma once
 /// Names the two locks of a rank for clang's thread-safety analysis, in the order in which they are taken. They stand for any engine's
 /// and any board's: a thread never holds those of two.
+// Tested in tests/thread_safety.sh
 
 #include "hvd/base/mutex.h"
 

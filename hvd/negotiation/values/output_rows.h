@@ -1,6 +1,7 @@
 #pragma once
 /// The check of an Allgather or Alltoall into memory that exists, beyond equal signatures: each rank's memory must have as many rows as
 /// come to it, which follows from what all ranks send. A pure function: every rank finds the same.
+// Tested in tests/contract/into_cases.cc
 
 #include <functional>
 #include <span>

@@ -3,6 +3,7 @@
 /// before may still wait for the others, or for an earlier submission of the same name: it reserves so many rounds of each. A tensor whose
 /// next round such a rank neither has arrived in nor has reserved can never be complete. Values without a lock: the negotiator's are the
 /// engine mutex's, the leader tree's are the driver's.
+// Tested in tests/hvd/engine/leavers_test.cc
 
 #include <cstdint>
 #include <map>

@@ -3,6 +3,7 @@
 /// go by records of the log, so that all ranks of a domain have the same. An id is never given again; the number, by which backends tell
 /// sets apart, is. Any thread may ask whether there is a set, and for it. All else is for the thread that has the engine's mutex. Never
 /// blocks for long.
+// Tested in tests/hvd/engine/engine_ops_test.cc, tests/system/forgetting_test.cc
 
 #include <cstddef>
 #include <cstdint>

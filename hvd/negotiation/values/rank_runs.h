@@ -1,6 +1,7 @@
 #pragma once
 /// Lists of ranks, written as runs: what all ranks of a large world say alike then takes as much memory, and as many bytes on the wire, as
 /// what one says. Plain values and functions without state.
+// Tested in tests/hvd/negotiation/rank_signatures_test.cc
 
 #include <optional>
 #include <span>

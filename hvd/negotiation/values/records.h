@@ -28,6 +28,7 @@
 ///   signature    as `encode` of hvd/negotiation/values/signature.h
 ///   agreement    tensors u32, list of u8 with a bit for each, the lowest first; absent: list of i32; last: i32
 ///   stuck ranks  count u32, then (rank i32, kind u8) each
+// Tested in tests/hvd/negotiation/negotiator_test.cc, tests/fuzz/agreement_fuzz.cc, tests/fuzz/negotiator_fuzz.cc
 
 #include <cstdint>
 #include <span>

@@ -1,6 +1,7 @@
 #pragma once
 /// The ranges of the board's slots that are free. A unit takes as many as it has tensors, one after the other. A value without a lock, the
 /// same on all ranks that have read the same records.
+// Tested in tests/hvd/negotiation/negotiator_test.cc, tests/hvd/engine/controller_test.cc
 
 #include <cstdint>
 #include <map>

@@ -1,6 +1,7 @@
 #pragma once
 /// A unit: what the table knows of one tensor, or of a group of tensors that become ready together, found by its key. Values without a lock
 /// and functions of them; the negotiator's are the engine mutex's.
+// Tested in tests/hvd/negotiation/negotiator_test.cc
 
 #include <cstdint>
 #include <list>

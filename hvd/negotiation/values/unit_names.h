@@ -1,6 +1,7 @@
 #pragma once
 /// The names of submissions that have none of their own: those that the library makes up, and those of the operations by which process sets
 /// come and go. Values and pure functions; any thread.
+// Tested in tests/hvd/engine/caller_threads_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 #pragma once
 /// These functions make a BackendError of a call that was refused: its text has the call's name, the rank, the device, the tensors and the
 /// library's words. They are for the thread that has the turn, and own nothing.
+// Tested in tests/ops/gpu/nccl/nccl_failure_test.cc
 
 #include <span>
 #include <string>

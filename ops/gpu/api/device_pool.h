@@ -3,6 +3,7 @@
 /// handles written where the ranks of the host see them. Peers is the view of the other ranks' memory and events.
 /// Any thread may use a DevicePool (the submitting ones allocate), and only the thread that has the turn uses Peers. Both own what they
 /// made or opened. They fail with BackendError; a want of memory is said by the result of `allocate`.
+// Tested in tests/ops/gpu/ipc/shared_gpu_limits_test.cc
 
 #include <array>
 #include <atomic>

@@ -1,6 +1,7 @@
 #pragma once
 /// This header has one owner for each CUDA handle, the current device included, and for an open NCCL group. They are for the thread that
 /// has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
+// Tested in tests/gpu/staged_gpu_test.cc, tests/gpu/nccl_gpu_test.cc
 
 #include <utility>
 

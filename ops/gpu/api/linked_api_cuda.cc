@@ -1,4 +1,5 @@
 // The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is linked_api_none.cc.
+// Tested in tests/gpu/errors_gpu_test.cc
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>

@@ -1,4 +1,5 @@
 // The null twin of linked_api_cuda.cc and of NCCL's half: this build has no CUDA.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include "ops/gpu/api/gpu_api.h"
 

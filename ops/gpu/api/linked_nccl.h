@@ -1,6 +1,7 @@
 #pragma once
 /// This is NCCL's half of the linked table. It has two implementations: one that is linked with NCCL, and one without, in which every call
 /// is refused.
+// Tested in tests/gpu/nccl_gpu_test.cc, tests/system/scripts/without_nccl.sh
 
 #include <string>
 

@@ -1,4 +1,5 @@
 // The twin of linked_nccl_present.cc: this build has CUDA, but no NCCL. Placement asks for none then.
+// Tested in tests/system/scripts/without_nccl.sh
 
 #include "ops/gpu/api/linked_nccl.h"
 

@@ -1,4 +1,5 @@
 // The calls of NCCL. Compiled where NCCL is found; its twin is linked_nccl_absent.cc.
+// Tested in tests/gpu/nccl_gpu_test.cc
 
 #include <dlfcn.h>
 #include <nccl.h>

@@ -1,5 +1,6 @@
 #pragma once
 /// Has a front end give back the memory of a device that it caches, where this library finds none left for itself. Any thread.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc
 
 #include <functional>
 

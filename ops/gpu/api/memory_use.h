@@ -2,6 +2,7 @@
 /// MemoryUse measures what a call takes of a GPU's memory: NCCL and CUDA round up what they are asked for, by how much depends on the
 /// machine, and neither says it. It measures where somebody wants to know. For the thread that has the turn, under a DeviceGuard. Never
 /// fails: what cannot be measured is not said.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc
 
 #include <cstddef>
 #include <functional>

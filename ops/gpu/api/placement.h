@@ -1,6 +1,7 @@
 #pragma once
 /// A Placement says which ranks have which GPU, and so how the tensors of a set of ranks travel. It is a value made at `init()` from what
 /// all ranks say of themselves, so its answers are the same on every rank.
+// Tested in tests/ops/gpu/ipc/shared_gpu_backend_test.cc
 
 #include <cstdint>
 #include <map>

@@ -1,6 +1,7 @@
 #pragma once
 /// within() makes a call that may hang, and goes on without it after a while. It is for the ends of things (ncclCommAbort, when a network
 /// is gone or a kernel of the user's does not end): nobody who waits for a result may hang because they do. Any thread; never throws.
+// Tested in tests/ops/gpu/nccl/nccl_failure_test.cc
 
 #include <chrono>
 #include <functional>

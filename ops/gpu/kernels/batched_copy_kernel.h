@@ -12,6 +12,7 @@
 /// Groups are read by one load where the source is aligned there too, which is the rule: the fusion buffer and PyTorch's allocations are;
 /// otherwise element by element, from cache lines that the first read brought in.
 /// An element is read and written by the same thread, so that in-place jobs are safe.
+// Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/gpu/batched_copy_gpu_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,7 @@
 /// This header has what the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
 /// computed. Before it must stand what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and
 /// HVD_DEVICE.
+// Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/ops/gpu/kernels/shared_reduce_test.cc
 
 #include <cstdint>
 #include <type_traits>

@@ -7,6 +7,7 @@
 /// every rank at a time, in registers, and stores the result to every output: each element is read once and written once per rank.
 /// Where an address of the item is not on a 16-byte boundary, its elements go one by one. An element is read and written by the same
 /// thread, so that in place is safe.
+// Tested in tests/ops/gpu/kernels/shared_reduce_test.cc, tests/gpu/shared_reduce_gpu_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -6,6 +6,7 @@
 /// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors
 /// whose outputs lie in leased memory (lent_memory.h) as they would lie in the fusion buffer are reduced there, and packed there where
 /// their inputs lie elsewhere. Whether they do is this rank's own affair: the other ranks' calls are the same.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <span>
 

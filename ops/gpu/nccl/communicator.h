@@ -4,6 +4,7 @@
 ///
 /// A communicator ends by ncclCommAbort, never by ncclCommDestroy: the latter waits for the other ranks of the node, which a destructor
 /// must not do. So a healthy world is destroyed only after its ranks have agreed to end, every batch of every rank being done.
+// Tested in tests/ops/gpu/nccl/nccl_failure_test.cc, tests/gpu/nccl_gpu_test.cc
 
 #include <chrono>
 #include <cstddef>

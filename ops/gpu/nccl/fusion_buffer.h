@@ -10,6 +10,7 @@
 ///
 /// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
 /// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc, tests/gpu/nccl_gpu_test.cc
 
 #include <cstddef>
 #include <cstdint>

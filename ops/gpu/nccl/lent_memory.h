@@ -6,6 +6,7 @@
 /// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
 /// A block that is returned is leased again, in the order of the user's stream; it is freed with the backend, or when it is returned after
 /// that, by cudaFree, which waits until the device is done with it.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc
 
 #include <cstddef>
 #include <memory>

@@ -1,6 +1,7 @@
 #pragma once
 /// This header has what the collectives (collectives.h) have in common: where a batch runs, its pieces, these in the fusion buffer, and the
 /// calls around those of NCCL. For the thread that has the turn; fails with BackendError.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstdint>
 #include <memory>

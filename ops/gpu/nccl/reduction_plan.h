@@ -20,6 +20,7 @@
 ///   Int16, which NCCL does not have, always travels as Int32.
 /// - Bool travels as bytes, 0 and 1: Min is "and", Max is "or". Scales are ignored, as on the host.
 /// - Complex numbers are pairs of floats: Sum and Average only.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstdint>
 

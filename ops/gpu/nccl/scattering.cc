@@ -1,4 +1,5 @@
 // Alltoall and reducescatter.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 #include <algorithm>
 #include <optional>
 

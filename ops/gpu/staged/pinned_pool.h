@@ -8,6 +8,7 @@
 /// Slabs stay until the end. Where CUDA registers none, or the arena has no room, there is no block.
 ///
 /// Any thread may use it. It owns the slabs and their registrations, and keeps the memory that they lie in. It never fails.
+// Tested in tests/ops/gpu/staged/staged_backend_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include <chrono>
 #include <cstddef>

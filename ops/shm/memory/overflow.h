@@ -7,6 +7,7 @@
 ///     bits  0 to 35   where the block begins, in units of 64 bytes
 ///
 /// Any thread. Owns the segments, and the mappings of the others'. Fails with BackendError carrying the system's words.
+// Tested in tests/ops/shm/arena_test.cc, tests/ops/shm/shared_memory_test.cc
 
 #include <sys/types.h>
 

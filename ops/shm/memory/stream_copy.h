@@ -1,6 +1,7 @@
 #pragma once
 /// Copies memory without leaving the copy in the caches: for what is so large that its beginning would be gone from them before anybody
 /// reads it. The cache lines of the destination are then not read before they are written. Any thread; nothing fails.
+// Tested in tests/ops/shm/relay_test.cc
 
 #include <cstddef>
 #include <cstdint>
