@@ -6,7 +6,8 @@
 - The first sentence of a doc comment (///) has a subject or a verb. One on a type names what it is ("The engine of one rank: takes
   submissions, ..."), one on a function says what that does ("Returns ...", "Blocks until ...", "True if ...").
 - A source file X has a test X_test (or X_mpi_test, X_gpu_test, X_torch_test, X_fuzz) in the folder of tests/ where its own folder would
-  lie, or above or below that. Otherwise its header, or the .cc file if there is no header, has a line near its top:
+  lie, or above or below that. Otherwise its header, or the .cc file if there is no header, has a line near its top or
+  at the end of its first comment:
   // Tested in tests/FOLDER/FILE, tests/FOLDER/FILE
 - Words that are out of use are in no comment and no message (DEAD_WORDS).
 """
@@ -28,8 +29,16 @@ PREPOSITIONS = r"(?:After|At|Before|By|For|From(?! now on)|If|In|Never|Not|On|On
 LABEL = rf"(?:(?:Not )?\w+\.\s+(?=\w))?(?:(?:{PREPOSITIONS}[^.,:;]{{1,60}}|\w+):\s+)?"
 FRAGMENT = re.compile(rf"{LABEL}{OPENINGS}", re.IGNORECASE)
 UNFINISHED = re.compile(rf"{PREPOSITIONS}[^,:;]*$")
-# The words of the library that nobody else uses, and what stands for them now. Patterns of whole words, in small letters.
-DEAD_WORDS = {}
+# Words that only this library used, as patterns of whole words in small letters, and what the field says. `Code` in a comment may have them.
+DEAD_WORDS = {
+    "the long way": "negotiation",
+    "operations? that comes? back": "a repeated operation",
+    "pulled": "one-sided, got",
+    "promis(?:e|es|ed|ing)": "prepared, as in a two-phase commit; of others, guarantee",
+    "pledg(?:e|es|ed|ing)": "reservation",
+    "doubt(?:s|ed|ing)?": "query",
+    "relays?": "ring",
+}
 # Lists of includes, with nothing in them to test.
 UNTESTED = ("hvd/torch.h", "torch_bindings/torch.h", "torch_bindings/platform/pch.h")
 NEAR_THE_TOP = 40
@@ -73,10 +82,18 @@ def fragments(text):
 def dead_words(text, words):
     """Yields the line of each word that is out of use, the word, and what is said instead."""
     for found in NOT_CODE.finditer(text):
-        said = found["comment"] or found["raw"] or found["text"] or ""
+        said = re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), found["comment"] or found["raw"] or found["text"] or "")
         for pattern, instead in words.items():
             for word in re.finditer(rf"\b(?:{pattern})\b", said):
                 yield text.count("\n", 0, found.start() + word.start()) + 1, word[0], instead
+
+
+def top_of(text):
+    """Returns the first lines of a file, its first comment whole."""
+    lines = text.split("\n")
+    first = next((number for number, line in enumerate(lines) if line.startswith("//")), len(lines))
+    after = next((number for number, line in enumerate(lines) if number > first and not line.startswith("//")), len(lines))
+    return "\n".join(lines[: max(after, NEAR_THE_TOP) if first < NEAR_THE_TOP else NEAR_THE_TOP])
 
 
 def without_test(root, sources):
@@ -91,8 +108,7 @@ def without_test(root, sources):
     for unit, files in units.items():
         spoken_for = next((file for file in files if file.suffix == ".h"), files[0])
         name = spoken_for.relative_to(root).as_posix()
-        text = "\n".join(spoken_for.read_text(encoding="utf-8").split("\n")[:NEAR_THE_TOP])
-        named = [test for line in TESTED_IN.findall(text) for test in re.split(r",? and |, ", line)]
+        named = [test for line in TESTED_IN.findall(top_of(spoken_for.read_text(encoding="utf-8"))) for test in re.split(r",? and |, ", line)]
         missing = [test for test in named if not test.startswith("tests/") or not (root / test).is_file()]
         folder = unit.parent.relative_to(root).as_posix() + "/"
         if missing:
@@ -130,13 +146,14 @@ def notices():
     ):
         assert not list(fragments(f"/// {said}\nint b; ///< what it is\n// What else.\n")), f"wrongly refused: {said}"
     words = {"lanes?": "queue"}
-    assert [line for line, _, _ in dead_words('#include "lane"\nint lane; // a lane\nf("lanes");\n/// planes, lane_\n', words)] == [2, 3]
+    assert [line for line, _, _ in dead_words('#include "lane"\nint lane; // a lane\nf("lanes");\n/// planes, lane_, `lane`\n', words)] == [2, 3]
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         files = {
             "hvd/a/named.h": "", "hvd/a/named.cc": "", "tests/hvd/named_mpi_test.cc": "", "hvd/elsewhere.cc": "", "tests/ops/elsewhere_test.cc": "",
             "hvd/says.h": "#pragma once\n/// Says.\n///\n/// Tested in tests/hvd/named_mpi_test.cc, tests/ops/elsewhere_test.cc.\n", "hvd/says.cc": "",
             "hvd/lies.cc": "// Tested in tests/hvd/gone_test.cc\n", "hvd/late.cc": "\n" * NEAR_THE_TOP + "// Tested in tests/hvd/named_mpi_test.cc\n",
+            "hvd/long.cc": "// It is.\n" * NEAR_THE_TOP + "// Tested in tests/hvd/named_mpi_test.cc\n",
         }
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
