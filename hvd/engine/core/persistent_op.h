@@ -69,7 +69,7 @@ struct PersistentOp {
   PersistentOp() = default;
   PersistentOp(const PersistentOp&) = delete;
   PersistentOp& operator=(const PersistentOp&) = delete;
-  /// Gives the block back: when the operation was dropped, and its caller, who may still read the result, has gone. Any thread, under the
+  /// Gives the block back, once the operation was dropped and its caller, who may still read the result, has gone. Any thread, under the
   /// engine's mutex or not.
   ~PersistentOp() {
     if (block != nullptr && !is_pulled()) memory->drop(location);

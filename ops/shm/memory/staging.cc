@@ -11,12 +11,12 @@
 namespace hvd {
 
 namespace {
-constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // of a location: the block is the backend's, not the user's
-constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // and stays when what it held is released
-constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // and holds a Shown, which says where the exposed memory is
-constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // and what follows is a word of the overflow, no offset in the arena
+constexpr std::uint64_t kStaged = std::uint64_t{1} << 62;  // bit of a location: a block of the backend's, not the user's memory
+constexpr std::uint64_t kKept = std::uint64_t{1} << 61;    // also: the block is pinned, it stays when what it held is released
+constexpr std::uint64_t kShown = std::uint64_t{1} << 60;   // also: the block holds a Shown, which describes exposed memory
+constexpr std::uint64_t kBeyond = std::uint64_t{1} << 59;  // the other bits are a word of the overflow, not an offset in the arena
 constexpr std::uint64_t kOffset = kBeyond - 1;
-constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // and what follows is a number
+constexpr std::uint64_t kNowhere = kStaged | kShown | kBeyond;  // no memory at all: the other bits are a number
 bool is_nowhere(std::uint64_t location) { return (location & kNowhere) == kNowhere; }
 
 /// A rank's description of memory that it exposes: the others may read it where it is.
