@@ -91,7 +91,7 @@ void SmallCalls::await_round(const PersistentOp::Awaited& round, const HandleSta
 }
 
 /// Ends the rounds that all ranks have arrived in. A failure is the world's, and raised where the caller waits: until the operation is over
-/// its memory is in use. What comes of a round that takes the long way may need driving by others than the caller.
+/// its memory is in use. What comes of a round that is negotiated may need driving by others than the caller.
 void SmallCalls::end_complete() {
   try {
     fast_path_.end_complete();
@@ -143,7 +143,7 @@ void SmallCalls::abandon(const std::shared_ptr<PersistentOp>& op, std::shared_pt
   }
 }
 
-/// Returns the round that this is the state of; none if it takes the long way. Ends what has gathered.
+/// Returns the round that this is the state of; none if it is negotiated. Ends what has gathered.
 std::optional<PersistentOp::Awaited> SmallCalls::find_round(const HandleState& pending) {
   const EngineLock lock(mutex_);
   if (burst_.has_complete()) end_complete();

@@ -1,7 +1,7 @@
 #pragma once
 /// The callers of repeated small operations (hvd/engine/core/persistent_op.h): starts their rounds on the fast path, gives the other ranks
-/// a moment for them, and takes the results. Any thread, but for what needs the engine's mutex. Tested in
-/// tests/hvd/engine/fast_path_test.cc.
+/// a moment for them, and takes the results. Any thread, but for what needs the engine's mutex.
+// Tested in tests/hvd/engine/fast_path_test.cc
 
 #include <cstdint>
 #include <memory>

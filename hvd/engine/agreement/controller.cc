@@ -55,7 +55,7 @@ bool Controller::arrive(const Entry& entry, std::uint32_t& arrived) {
     arrived = board_.rounds().arrive(entry.unit.id, entry.unit.generation);
     return true;
   }
-  const BoardLock lock(board_);  // under which others promise, unless they see this arrival
+  const BoardLock lock(board_);  // under which others prepare the round, unless they see this arrival
   if (table().sets().has(entry.signature.root) && awaits_promised(entry.signature.root)) return false;
   arrived = board_.rounds().arrive(entry.unit.id, entry.unit.generation);
   return true;

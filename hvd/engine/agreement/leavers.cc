@@ -58,7 +58,7 @@ bool Leavers::try_to_doubt(UnitRef ref) {
   std::erase(leavers, parts_.topology.rank);  // it takes part in what it waits for
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {
-    if (board_.rounds().is_promised(ref.id)) return true;  // it is doubted again where it comes to the long way
+    if (board_.rounds().is_promised(ref.id)) return true;  // asked about again where it is negotiated
     log.append(Negotiator::doubt(ref.id));
     return true;
   }

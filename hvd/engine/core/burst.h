@@ -1,7 +1,8 @@
 #pragma once
 /// A Burst is what the program's threads have started without waiting for it, since one of them has waited or polled: its operations travel
 /// together. Also what of it has gathered, for the next thread that waits, polls or drives, or else for the coordination thread. Any
-/// thread, no lock. Tested in tests/hvd/engine/what_if_burst_test.cc.
+/// thread, no lock.
+// Tested in tests/hvd/engine/what_if_burst_test.cc
 
 #include <atomic>
 #include <cstdint>

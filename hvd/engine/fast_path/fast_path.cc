@@ -326,7 +326,7 @@ bool FastPath::arrive_last(PersistentOp& op) {
 
 /// Finds the ranks' blocks. Requires that all but this rank have arrived.
 bool FastPath::can_run_for_all(PersistentOp& op) {
-  // What another has said since this rank has read, the long way deals with. From the claim on nobody says anything of the unit.
+  // What another has said since this rank has read, negotiation deals with. From the claim on nobody says anything of the unit.
   if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.log().tail() != board_.log().read_position()) return false;
   return find_blocks(op);
 }
@@ -339,7 +339,7 @@ bool FastPath::find_blocks(const PersistentOp& op) {
     const std::uint64_t location = board_.rounds().coming_location(unit, index);
     const bool is_own = location == op.location && index == board_.self();
     std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
-    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it takes the long way
+    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it is negotiated
     blocks_.push_back(op.note != nullptr ? board_.rounds().note(unit, index).data() : block);
   }
   return true;
@@ -360,9 +360,9 @@ void FastPath::run_for_all(PersistentOp& op) {
 }
 
 void FastPath::give_results(PersistentOp& op, Rounds::Company company) {
-  // Nobody else ends what is promised.
+  // Nobody else ends what is prepared.
   if (!board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
-    throw std::logic_error("the fast path: a promised round that another has ended");
+    throw std::logic_error("the fast path: a prepared round that another has ended");
   tell_results(op, company);
 }
 

@@ -55,9 +55,9 @@ class FastPath {
   /// The same of a prepared round, whatever has been said meanwhile.
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
-  /// The blocks hold results: claims the round that was promised, and tells the ranks.
+  /// The blocks hold results: claims the round that was prepared, and tells the ranks.
   void give_results(PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
-  /// The operation takes the long way.
+  /// Has the operation negotiated.
   void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   /// Gives the other ranks a moment for the round that `unit` is in, whose end `pending` tells of. Returns whether there is something for

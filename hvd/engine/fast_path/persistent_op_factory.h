@@ -1,6 +1,7 @@
 #pragma once
 /// The persistent operations of a rank (hvd/engine/core/persistent_op.h): made of entries that are worth one, found by name, and dropped.
-/// Under the engine's mutex. Tested in tests/hvd/engine/persistent_op_test.cc.
+/// Under the engine's mutex.
+// Tested in tests/hvd/engine/persistent_op_test.cc
 
 #include <memory>
 
@@ -44,7 +45,7 @@ class PersistentOpFactory {
   Ledger& ledger_;
   Board& board_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;  ///< of the blocks of pulled rounds, once there are any
+  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;  ///< of the blocks that are leased for rounds, once there are any
 };
 
 }  // namespace hvd

@@ -1,6 +1,7 @@
 #pragma once
 /// The batches under way on a board: a place for each, which all ranks of the domain see. Any thread of the rank; the functions that want
-/// the board's lock say so. Tested in tests/hvd/negotiation/board_test.cc.
+/// the board's lock say so.
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <cstddef>
 #include <cstdint>

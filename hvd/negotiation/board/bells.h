@@ -1,6 +1,7 @@
 #pragma once
 /// The bells of a board: words on which threads of the domain's ranks sleep, and how whoever has news for them learns that it must ring.
-/// Any thread. Nothing fails. Tested in tests/hvd/negotiation/board_test.cc.
+/// Any thread. Nothing fails.
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <atomic>
 #include <chrono>

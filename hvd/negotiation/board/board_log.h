@@ -1,6 +1,7 @@
 #pragma once
 /// The log of a board: records that all ranks of the domain read in the same order. A ring of bytes; who appends holds the board's lock.
-/// Nothing here blocks or throws. Tested in tests/hvd/negotiation/board_test.cc.
+/// Nothing here blocks or throws.
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 #pragma once
 /// A BoardView finds what lies in the memory of a board (hvd/negotiation/board/layout.h, which its users include for what it refers
-/// to). A value; the memory must outlive it. Any thread; nothing fails. Tested in tests/hvd/negotiation/board_test.cc.
+/// to). A value; the memory must outlive it. Any thread; nothing fails.
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <atomic>
 #include <cstddef>

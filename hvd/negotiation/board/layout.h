@@ -52,7 +52,7 @@
 ///               24      8   result_round            the same of the one that has ended without a record, times 4, and how it ended
 ///                                                   (Rounds::Company); 0 once its result is taken
 ///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line;
-///                                                   or where the ranks' blocks of a pulled round are, a word each
+///                                                   or where the ranks' blocks of a round of leased blocks are, a word each
 ///              120      8   stuck_round             as arrived_round, of the last that has waited for long
 // Tested in tests/hvd/negotiation/board_test.cc
 

@@ -2,7 +2,8 @@
 /// The rounds of a board's slots. A slot has the readiness of one tensor: in each round every rank that takes part arrives once, with a
 /// word of its own; who claims the complete round says what comes of it. Any thread of the rank; the functions that want the board's lock
 /// say so. Nothing here blocks for longer than a round is claimed: for nanoseconds, unless the rank that has claimed it has lost its core,
-/// and then as hvd/negotiation/board/patience.h has it. Tested in tests/hvd/negotiation/board_test.cc.
+/// and then as hvd/negotiation/board/patience.h has it.
+// Tested in tests/hvd/negotiation/board_test.cc
 
 #include <cstddef>
 #include <cstdint>
@@ -95,7 +96,7 @@ class Rounds {
   void promise(std::uint32_t slot) HVD_REQUIRES(board_lock);
   void take_promise_back(std::uint32_t slot) HVD_REQUIRES(board_lock);
   [[nodiscard]] bool is_promised(std::uint32_t slot) const;
-  /// Returns whether it is promised, and this rank has arrived in it.
+  /// Returns whether it is prepared, and this rank has arrived in it.
   [[nodiscard]] bool awaits_promised(std::uint32_t slot) const { return is_promised(slot) && has_arrived(slot, board_.self()); }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-/// What the leader tree asks of its engine. A value of functions, each called by the thread that drives the leader. Tested in
-/// tests/hvd/negotiation/leader_tree_test.cc.
+/// What the leader tree asks of its engine. A value of functions, each called by the thread that drives the leader.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstdint>
 #include <functional>

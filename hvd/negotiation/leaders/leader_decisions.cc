@@ -154,7 +154,7 @@ bool LeaderDecisions::is_promised(const UnitKey& key) const {
   return id && actions_.is_promised && actions_.is_promised(*id);
 }
 
-/// Root: looks again at what may never be complete, and was promised.
+/// Root: looks again at what may never be complete, and was prepared.
 void LeaderDecisions::refuse_put_off() {
   const auto waiting = std::exchange(put_off_, {});
   for (const auto& key : waiting) refuse_if_hopeless(key);

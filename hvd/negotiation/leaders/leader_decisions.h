@@ -1,7 +1,8 @@
 #pragma once
 /// The decisions of a leader tree: what is complete, and passed on or decided; what can never be, and is refused; and which numbers are
 /// given up. The root decides; other leaders count for their subtree, and do what the root says. Part of a LeaderTree, which owns what it
-/// refers to. Run by the thread that drives the leader. Tested in tests/hvd/negotiation/leader_tree_test.cc.
+/// refers to. Run by the thread that drives the leader.
+// Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +45,7 @@ class LeaderDecisions {
   [[nodiscard]] std::size_t departed() const { return departed_.count(); }
   void doubted(const UnitKey& key);
   void refuse(const UnitKey& key, int rank, const std::string& text = {});
-  /// Root: looks again at what may never be complete, and was promised.
+  /// Root: looks again at what may never be complete, and was prepared.
   void refuse_put_off();
   [[nodiscard]] bool is_promised(const UnitKey& key) const;
 
@@ -84,7 +85,7 @@ class LeaderDecisions {
   BlockedDomains blocked_;
   std::string deadlock_;       // root: what it has found last; the next time there may be more ranks in it
   DepartedRanks departed_;     // root
-  std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not promised
+  std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not prepared
 };
 
 }  // namespace hvd

@@ -1,6 +1,7 @@
 #pragma once
 /// What is agreed and waits to be cut into batches: a queue for each process set. Changes with the log's records, alike on all ranks of a
-/// domain. Under the engine's mutex. Tested in tests/hvd/negotiation/negotiator_test.cc.
+/// domain. Under the engine's mutex.
+// Tested in tests/hvd/negotiation/negotiator_test.cc
 
 #include <cstddef>
 #include <cstdint>

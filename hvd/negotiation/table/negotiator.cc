@@ -243,7 +243,7 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
   for (const auto& [id, rounds] : reader.get_list<Pledge>()) {
     const Unit& unit = known_unit(id);
     place_in(sets_.info(unit.key.process_set), rank);
-    if (rounds == 0) throw WireError("a pledge of nothing");
+    if (rounds == 0) throw WireError("a reservation of nothing");
     outcomes.pledges[unit.key] += rounds;
     if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
   }
