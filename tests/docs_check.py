@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds the documents to what is there: links, anchors, paths, commands, options, knobs. Prints each error; fails if there is any.
 
-    python3 tests/docs_check.py [BUILD_FOLDER]                  checks README, CONTRIBUTING, CHANGELOG, docs/*.md and docs/zh
+    python3 tests/docs_check.py [BUILD_FOLDER]                  checks README, CONTRIBUTING, CHANGELOG, docs/*.md, docs/notes, docs/zh
     python3 tests/docs_check.py --notices [BUILD_FOLDER]        plants an error of each kind, and fails unless each is found
 
 Checked are: relative links and their anchors; paths in backquotes; commands of the project in code blocks and backquotes, whose scripts,
@@ -329,7 +329,7 @@ def check_source(text):
 
 
 def problems(build):
-    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(rf"(?:docs/(?:zh/)?|{WHAT_IF}/)[\w-]+\.md", f))
+    documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(r"docs/(?:(?:zh|notes)/)?[\w-]+\.md", f))
     for name in documents:
         for problem in check_document(name, read(name), build):
             yield f"{name}: {problem}"
