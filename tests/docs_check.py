@@ -6,8 +6,8 @@
 
 Checked are: relative links and their anchors; paths in backquotes; commands of the project in code blocks and backquotes, whose scripts,
 programs, presets, targets and options must exist; names HVD_* and HOROVOD_*, which something must read; that every knob of
-hvd/config.cc and every field of hvd::Config stands in docs/configuration.md; that the API reference has all public headers; and files of
-the project that comments speak of; and that the index of the what-if tests has each of them. Options are those of a program's --help where BUILD_FOLDER (default: build) has it, otherwise those that
+hvd/config.cc and every field of hvd::Config stands in docs/configuration.md; that the API reference has all public headers; that pictures
+are small, and drawn of the figures beside them; and files of the project that comments speak of. Options are those of a program's --help where BUILD_FOLDER (default: build) has it, otherwise those that
 its sources spell.
 """
 import argparse
@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -44,7 +45,10 @@ LAUNCHERS = {"mpirun": {"-np", "-n", "-H", "-x", "--hostfile"}, "srun": {"-n", "
 CTEST = {"-R", "-L", "-E", "-N", "-j", "--test-dir", "--output-on-failure", "--preset"}
 FOREIGN_HEADERS = {"mpi.h", "nccl.h", "cuda.h", "cuda_runtime.h"}
 PLACEHOLDERS = {"HVD_X", "HOROVOD_X"}
-WHAT_IF = "tests/torch_bindings/what_if"
+# What draws the pictures whose figures lie beside them, and how many lines all pictures may have.
+DRAWN = {"allreduce": "examples/bench/plot.py FIGURES PICTURE", "strategies": "examples/bench/plot.py FIGURES PICTURE",
+         "sweep": "examples/bench/heatmap.py PICTURE FIGURES"}
+PICTURE_LINES = 400
 
 
 @functools.lru_cache(maxsize=None)
@@ -292,25 +296,19 @@ def check_reference(doxyfile):
     yield from (f"{header} is public, and not among its headers" for header in sorted(public) if not re.search(rf"\b{header}\b", doxyfile))
 
 
-def test_cases(source):
-    """Returns the names of a file's test cases, whose texts may go over several lines."""
-    found = re.findall(r'^TEST_CASE\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', source, re.M)
-    return ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', texts)).replace('\\"', '"') for texts in found]
-
-
-def check_index(text):
-    """The index of the what-if tests has each of their names below the name of its file, and no others."""
-    there = {"## " + f.rpartition("/")[2]: test_cases(read(f)) for f in files() if f.startswith(f"{WHAT_IF}/") and f.endswith("_test.cc")}
-    listed, heading = {}, ""
-    for line in text.split("\n"):
-        if found := re.match(r"## \[(\w+_test\.cc)\]", line):
-            heading = "## " + found[1]
-        elif line.startswith("- "):
-            listed.setdefault(heading, []).append(line[2:])
-    for heading in sorted(there.keys() | listed.keys()):
-        names, lines = there.get(heading, []), listed.get(heading, [])
-        yield from (f'below "{heading}" the line is missing: - {name}' for name in names if name not in lines)
-        yield from (f'below "{heading}" stands what is no test: {line}' for line in lines if line not in names)
+def check_pictures(pictures):
+    """`pictures`: text by path."""
+    lines = sum(text.count("\n") for text in pictures.values())
+    if lines > PICTURE_LINES:
+        yield f"the pictures have {lines} lines together, more than {PICTURE_LINES}"
+    for figures in sorted(f for f in files() if re.fullmatch(r"docs/\w+\.tsv", f)):
+        name = pathlib.PurePosixPath(figures).stem
+        with tempfile.TemporaryDirectory() as folder:
+            made = pathlib.Path(folder) / "made.svg"
+            words = DRAWN[name].replace("FIGURES", str(ROOT / figures)).replace("PICTURE", str(made)).split()
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+            if pictures.get(f"docs/{name}.svg") != made.read_text():
+                yield f"docs/{name}.svg is not what {DRAWN[name].split()[0]} draws of {figures}"
 
 
 def check_source(text):
@@ -328,6 +326,10 @@ def check_source(text):
                 yield f"a comment speaks of {bare}, which is not there"
 
 
+def pictures():
+    return {f: read(f) for f in files() if f.endswith(".svg")}
+
+
 def problems(build):
     documents = DOCUMENTS + sorted(f for f in files() if re.fullmatch(r"docs/(?:(?:zh|notes)/)?[\w-]+\.md", f))
     for name in documents:
@@ -337,8 +339,7 @@ def problems(build):
         yield f"docs/configuration.md: {problem}"
     for problem in check_reference(read("docs/Doxyfile")):
         yield f"docs/Doxyfile: {problem}"
-    for problem in check_index(read(f"{WHAT_IF}/README.md")):
-        yield f"{WHAT_IF}/README.md: {problem}"
+    yield from check_pictures(pictures())
     for name in sorted(files()):
         if name.endswith((".h", ".cc", ".cu", ".sh", ".cmake", "CMakeLists.txt", ".sbatch")) and not name.startswith("tests/layering"):
             for problem in check_source(read(name)):
@@ -400,11 +401,12 @@ def notices(build):
             yield f"not noticed in the table of knobs: {expected}"
     if not list(check_reference(read("docs/Doxyfile").replace("sampler.h", ""))):
         yield "not noticed: a public header that the API reference leaves out"
-    index = read(f"{WHAT_IF}/README.md")
-    first = re.search(r"^- .*\n", index, re.M)[0]
-    for changed, expected in [(index.replace(first, "", 1), "is missing"), (index.replace(first, first + "- what happens then\n", 1), "is no test")]:
-        if not any(expected in problem for problem in check_index(changed)):
-            yield f"not noticed in the index of the what-if tests: {expected}"
+    changed = pictures()
+    changed["docs/sweep.svg"] = changed["docs/sweep.svg"].replace("1.08", "1.09", 1) + "\n" * PICTURE_LINES
+    found = list(check_pictures(changed))
+    for expected in ("lines together", "docs/sweep.svg is not what"):
+        if not any(expected in problem for problem in found):
+            yield f"not noticed: {expected}"
     for text in ("int a;  // see hvd/none.h", "/// See none_such.cc."):
         if not list(check_source(text)):
             yield f"not noticed: {text!r}"

@@ -1,27 +1,48 @@
 #!/usr/bin/env python3
 """Draws what hvd_bench --sweep measured as a heat map: python3 heatmap.py OUT.svg SWEEP.json [SWEEP.json ...]
 
-One panel for each number of ranks, with the medians of its files; a row for each collective, or for each other way of doing it, a column for each size. A cell says how many times as
-long as hvd MPI takes: blue where hvd is faster, red where it is slower. Needs matplotlib; the ending of OUT says which format it gets.
+One panel for each number of ranks, with the medians of its files; a row for each collective, or for each other way of doing it, a column for each
+size. A cell says how many times as long as hvd MPI takes: blue where hvd is faster, red where it is slower. The medians go into OUT.tsv, of which
+'python3 heatmap.py OUT.svg OUT.tsv' draws it again. Readable on light and on dark pages; needs nothing but Python.
 """
 import json
 import statistics
 import sys
 
-from pictures import pyplot
+from pictures import Drawing, legend, short, size_name, unique
 
 WAYS = ("main", "plain", "arena", "fp16", "bf16", "grouped")
+BOUNDS = (0.5, 0.8, 0.95, 1.05, 1.25, 2, 4)  # between the colours
+PALETTE = ("#b2182b", "#ef8a62", "#fddbc7", "#f7f7f7", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac")
+CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, GAP = 50, 20, 150, 84, 16
+
+
+def read_table(path):
+    """Returns the panels of a file that write_table() made."""
+    panels = {}
+    with open(path, encoding="utf-8") as file:
+        sizes = [int(size) for size in next(file).rstrip("\n").split("\t")[3:]]
+        for line in file:
+            title, collective, way, *ratios = line.rstrip("\n").split("\t")
+            panels.setdefault(title, {}).update({(collective, way, size): float(r) for size, r in zip(sizes, ratios) if r})
+    return list(panels.items())
+
+
+def write_table(panels, path):
+    rows, sizes = layout(panels)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\t".join(["ranks", "collective", "way", *map(str, sizes)]) + "\n")
+        for title, values in panels:
+            for row in rows:
+                ratios = [f"{values[(*row, size)]:.3g}" if (*row, size) in values else "" for size in sizes]
+                file.write("\t".join([title, *row, *ratios]) + "\n")
 
 
 def read(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            sweep = json.load(file)
-        rows = sweep["rows"]
-        values = {(row["collective"], row["way"], row["bytes"]): float(row["ratio"]) for row in rows}
-        return f"{sweep['ranks']} ranks on {sweep['cores']} cores", values
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"heatmap.py: {path}: not what hvd_bench --sweep --json writes: {error}")
+    with open(path, encoding="utf-8") as file:
+        sweep = json.load(file)
+    values = {(row["collective"], row["way"], row["bytes"]): float(row["ratio"]) for row in sweep["rows"]}
+    return f"{sweep['ranks']} ranks on {sweep['cores']} cores", values
 
 
 def medians(runs):
@@ -33,50 +54,61 @@ def medians(runs):
     return [(title, {cell: statistics.median(ratios) for cell, ratios in cells.items()}) for title, cells in together.items()]
 
 
-def unique(values):
-    return list(dict.fromkeys(values))
-
-
-def size_name(size):
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024 or size % 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} GiB"
-
-
-def label(collective, way):
-    return collective if way == "main" else f"{collective}, {way}"
-
-
-def draw(panels, path):
-    plt = pyplot("heatmap.py")
-    from matplotlib.colors import LogNorm
-
+def layout(panels):
+    """Returns the rows (collective, way) and the sizes of all panels, in their order."""
     rows = sorted(unique((c, w) for _, values in panels for c, w, _ in values), key=lambda row: WAYS.index(row[1]))
-    sizes = sorted({size for _, values in panels for _, _, size in values})
-    width, height = 2.6 + 0.72 * len(sizes) * len(panels), 1.3 + 0.32 * len(rows)
-    figure, axes = plt.subplots(1, len(panels), figsize=(width, height), sharey=True, squeeze=False, layout="constrained")
-    image = None
-    for (title, values), axis in zip(panels, axes[0]):
-        cells = [[values.get((c, w, size), float("nan")) for size in sizes] for c, w in rows]
-        image = axis.imshow(cells, cmap="RdBu", norm=LogNorm(vmin=0.1, vmax=10), aspect="auto")
-        axis.set_title(title, fontsize=10)
-        axis.set_xticks(range(len(sizes)), [size_name(size) for size in sizes], rotation=45, ha="right", fontsize=8)
-        axis.set_yticks(range(len(rows)), [label(*row) for row in rows], fontsize=8)
-        for y, line in enumerate(cells):
-            for x, ratio in enumerate(line):
-                if ratio == ratio:
-                    axis.text(x, y, f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}", ha="center", va="center", fontsize=7,
-                              color="black" if 0.25 < ratio < 4 else "white")
-    figure.colorbar(image, ax=axes[0], label="MPI's time / hvd's", shrink=0.8, ticks=[0.1, 0.3, 1, 3, 10], format="%g")
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    return rows, sorted({size for _, values in panels for _, _, size in values})
+
+
+def colour(ratio):
+    return sum(ratio >= bound for bound in BOUNDS)
+
+
+def draw(panels):
+    rows, sizes = layout(panels)
+    panel = CELL_WIDTH * len(sizes) + GAP
+    width, bottom = LEFT + panel * len(panels), TOP + CELL_HEIGHT * len(rows)
+    rules = " ".join(f".c{i}{{fill:{c}}}" for i, c in enumerate(PALETTE)) + " .cell{font-size:10px;fill:#1f2328} .cell .w{fill:#fff}"
+    title = "MPI's time / hvd's"
+    out = Drawing(width, bottom + 32, title, "; ".join(name for name, _ in panels), rules, "")
+    ranges = [f"< {BOUNDS[0]:g}", *(f"{bound:g}" for bound in BOUNDS)]
+    swatches, names = legend(ranges, LEFT, 34)
+    boxes = [[swatch] for swatch in swatches]
+    lines = [[] for _ in rows]
+    below = []
+    for number, (name, values) in enumerate(panels):
+        left = LEFT + panel * number
+        below.append((left + (panel - GAP) / 2, TOP - 10, name, "title"))
+        below += [(left + CELL_WIDTH * (column + 0.5), bottom + 18, size_name(size)) for column, size in enumerate(sizes)]
+        for y, row in enumerate(rows):
+            for x, ratio in ((x, values.get((*row, size))) for x, size in enumerate(sizes)):
+                if ratio is not None:
+                    place, kind = (left + CELL_WIDTH * x, TOP + CELL_HEIGHT * y), colour(ratio)
+                    boxes[kind].append((*place, CELL_WIDTH - 1, CELL_HEIGHT - 1))
+                    lines[y].append((place[0] + CELL_WIDTH / 2, place[1] + 14, short(ratio), "w" if kind in (0, len(BOUNDS)) else ""))
+    out.texts([(20, 24, title, "title"), (20, 44, "from (and up)"), *names], anchor="start")
+    for kind, series in enumerate(boxes):
+        out.boxes(f"c{kind}", series)
+    out.texts(below)
+    out.texts([(LEFT - 8, TOP + CELL_HEIGHT * y + 14, c if w == "main" else f"{c}, {w}") for y, (c, w) in enumerate(rows)], anchor="end")
+    for line in lines:
+        out.texts(line, "cell")
+    return str(out)
 
 
 def main():
     if len(sys.argv) < 3:
         sys.exit("usage: heatmap.py OUT.svg SWEEP.json [SWEEP.json ...]")
-    draw(medians([read(path) for path in sys.argv[2:]]), sys.argv[1])
+    out, *files = sys.argv[1:]
+    again = len(files) == 1 and files[0].endswith(".tsv")
+    try:
+        panels = read_table(files[0]) if again else medians(map(read, files))
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        sys.exit(f"heatmap.py: {' '.join(files)}: not what hvd_bench --sweep --json writes: {error}")
+    if not again:
+        write_table(panels, out.removesuffix(".svg") + ".tsv")
+    with open(out, "w", encoding="utf-8") as file:
+        file.write(draw(panels))
 
 
 if __name__ == "__main__":

@@ -6,21 +6,24 @@ rank, what it computes and how it waits, and its batches of gradients (ready her
 there). Prints for each file the medians over its steps, which share of the time that batches are under way lies within the backward pass
 (communication that hides), and how many operators LibTorch begins meanwhile, in times of the rest of that pass: about 1 where communication
 has a core to itself, less where it takes that of the backward pass. Exposed is waiting while a batch is under way; other waiting is for
-slower ranks. Needs matplotlib; not with `-` instead of OUT, which draws nothing. The ending of OUT says which format it gets.
+slower ranks. With `-` instead of OUT nothing is drawn. Readable on light and on dark pages; needs nothing but Python.
 """
 import bisect
 import json
+import math
 import re
 import statistics
 import sys
 from collections import namedtuple
 
-from pictures import pyplot
+from pictures import Drawing, colours, legend
 
 # The names of examples/train/trainer/profile.h.
 STEP, WAIT, BACKWARD = "training step", "wait for gradients", "backward"
 COLOURS = {"forward": "#56b4e9", BACKWARD: "#0072b2", WAIT: "#e69f00", "update": "#009e73"}
-READY, REDUCED, EXPOSED = "#dddddd", "#cc79a7", "#a50f15"
+EXPOSED, READY, REDUCED = "#a50f15", "#dddddd", "#cc79a7"
+PALETTE = [*COLOURS.values(), EXPOSED, READY, REDUCED]
+LEFT, WIDTH, RIGHT, TOP, TITLE, ROW = 100, 820, 24, 52, 26, 22
 
 Batch = namedtuple("Batch", "ready agreed done")
 Part = namedtuple("Part", "whole phases batches operators")  # one rank's part of a step: an interval, [(name, interval)], [Batch], [begin]
@@ -191,46 +194,66 @@ def lanes(batches):
         yield batch, lane
 
 
-def draw_panel(axis, title, step):
+def boxes_of(part, step, zero):
+    """Yields (colour, begin, end, top, height) of what is drawn of a rank, in ms since `zero` and in rows: one of computing, one of batches."""
+    for name, (begin, end) in part.phases:
+        yield COLOURS[name], begin - zero, end - zero, 0.1, 0.8
+    for begin, end in exposed(part, step):
+        yield EXPOSED, begin - zero, end - zero, 0.1, 0.8
+    placed = list(lanes(part.batches))
+    height = 0.8 / (1 + max(lane for _, lane in placed))
+    for batch, lane in placed:
+        top = 1.1 + height * lane
+        yield READY, batch.ready - zero, batch.agreed - zero, top, height * 0.9
+        yield REDUCED, batch.agreed - zero, batch.done - zero, top, height * 0.9
+
+
+def draw_panel(out, title, step, top, scale):
+    """Draws one path for each colour; returns the places of the rows' names."""
     zero = min(part.whole[0] for part in step)
-    names = []
+    series, ends, names = {}, [], []
     for rank, part in enumerate(step):
-        y = 2 * rank
-        for name, (begin, end) in part.phases:
-            axis.barh(y, end - begin, left=begin - zero, height=0.8, color=COLOURS[name])
-        for begin, end in exposed(part, step):
-            axis.barh(y, end - begin, left=begin - zero, height=0.8, color=EXPOSED)
-        placed = list(lanes(part.batches))
-        height = 0.8 / (1 + max(lane for _, lane in placed))
-        for batch, lane in placed:
-            middle = y + 0.6 + height * (lane + 0.5)
-            axis.barh(middle, batch.agreed - batch.ready, left=batch.ready - zero, height=height * 0.9, color=READY)
-            axis.barh(middle, batch.done - batch.agreed, left=batch.agreed - zero, height=height * 0.9, color=REDUCED)
-        for name, (begin, end) in part.phases:
-            if name == BACKWARD:
-                axis.plot([end - zero] * 2, [y - 0.4, y + 1.4], color="black", linewidth=0.8, linestyle=":")
-        names += [f"rank {rank}", "its gradients"]
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_title(title, fontsize=9, loc="left")
-    axis.tick_params(axis="x", labelsize=8)
+        first = top + 2 * ROW * rank
+        for colour, begin, end, place, height in boxes_of(part, step, zero):
+            series.setdefault(colour, []).append((LEFT + scale * begin, first + ROW * place, max(scale * (end - begin), 0.1), ROW * height))
+        ends += [f"M{LEFT + scale * (end - zero):.1f} {first:.1f}v{2 * ROW}" for name, (_, end) in part.phases if name == BACKWARD]
+        names += [(LEFT - 8, first + ROW * 0.65, f"rank {rank}"), (LEFT - 8, first + ROW * 1.65, "its gradients")]
+    out.text(LEFT, top - 6, title, anchor="start")
+    for colour, boxes in series.items():
+        out.boxes(f"s{PALETTE.index(colour)}", boxes)
+    out.path("end", ends)
+    return names
 
 
-def draw(panels, path):
-    plt = pyplot("overlap.py")
-    from matplotlib.patches import Patch
+def draw(panels):
+    longest = max(max(part.whole[1] for part in step) - min(part.whole[0] for part in step) for _, step in panels)
+    scale = WIDTH / longest
+    legend_names = [*COLOURS, "of that exposed: a batch is under way", "batch ready here, not agreed on", "batch under way"]
+    heights = [2 * ROW * len(step) + TITLE for _, step in panels]
+    bottom = TOP + sum(heights)
+    rules = colours("s", PALETTE) + " .end{stroke:#1f2328;stroke-dasharray:1 2;fill:none}"
+    out = Drawing(LEFT + WIDTH + RIGHT, bottom + 44, "A training step: what each rank computes, and when its gradients are reduced",
+                  "; ".join(title for title, _ in panels), rules, ".end{stroke:#e6edf3}")
+    rows = [legend(legend_names[:4], LEFT, 14), legend(legend_names[4:], LEFT, 34)]
+    for i, box in enumerate(box for boxes, _ in rows for box in boxes):
+        out.boxes(f"s{i}", [box])
+    out.texts([word for _, words in rows for word in words], anchor="start")
+    top, names = TOP, []
+    for (title, step), height in zip(panels, heights):
+        names += draw_panel(out, title, step, top + TITLE, scale)
+        top += height
+    out.texts(names, anchor="end")
+    marks = ticks(longest)
+    out.path("grid", [f"M{LEFT + scale * ms:.1f} {bottom + 4:.1f}v6" for ms in marks])
+    out.texts([(LEFT + scale * ms, bottom + 22, f"{ms:g}") for ms in marks] + [(LEFT + WIDTH / 2, bottom + 38, "ms since the step began")])
+    return str(out)
 
-    height = 0.9 + sum(0.6 + 0.55 * len(step) for _, step in panels)
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9, height), sharex=True, squeeze=False, layout="constrained",
-                                height_ratios=[len(step) for _, step in panels])
-    for (title, step), axis in zip(panels, axes[:, 0]):
-        draw_panel(axis, title, step)
-    axes[-1, 0].set_xlabel("ms since the step began", fontsize=8)
-    legend = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
-    legend += [Patch(color=EXPOSED, label="of that exposed: a batch is under way"), Patch(color=READY, label="batch ready here, not agreed on"),
-               Patch(color=REDUCED, label="batch under way")]
-    figure.legend(handles=legend, loc="outside upper center", ncols=4, fontsize=7, frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+
+def ticks(longest):
+    """Returns five to ten round numbers from 0 on."""
+    power = 10.0 ** math.floor(math.log10(longest))
+    step = next(d * power for d in (0.1, 0.2, 0.5, 1, 2) if longest / (d * power) <= 10)
+    return [step * i for i in range(int(longest / step) + 1)]
 
 
 def main():
@@ -245,7 +268,8 @@ def main():
             sys.exit(f"overlap.py: {error}")
         panels.append((summary(title, steps), typical(steps)))
     if sys.argv[1] != "-":
-        draw(panels, sys.argv[1])
+        with open(sys.argv[1], "w", encoding="utf-8") as file:
+            file.write(draw(panels))
 
 
 if __name__ == "__main__":

@@ -3,28 +3,14 @@
 
 One line per file, named as the file. Readable on light and on dark pages; needs nothing but Python. Also prints a Markdown table.
 """
-import html
 import json
 import math
 import os
 import sys
 
-from plot import DARK, LIGHT, Drawing
+from pictures import DARK, LIGHT, Drawing, colours
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 56, 130, 48, 44
-
-
-def style():
-    def colours(palette):
-        return " ".join(f".l{i}{{stroke:{c};fill:none;stroke-width:2}} .t{i}{{fill:{c}}}" for i, c in enumerate(palette))
-
-    return (
-        "<style>text{font:12px system-ui,sans-serif;fill:#1f2328} .title{font-weight:600;font-size:14px} .page{fill:#ffffff} .grid{stroke:#d0d7de} "
-        + colours(LIGHT)
-        + " @media (prefers-color-scheme:dark){text{fill:#e6edf3} .page{fill:#0d1117} .grid{stroke:#30363d} "
-        + colours(DARK)
-        + "}</style>"
-    )
 
 
 def read(path):
@@ -48,30 +34,25 @@ def draw(curves):
     def y(percent):
         return TOP + HEIGHT * (1 - (percent - low) / (high - low))
 
-    out = Drawing()
-    width, height = LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM
     title = f"Test accuracy (top-1, %) by epoch; {curves[0][1][0]['world_size']} ranks"
-    out.add(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">')
-    out.add(f"<title>{html.escape(title)}</title>")
-    out.add("<desc>" + html.escape("; ".join(f"{name}: {100 * records[-1]['top1']:.1f} %" for name, records in curves)) + "</desc>")
-    out.add(style())
-    out.add(f'<rect class="page" width="{width}" height="{height}"/>')
+    said = "; ".join(f"{name}: {100 * records[-1]['top1']:.1f} %" for name, records in curves)
+    line = "stroke:{};fill:none;stroke-width:2"
+    out = Drawing(LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM, title, said, colours("l", LIGHT, line) + " " + colours("t", LIGHT),
+                  colours("l", DARK, line) + " " + colours("t", DARK))
     out.text(20, 26, title, "title", "start")
-    for percent in range(low, high + 1, step):
-        out.add(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y(percent):.1f}" y2="{y(percent):.1f}"/>')
-        out.text(LEFT - 8, y(percent) + 4, str(percent), anchor="end")
-    for epoch in range(1, epochs + 1):
-        out.text(x(epoch), TOP + HEIGHT + 20, str(epoch))
+    scale = range(low, high + 1, step)
+    out.grid(LEFT, LEFT + WIDTH, map(y, scale))
+    out.texts([(LEFT - 8, y(percent) + 4, str(percent)) for percent in scale], anchor="end")
+    out.texts([(x(epoch), TOP + HEIGHT + 20, str(epoch)) for epoch in range(1, epochs + 1)])
     labels = sorted(((y(100 * records[-1]["top1"]), i) for i, (_, records) in enumerate(curves)))
     places, last = {}, -math.inf
     for place, i in labels:  # names at the lines' ends, moved apart where they would meet
         last = places[i] = max(place, last + 14)
     for i, (name, records) in enumerate(curves):
-        points = " ".join(f"{x(r['epoch']):.1f},{y(100 * r['top1']):.1f}" for r in records)
-        out.add(f'<polyline class="l{i % len(LIGHT)}" points="{points}"><title>{html.escape(name)}</title></polyline>')
-        out.text(LEFT + WIDTH + 8, places[i] + 4, name, f"t{i % len(LIGHT)}", "start")
-    out.add("</svg>")
-    return "\n".join(out.lines) + "\n"
+        points = [f"{x(r['epoch']):.1f} {y(100 * r['top1']):.1f}" for r in records]
+        out.path(f"l{i % len(LIGHT)}", ["M" + "L".join(points)], name)
+    out.texts([(LEFT + WIDTH + 8, places[i] + 4, name, f"t{i % len(LIGHT)}") for i, (name, _) in enumerate(curves)], anchor="start")
+    return str(out)
 
 
 def main():

@@ -22,6 +22,8 @@ verdict() { # verdict NAME PROBLEM
     failures=$((failures + 1))
   fi
 }
+# bars: how many the plot has to have: all that was measured but the base, without communication or not
+bars() { awk -F '\t' '/^# base: / { base = substr($0, 9) } !/^#/ && $2 != base && $2 !~ /^none/ { n++ } END { print n + 0 }' "$work/plot.tsv"; }
 # compare NAME SUBJECTS ARGUMENTS...: the medians are of these works and subjects, all with a time and a ratio, and the table shows them
 compare() {
   local name=$1 expected=$2 problem='' found
@@ -33,8 +35,9 @@ compare() {
   grep -q "${expected##*:} *\$" "$work/out" || problem=${problem:-"the table lacks the last subject"}
   grep -q ')$' "$work/out" || grep -q ' -$' "$work/out" || problem=${problem:-"the table has no ratios"}
   if command -v python3 >/dev/null; then
-    python3 -c 'import sys, xml.dom.minidom as m; d = m.parse(sys.argv[1]); assert len(d.getElementsByTagName("rect")) > 3; assert "prefers-color-scheme:dark" in d.toxml()' \
-      "$work/plot.svg" 2>>"$work/out" || problem=${problem:-"the plot is not what it should be"}
+    python3 -c 'import sys, xml.dom.minidom as m; d = m.parse(sys.argv[1]); assert "prefers-color-scheme:dark" in d.toxml()
+bars = sum(p.getAttribute("d").count("z") - 1 for p in d.getElementsByTagName("path") if p.getAttribute("class")[0] == "s")  # not the legend
+assert bars == int(sys.argv[2]), bars' "$work/plot.svg" "$(bars)" 2>>"$work/out" || problem=${problem:-"the plot is not what it should be"}
   else
     grep -q "no plot" "$work/out" || problem=${problem:-"it does not say that there is no plot"}
   fi
