@@ -1,22 +1,18 @@
 #!/usr/bin/env python3
-"""Says what the last runs of tests/run.sh cost: each build by target, each test by name.
+"""Prints what the last runs of tests/run.sh cost on this machine: each build by target, each test by name.
 
-    python3 tests/costs.py             prints the tables
-    python3 tests/costs.py --write     puts them into CONTRIBUTING.md, between its two marks
+    python3 tests/costs.py
 
 Builds are read from Ninja's log (seconds of each compiler and linker, added up by target; what ccache knows costs next to nothing), tests
-from build*/tests/costs, where tests/run_test.sh notes them: seconds by the clock, and of processors.
+from build*/tests/costs, where tests/run_test.sh notes them: seconds by the clock, with other tests beside them, and of processors.
 """
-import argparse
 import collections
 import pathlib
 import re
-import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = {"release": ROOT / "build", "tsan": ROOT / "build-tsan", "asan": ROOT / "build-asan"}
 LEAST_SHARE = 0.01  # what costs less is one row together
-BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
 
 def build_costs(folder):
@@ -71,19 +67,4 @@ def report():
     return "\n\n".join(parts)
 
 
-def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--write", action="store_true", help="into CONTRIBUTING.md")
-    text = report()
-    if not arguments.parse_args().write:
-        print(text or "nothing has run yet: bash tests/run.sh")
-        return
-    page = ROOT / "CONTRIBUTING.md"
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or not text:
-        sys.exit(f"{page}: the marks {BEGIN} and {END} are not there, or nothing has run yet")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
-main()
+print(report() or "nothing has run yet: bash tests/run.sh")
