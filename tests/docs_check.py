@@ -28,11 +28,11 @@ SUFFIXES = ("h", "cc", "cu", "sh", "py", "md", "cmake", "svg", "tsv", "sbatch", 
 # Programs of the project, and the sources that spell their options.
 PROGRAMS = {
     "train": ("examples/train/trainer/options.cc",),
-    "hvd_bench": ("examples/bench/options.cc",),
-    "step_bench": ("examples/bench/step/options.cc",),
-    "compression_table": ("examples/bench/compression_table.cc",),
-    "hvdrun": ("examples/hvdrun/options.cc",),
-    "hvd_scale_sim": ("examples/scale/options.cc",),
+    "hvd_bench": ("tools/hvd_bench/options.cc",),
+    "step_bench": ("tests/bench/step/options.cc", "tests/bench/step/main.cc"),
+    "compression_table": ("tests/bench/compression_table.cc",),
+    "hvdrun": ("tools/hvdrun/options.cc",),
+    "hvd_scale_sim": ("tests/scale/options.cc",),
     "wrap_existing": (),
     "unit_tests": (),
     "torch_tests": (),
@@ -46,8 +46,8 @@ CTEST = {"-R", "-L", "-E", "-N", "-j", "--test-dir", "--output-on-failure", "--p
 FOREIGN_HEADERS = {"mpi.h", "nccl.h", "cuda.h", "cuda_runtime.h"}
 PLACEHOLDERS = {"HVD_X", "HOROVOD_X"}
 # What draws the pictures whose figures lie beside them, and how many lines all pictures may have.
-DRAWN = {"allreduce": "examples/bench/plot.py FIGURES PICTURE", "strategies": "examples/bench/plot.py FIGURES PICTURE",
-         "sweep": "examples/bench/heatmap.py PICTURE FIGURES"}
+DRAWN = {"allreduce": "tests/bench/plot.py FIGURES PICTURE", "strategies": "tests/bench/plot.py FIGURES PICTURE",
+         "sweep": "tests/bench/heatmap.py PICTURE FIGURES"}
 PICTURE_LINES = 400
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# examples/bench/overlap.py: its figures and its picture of a profile whose numbers are known, files that it refuses; and the profile that
+# tests/bench/overlap.py: its figures and its picture of a profile whose numbers are known, files that it refuses; and the profile that
 # step_bench writes has what it needs. It judges no speed.
 # Usage: overlap.sh BUILD_FOLDER
 # timeout: 120
