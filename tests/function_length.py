@@ -1,5 +1,5 @@
 """No function of the project is longer than a screen: 60 lines from its opening brace to its closing one. A test case may tell a story of
-100 lines.
+100 lines. No class has more than 40 functions besides constructors, and no type of the library more than 6 booleans.
 
   python3 tests/function_length.py [FOLDER]   prints those that are longer and fails if there are any
   python3 tests/function_length.py --notices  the check finds what it must, and nothing else
@@ -15,6 +15,8 @@ LIMIT = 60
 TEST_CASE_LIMIT = 100
 # A list of options is as long as there are options, each a line or two.
 LISTS = {"CommandLine parse_command_line(int argc, char** argv)": 100}
+MOST_FUNCTIONS = 40
+MOST_BOOLEANS = 6
 FOLDERS = ("hvd", "ops", "torch_bindings", "examples", "tools", "tests")
 SUFFIXES = (".h", ".cc", ".cu")
 
@@ -88,6 +90,60 @@ def functions(text):
             head_from = place
 
 
+CLASS = re.compile(r"\b(?:class|struct)\s+(?:HVD_\w+(?:\([^)]*\))?\s+|alignas\(\w+\)\s+)*(\w+)(?:\s+final)?\s*(?::[^;{()]*(?:\([^)]*\))?[^;{]*)?\{")
+NO_FUNCTION = re.compile(r"(?:struct|class|enum|using|friend|static_assert|(?:static\s+)?(?:const\s+)?std::function\s*<|template\s*<[^>]*>\s*(?:struct|class))\b")
+
+
+def members(body):
+    """Yields the heads of a class's members, without what stands in braces."""
+    depth, head = 0, ""
+    for char in body:
+        if char == "}":
+            depth -= 1
+            if depth == 0:
+                yield head
+                head = ""
+        elif depth == 0 and char in "{;":
+            if char == "{":
+                depth = 1
+            else:
+                yield head
+                head = ""
+        elif char == "{":
+            depth += 1
+        elif depth == 0:
+            head += char
+
+
+def classes(text):
+    """Yields for each class its line, its name, how many functions it declares, and how many booleans it has."""
+    code = blanked(text)
+    for found in CLASS.finditer(code):
+        opening = found.end() - 1
+        functions_of, booleans = 0, 0
+        for head in members(code[opening + 1 : match_of(code, opening)]):
+            head = re.sub(r"\b(?:public|private|protected)\s*:(?!:)|HVD_\w+(?:\([^()]*\))?|\[\[\w+\]\]", "", head).strip()
+            if not head or NO_FUNCTION.match(head) or re.search(r"=\s*(?:delete|default)$", head):
+                continue
+            declared = head if "operator" in head else head.split("=")[0]
+            if re.search(r"(?:[~\w]+|operator\S+)\s*\(", declared):
+                functions_of += not re.search(rf"(?:^|\s|>)~?{found[1]}\s*\(", declared)
+            elif re.match(r"(?:mutable\s+|const\s+)*(?:bool|std::atomic<bool>)\s", head):
+                booleans += 1 + head.count(",")
+        yield code.count("\n", 0, found.start()) + 1, found[1], functions_of, booleans
+
+
+def too_large(root):
+    for folder in FOLDERS[:-1]:  # the tests' doubles are as large as what they stand for
+        for file in sorted((root / folder).rglob("*.h")):
+            for line, name, functions_of, booleans in classes(file.read_text(encoding="utf-8")):
+                if functions_of > MOST_FUNCTIONS:
+                    yield f"{file.relative_to(root)}:{line}: {functions_of} functions: {name}"
+                # What a command line may say is as much as there are options.
+                if booleans > MOST_BOOLEANS and folder in ("hvd", "ops", "torch_bindings"):
+                    yield f"{file.relative_to(root)}:{line}: {booleans} booleans: {name}"
+
+
 def too_long(root):
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
@@ -131,6 +187,10 @@ def notices():
         text = head + "{\n" + "  1,\n" * 100 + "};\n" + f"void g() {short}\n"
         found = [length for _, length, _ in functions(text) if length > LIMIT]
         assert not found, f"wrongly refused, {found}: {text[:200]}"
+    inner = "  struct Inner { int f(); int g(); };\n  using F = int (*)();\n  B(const B&) = delete;\n  int a = f();\n  int b{g()};\n  std::function<int()> c;\n"
+    declared = "  B(int a) : a_(f(a)) { g(); }\n  ~B();\n  int f() const;\n  bool operator==(const B&) const;\n  template <class T>\n  T g(T t) { return t; }\n"
+    large = "class B final : public C<int(int)> {\n public:\n" + inner + declared + "  bool d = false, e = true;\n  std::atomic<bool> h{false};\n};\n"
+    assert [found[1:] for found in classes(large)] == [("B", 3, 3), ("Inner", 2, 0)], list(classes(large))
 
 
 if __name__ == "__main__":
@@ -138,6 +198,6 @@ if __name__ == "__main__":
         notices()
         sys.exit(0)
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
-    found = list(too_long(root))
+    found = list(too_long(root)) + list(too_large(root))
     print("\n".join(found))
     sys.exit(1 if found else 0)
