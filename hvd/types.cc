@@ -17,7 +17,7 @@ std::string_view name_of(DataType dtype) {
 }
 
 std::string_view name_of(ReduceOp op) {
-  static constexpr std::array<std::string_view, 6> kNames{"average", "sum", "min", "max", "product", "adasum"};
+  static constexpr std::array<std::string_view, 9> kNames{"average", "sum", "min", "max", "product", "adasum", "bitand", "bitor", "bitxor"};
   return kNames.at(static_cast<std::size_t>(op));
 }
 

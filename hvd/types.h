@@ -30,8 +30,12 @@ enum class DataType : std::uint8_t {
 /// The number of element types.
 inline constexpr int kDataTypes = 12;
 
-/// ReduceOp says how the ranks' values are combined. Average is the sum divided by the size of the process set.
-enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum };
+/// ReduceOp says how the ranks' values are combined. Average is the sum divided by the size of the process set. BitAnd, BitOr and BitXor
+/// are of integers, bit by bit, and of Bool.
+enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum, BitAnd, BitOr, BitXor };
+
+/// Returns whether the operation combines bits.
+constexpr bool is_bitwise(ReduceOp op) { return op >= ReduceOp::BitAnd; }
 
 /// OpKind says what a submission asks for.
 enum class OpKind : std::uint8_t { Allreduce, Allgather, Broadcast, Alltoall, Reducescatter, Barrier, Join, Control };

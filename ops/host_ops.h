@@ -27,6 +27,8 @@ inline kernels::Reduction reduction_of(const BatchTraits& traits) {
 }
 
 /// Returns whether the zeros of ranks that have joined may be left out.
-constexpr bool zeros_change_nothing(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Average || op == ReduceOp::Adasum; }
+constexpr bool zeros_change_nothing(ReduceOp op) {
+  return op == ReduceOp::Sum || op == ReduceOp::Average || op == ReduceOp::Adasum || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
+}
 
 }  // namespace hvd

@@ -55,8 +55,12 @@ Parts parts_of(const Reduction& reduction, std::size_t count) {
 detail::ReduceKernel find_kernel(const KernelTable& table, const Reduction& reduction, const Parts& parts, bool averages) {
   const bool unscaled = reduction.prescale == 1 && reduction.postscale == 1 && !averages;
   if (is_integer(parts.dtype) && !unscaled) return nullptr;
-  const ReduceOp op = reduction.op == ReduceOp::Average ? ReduceOp::Sum : reduction.op;
-  return table.reduce(parts.dtype, parts.output, op, reduction.prescale != 1 && parts.dtype != DataType::Bool);
+  const bool is_truth = parts.dtype == DataType::Bool;
+  const ReduceOp op = reduction.op == ReduceOp::Average              ? ReduceOp::Sum
+                      : is_truth && reduction.op == ReduceOp::BitAnd ? ReduceOp::Min
+                      : is_truth && reduction.op == ReduceOp::BitOr  ? ReduceOp::Max
+                                                                     : reduction.op;
+  return table.reduce(parts.dtype, parts.output, op, reduction.prescale != 1 && !is_truth);
 }
 
 }  // namespace
@@ -83,7 +87,8 @@ std::string_view name_of(Isa isa) {
 bool supported(DataType dtype, ReduceOp op) {
   if (op == ReduceOp::Adasum) return false;
   const bool ordering = op == ReduceOp::Min || op == ReduceOp::Max;
-  if (dtype == DataType::Bool) return ordering;
+  if (dtype == DataType::Bool) return ordering || is_bitwise(op);
+  if (is_bitwise(op)) return is_integer(dtype);
   return !(is_complex(dtype) && ordering);
 }
 

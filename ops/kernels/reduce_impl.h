@@ -200,6 +200,12 @@ ReduceKernel find_integer(ReduceOp op) {
       return Reducer<Plain<Integer>, Plain<Integer>, Min, false>::template run<0>;
     case ReduceOp::Max:
       return Reducer<Plain<Integer>, Plain<Integer>, Max, false>::template run<0>;
+    case ReduceOp::BitAnd:
+      return Reducer<Plain<Unsigned>, Plain<Unsigned>, And, false>::template run<0>;
+    case ReduceOp::BitOr:
+      return Reducer<Plain<Unsigned>, Plain<Unsigned>, Or, false>::template run<0>;
+    case ReduceOp::BitXor:
+      return Reducer<Plain<Unsigned>, Plain<Unsigned>, Xor, false>::template run<0>;
     default:
       return nullptr;
   }

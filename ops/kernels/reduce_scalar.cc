@@ -71,6 +71,12 @@ A combined(A a, A b) {
   if constexpr (kOp == ReduceOp::Min || kOp == ReduceOp::Max) {
     if (b != b) return b;
     return (kOp == ReduceOp::Min ? b < a : b > a) ? b : a;
+  } else if constexpr (kOp == ReduceOp::BitAnd) {
+    return static_cast<A>(a & b);
+  } else if constexpr (kOp == ReduceOp::BitOr) {
+    return static_cast<A>(a | b);
+  } else if constexpr (kOp == ReduceOp::BitXor) {
+    return static_cast<A>(a ^ b);
   } else if constexpr (kOp == ReduceOp::Product && kIsComplex<A>) {
     return A(a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real());
   } else if constexpr (kOp == ReduceOp::Product) {
@@ -160,6 +166,15 @@ void reduce_as(const Reduction& reduction, In in, Out out, std::size_t count) {
       return;
     case ReduceOp::Product:
       if constexpr (!std::is_same_v<T, bool>) return reduce_all<Format, OutFormat, ReduceOp::Product>(reduction, in, out, count);
+      return;
+    case ReduceOp::BitAnd:
+      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitAnd>(reduction, in, out, count);
+      return;
+    case ReduceOp::BitOr:
+      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitOr>(reduction, in, out, count);
+      return;
+    case ReduceOp::BitXor:
+      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitXor>(reduction, in, out, count);
       return;
     case ReduceOp::Adasum:
       return;

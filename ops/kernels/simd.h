@@ -149,6 +149,25 @@ struct Max {
     return ((b > a) | (b != b)) ? b : a;
   }
 };
+/// Of integers.
+struct And {
+  template <class V>
+  static V combine(V a, V b) {
+    return a & b;
+  }
+};
+struct Or {
+  template <class V>
+  static V combine(V a, V b) {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class V>
+  static V combine(V a, V b) {
+    return a ^ b;
+  }
+};
 
 }  // namespace
 }  // namespace hvd::kernels::detail

@@ -33,11 +33,15 @@ typename N::Stored fold_whole(const Reduction& what, const std::vector<Block>& i
   using Unsigned = std::make_unsigned_t<T>;
   Wide sum = 0;
   T extreme = 0;
-  std::uint64_t product = 1;
+  std::uint64_t product = 1, all = ~std::uint64_t{0}, any = 0, odd = 0;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
     const T value = scaled_whole(N::get(inputs[r].data(), i), what.prescale);
     sum += value;
-    product *= static_cast<std::uint64_t>(value);
+    const auto bits = static_cast<std::uint64_t>(value);
+    product *= bits;
+    all &= bits;
+    any |= bits;
+    odd ^= bits;
     const bool better = what.op == ReduceOp::Min ? value < extreme : value > extreme;
     if (r == 0 || better) extreme = value;
   }
@@ -45,6 +49,9 @@ typename N::Stored fold_whole(const Reduction& what, const std::vector<Block>& i
   if (what.op == ReduceOp::Average) result = static_cast<T>(sum / static_cast<Wide>(inputs.size()));
   if (what.op == ReduceOp::Sum) result = static_cast<T>(static_cast<Unsigned>(sum));  // wraps
   if (what.op == ReduceOp::Product) result = static_cast<T>(static_cast<Unsigned>(product));
+  if (what.op == ReduceOp::BitAnd) result = static_cast<T>(static_cast<Unsigned>(all));
+  if (what.op == ReduceOp::BitOr) result = static_cast<T>(static_cast<Unsigned>(any));
+  if (what.op == ReduceOp::BitXor) result = static_cast<T>(static_cast<Unsigned>(odd));
   return scaled_whole(result, what.postscale);
 }
 
@@ -86,7 +93,10 @@ typename N::Value fold_real(const Reduction& what, const std::vector<Block>& inp
 
 bool fold_truth(ReduceOp op, const std::vector<Block>& inputs, std::size_t i) {
   const auto holds = [&](const Block& input) { return Truth::get(input.data(), i); };
-  return op == ReduceOp::Min ? std::all_of(inputs.begin(), inputs.end(), holds) : std::any_of(inputs.begin(), inputs.end(), holds);
+  const auto true_ones = std::count_if(inputs.begin(), inputs.end(), holds);
+  if (op == ReduceOp::BitXor) return true_ones % 2 == 1;
+  const bool wants_all = op == ReduceOp::Min || op == ReduceOp::BitAnd;
+  return wants_all ? true_ones == static_cast<std::ptrdiff_t>(inputs.size()) : true_ones > 0;
 }
 
 using Vector = std::vector<long double>;

@@ -20,8 +20,8 @@ inline constexpr int kTypes = 12;
 inline constexpr DataType kAllTypes[kTypes] = {DataType::UInt8,   DataType::Int8,    DataType::Int16,     DataType::Int32,
                                                DataType::Int64,   DataType::Float16, DataType::BFloat16,  DataType::Float32,
                                                DataType::Float64, DataType::Bool,    DataType::Complex64, DataType::Complex128};
-inline constexpr ReduceOp kAllReductions[] = {ReduceOp::Average, ReduceOp::Sum,     ReduceOp::Min,
-                                              ReduceOp::Max,     ReduceOp::Product, ReduceOp::Adasum};
+inline constexpr ReduceOp kAllReductions[] = {ReduceOp::Average, ReduceOp::Sum,    ReduceOp::Min,   ReduceOp::Max,   ReduceOp::Product,
+                                              ReduceOp::Adasum,  ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor};
 
 const char* type_name(DataType dtype);
 std::size_t type_bytes(DataType dtype);
@@ -32,8 +32,8 @@ bool is_whole(DataType dtype);  ///< integers; Bool is none
 bool is_float(DataType dtype);  ///< real floating point, 16 bits included
 bool is_complex_type(DataType dtype);
 
-/// Whether docs/semantics.md, "Arithmetic", has the pair: all reductions of real numbers (Adasum of floats only), Min and Max of Bool,
-/// Sum and Average of complex numbers.
+/// Whether docs/semantics.md, "Arithmetic", has the pair: all reductions of real numbers (Adasum of floats only, bits of integers only),
+/// Min, Max and bits of Bool, Sum and Average of complex numbers.
 bool allreduce_is_defined(DataType dtype, ReduceOp op);
 
 /// How the values of a tensor are drawn.

@@ -74,6 +74,9 @@ std::int64_t whole_value(std::int64_t low, std::int64_t high, ReduceOp op, Value
   if (values == Values::Exact) return static_cast<std::int64_t>(random % 4);
   if (values == Values::Full) return static_cast<std::int64_t>(random);
   if (op == ReduceOp::Product) return static_cast<std::int64_t>(random % 2) + 1;
+  // Most bits of all ranks together are set for "and", and not for "or", so that one rank's alone decide.
+  if (op == ReduceOp::BitAnd) return static_cast<std::int64_t>(random | random >> 7 | random >> 19 | random << 11);
+  if (op == ReduceOp::BitOr || op == ReduceOp::BitXor) return static_cast<std::int64_t>(random & (random >> 7 | random << 11));
   high /= 2 * ranks;
   low /= 2 * ranks;
   return low + static_cast<std::int64_t>(random % (static_cast<std::uint64_t>(high - low) + 1));
@@ -98,6 +101,12 @@ const char* reduction_name(ReduceOp op) {
       return "product";
     case ReduceOp::Adasum:
       return "adasum";
+    case ReduceOp::BitAnd:
+      return "bitand";
+    case ReduceOp::BitOr:
+      return "bitor";
+    case ReduceOp::BitXor:
+      return "bitxor";
   }
   throw std::logic_error("no such reduction");
 }
@@ -124,7 +133,9 @@ bool is_float(DataType dtype) {
 bool is_complex_type(DataType dtype) { return dtype == DataType::Complex64 || dtype == DataType::Complex128; }
 
 bool allreduce_is_defined(DataType dtype, ReduceOp op) {
-  if (dtype == DataType::Bool) return op == ReduceOp::Min || op == ReduceOp::Max;
+  const bool bits = op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
+  if (dtype == DataType::Bool) return op == ReduceOp::Min || op == ReduceOp::Max || bits;
+  if (bits) return is_whole(dtype);
   if (is_complex_type(dtype)) return op == ReduceOp::Sum || op == ReduceOp::Average;
   return op != ReduceOp::Adasum || is_float(dtype);
 }

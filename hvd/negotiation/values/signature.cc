@@ -129,7 +129,7 @@ void encode(Writer& writer, const Signature& signature) {
 Signature decode_signature(Reader& reader) {
   Signature signature;
   signature.kind = checked_enum(reader.get<std::uint8_t>(), OpKind::Control);
-  signature.op = checked_enum(reader.get<std::uint8_t>(), ReduceOp::Adasum);
+  signature.op = checked_enum(reader.get<std::uint8_t>(), ReduceOp::BitXor);
   signature.device = checked_enum(reader.get<std::uint8_t>(), DeviceKind::Cuda);
   signature.prescale_factor = reader.get<double>();
   signature.postscale_factor = reader.get<double>();

@@ -41,7 +41,8 @@ constexpr std::array kAllTypes = {DataType::UInt8,   DataType::Int8,    DataType
                                   DataType::Int64,   DataType::Float16, DataType::BFloat16,  DataType::Float32,
                                   DataType::Float64, DataType::Bool,    DataType::Complex64, DataType::Complex128};
 constexpr std::array kFloatTypes = {DataType::Float16, DataType::BFloat16, DataType::Float32, DataType::Float64};
-constexpr std::array kOps = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product};
+constexpr std::array kOps = {ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
+                             ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
 
 /// One element per rank reduced by `run`; the element is repeated, so that it passes through full vectors and the rest.
 template <class Out, class T, class Run>
@@ -266,6 +267,12 @@ TEST_CASE("kernels: what exists") {
   CHECK(kernels::name_of(Isa::Avx512) == "avx512");
   CHECK(kernels::supported(DataType::Int8, ReduceOp::Product));
   CHECK(kernels::supported(DataType::Bool, ReduceOp::Max));
+  for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+    for (const DataType dtype : kFloatTypes) CHECK_FALSE(kernels::supported(dtype, op));
+    CHECK_FALSE(kernels::supported(DataType::Complex64, op));
+    CHECK(kernels::supported(DataType::Bool, op));
+    CHECK(kernels::supported(DataType::Int16, op));
+  }
   CHECK_FALSE(kernels::supported(DataType::Bool, ReduceOp::Sum));
   CHECK_FALSE(kernels::supported(DataType::Complex64, ReduceOp::Min));
   CHECK(kernels::supported(DataType::Complex128, ReduceOp::Product));
