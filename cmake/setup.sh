@@ -68,6 +68,7 @@ missing_packages() {
   have_header fmt/core.h || echo libfmt-dev
   have_header CLI/CLI.hpp || echo libcli11-dev
   have_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  have_header openssl/hmac.h || echo libssl-dev
   have_header zlib.h || echo zlib1g-dev
   have_header jpeglib.h || echo libjpeg-dev
   have_header png.h || echo libpng-dev
@@ -124,7 +125,7 @@ install_packages() {
     if is_debian; then
       say "as root: apt-get install ${needed[*]}" >&2
     else
-      say "that is: a C++20 compiler, CMake >= 3.25, Ninja or make, Open MPI with its headers, and the headers of fmt, CLI11, nlohmann-json, zlib, libjpeg-turbo, libpng, for the tests doctest; found through PATH, CPATH and CMAKE_PREFIX_PATH" >&2
+      say "that is: a C++20 compiler, CMake >= 3.25, Ninja or make, Open MPI with its headers, and the headers of fmt, OpenSSL, CLI11, nlohmann-json, zlib, libjpeg-turbo, libpng, for the tests doctest; found through PATH, CPATH and CMAKE_PREFIX_PATH" >&2
     fi
     exit 1
   fi

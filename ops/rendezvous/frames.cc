@@ -1,5 +1,8 @@
 #include "ops/rendezvous/frames.h"
 
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -9,7 +12,7 @@ namespace hvd {
 
 namespace {
 
-constexpr std::uint64_t kProtocol = 0x3276'7a64'6e65'7268U;  // another version of it is another number
+constexpr std::uint64_t kProtocol = 0x3376'7a64'6e65'7268U;  // another version of it is another number
 constexpr std::size_t kHeader = sizeof(std::uint32_t) + 1;
 
 Digest prove(const Digest& key, std::string_view side, const Nonce& server, const Nonce& client, std::span<const std::byte> said) {
@@ -50,6 +53,19 @@ std::optional<Frame> FrameReader::next() {
   return frame;
 }
 
+Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message) {
+  // The store's thread may come here while the process ends: libcrypto must not have cleaned up by then.
+  [[maybe_unused]] static const int stays = ::OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  Digest digest{};
+  const auto* text = reinterpret_cast<const unsigned char*>(message.data());
+  auto* made = reinterpret_cast<unsigned char*>(digest.data());
+  if (::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), text, message.size(), made, nullptr) == nullptr)
+    throw WireError("libcrypto makes no HMAC");
+  return digest;
+}
+
+bool is_same(const Digest& a, const Digest& b) { return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+
 Nonce make_nonce() {
   Nonce nonce{};
   if (::getrandom(nonce.data(), nonce.size(), 0) == static_cast<ssize_t>(nonce.size())) return nonce;
@@ -59,7 +75,7 @@ Nonce make_nonce() {
 }
 
 Digest make_key(std::string_view token, std::string_view job) {
-  return sha256(Writer().put_string("hvd rendezvous").put_string(token).put_string(job).bytes());
+  return hmac_sha256(Writer().put_string("hvd rendezvous").bytes(), Writer().put_string(token).put_string(job).bytes());
 }
 
 Bytes make_greeting(const Nonce& nonce) { return Writer().put(kProtocol).put(nonce).take(); }

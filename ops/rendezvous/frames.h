@@ -6,6 +6,7 @@
 // Tested in tests/ops/rendezvous/store_test.cc, tests/fuzz/store_fuzz.cc
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,7 +14,6 @@
 #include <string_view>
 
 #include "hvd/base/wire.h"
-#include "ops/rendezvous/hmac.h"
 
 namespace hvd {
 
@@ -57,6 +57,12 @@ class FrameReader {
   Bytes bytes_;
   std::size_t most_ = kMostOfStrangers;
 };
+
+using Digest = std::array<std::byte, 32>;
+/// HMAC (RFC 2104) with SHA-256, as libcrypto computes it. Throws WireError where that refuses.
+Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message);
+/// Compares in a time that does not depend on where they differ.
+bool is_same(const Digest& a, const Digest& b);
 
 using Nonce = std::array<std::byte, 16>;
 /// Returns what nobody can foresee.

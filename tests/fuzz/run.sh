@@ -40,7 +40,7 @@ start() {
 }
 start "$folder/${name}_fuzz.o" "$root/tests/fuzz/${name}_fuzz.cc" "${flags[@]}"
 # The longest first. What is not needed the linker leaves in the library.
-mapfile -t sources < <(cd "$root" && ls -S hvd/negotiation/*/*.cc hvd/base/*.cc hvd/{errors,types}.cc ops/rendezvous/{hmac,frames,store}.cc)
+mapfile -t sources < <(cd "$root" && ls -S hvd/negotiation/*/*.cc hvd/base/*.cc hvd/{errors,types}.cc ops/rendezvous/{frames,store}.cc)
 for source in "${sources[@]}"; do
   object=$folder/$(tr / _ <<<"${source%.cc}").o
   start "$object" "$root/$source" "${flags[@]/fuzzer/fuzzer-no-link}"
@@ -50,7 +50,7 @@ for compiler in "${compilers[@]}"; do wait "$compiler"; done
 library=$folder/library.a
 fresh "$library" || { rm -f "$library" && ar rcs "$library" "${objects[@]}"; }
 target=$folder/${name}_fuzz
-fresh "$target" || "$clang" "${flags[@]}" -o "$target" "$folder/${name}_fuzz.o" "$library"
+fresh "$target" || "$clang" "${flags[@]}" -o "$target" "$folder/${name}_fuzz.o" "$library" -lcrypto
 cd "$folder"
 "$target" -max_total_time="$seconds" -max_len=4096 -malloc_limit_mb=64 -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=1 2>"$name.log" || {
   tail -n 60 "$name.log"

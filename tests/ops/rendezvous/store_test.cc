@@ -48,12 +48,7 @@ bool mentions(const std::string& text, const std::string& words) { return text.f
 
 }  // namespace
 
-TEST_CASE("store: SHA-256 and HMAC give what the standards' examples say") {
-  CHECK(hex(sha256({})) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  CHECK(hex(sha256(spoken("abc"))) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  CHECK(hex(sha256(spoken("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"))) ==
-        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  CHECK(hex(sha256(Bytes(1000000, std::byte{'a'}))) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+TEST_CASE("store: HMAC-SHA256 gives what the standard's examples say") {
   CHECK(hex(hmac_sha256(spoken("Jefe"), spoken("what do ya want for nothing?"))) ==
         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   CHECK(hex(hmac_sha256(Bytes(131, std::byte{0xaa}), spoken("Test Using Larger Than Block-Size Key - Hash Key First"))) ==
