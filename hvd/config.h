@@ -69,7 +69,7 @@ struct Config {
   LogLevel log_level = LogLevel::Warning;
 
   /// File that the timeline is written to from `init()` on, see `start_timeline` (HVD_TIMELINE, default: nowhere; DYNAMIC, Horovod's word
-  /// for "later, by start_timeline", means nowhere too). On: about a microsecond per tensor and rank, and 1 KiB of file.
+  /// for "later, by start_timeline", means nowhere too). On: about three microseconds per tensor and rank, and 1 KiB of file.
   std::string timeline{};
   /// True: the timeline shows where each batch was cut (HVD_TIMELINE_MARK_CYCLES, default 0).
   bool timeline_mark_cycles = false;

@@ -39,6 +39,9 @@ std::string joined(const Range& items, std::string_view between) {
   return text;
 }
 
+/// Returns `text` between quotes, as JSON wants it: no more than `most` bytes of it, what is not UTF-8 replaced.
+std::string json_string(std::string_view text, std::size_t most = 256);
+
 /// Returns ascending numbers as "0-2, 5".
 HVD_BETWEEN_LIBRARIES std::string rank_list(std::span<const int> ranks);
 

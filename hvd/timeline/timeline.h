@@ -1,7 +1,7 @@
 #pragma once
-/// A Timeline is one rank's: what the engine notes goes into a bounded list in memory, and a thread of its own turns that into events of
-/// the common file every 100 ms, sooner when the list fills up or something fails. The thread that notes writes nothing, and waits for
-/// nothing. Where the list is full, whole operations are left out, and counted in the file.
+/// A Timeline is one rank's: what the engine notes becomes text in memory, and a thread of its own appends that to the common file every
+/// 100 ms, sooner when there is much or something fails. The thread that notes writes no file, and waits for none. Where the memory is
+/// full, whole operations are left out, and counted in the file.
 /// Switched off, a note costs one relaxed load. Any thread may note. `start` throws InvalidArgument; a file that can no longer be written
 /// ends the timeline with a warning; nothing else fails.
 ///
@@ -19,8 +19,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -28,8 +28,8 @@
 #include "hvd/errors.h"
 #include "hvd/options.h"
 #include "hvd/submission.h"
+#include "hvd/timeline/timeline_events.h"
 #include "hvd/timeline/timeline_file.h"
-#include "hvd/timeline/timeline_format.h"
 #include "hvd/topology.h"
 
 namespace hvd {
@@ -38,15 +38,16 @@ class Timeline {
  public:
   /// Gives every rank's bytes to every rank, in rank order; collective.
   using Exchange = std::function<std::vector<Bytes>(const Bytes& mine)>;
-  static constexpr std::size_t kCapacity = std::size_t{1} << 16;
+  static constexpr std::size_t kCapacity = std::size_t{16} << 20;
 
+  /// `capacity`: bytes of text that may wait to be written.
   explicit Timeline(std::size_t capacity = kCapacity) : capacity_(capacity) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Collective, with the same arguments: rank 0 makes the file anew, then the first rank of each host that does not see that file makes
-  /// its own, then the others open it, so nobody's events are lost. Throws InvalidArgument on every rank if one cannot, naming it.
+  /// Collective, with the same arguments: rank 0 makes the file anew; then the others open it, or, on a host that does not see it, one of
+  /// their own. Throws InvalidArgument on every rank if one cannot, naming it.
   /// Clocks: exact within a host; between hosts as far as their wall clocks agree at this moment.
   void start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes, const Topology& topology,
              const Exchange& exchange);
@@ -60,8 +61,9 @@ class Timeline {
   struct Copy {
     TraceTime from = 0, to = 0;
   };
-  /// Returns the number under which the rest is noted; 0: not at all.
+  /// Returns the number under which the rest is noted; 0: not at all. `once`: the name will not come back.
   std::uint64_t submitted(const Submission& submission, std::string_view name, bool once, TraceTime since, Copy copy);
+  /// `last`: the rank that came last, -1 for none; `travels`: a batch will follow.
   void agreed(std::uint64_t id, int last, bool travels);
   void launched(std::uint64_t id, std::string_view backend);
   void copying_out(std::uint64_t id, TraceTime since);
@@ -70,12 +72,11 @@ class Timeline {
   void cut(std::size_t tensors, std::int64_t bytes);
 
  private:
-  void begin_writing(TimelineFile file, TimelineFormat format, const TimelineOptions& options, std::uint64_t max_bytes);
-  void note(TraceRecord record);
+  void begin_writing(bool marks_cycles);
   void end_writer();
-  void write_on(TimelineFormat format);
-  /// False: no more can be written.
-  bool flush(std::string& text, const TimelineFormat& format, std::chrono::milliseconds patience);
+  void write_on();
+  template <class Note>
+  void note(const Note& note);
 
   const std::size_t capacity_;
   std::mutex control_;  // start and stop
@@ -84,14 +85,11 @@ class Timeline {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
-  std::vector<TraceRecord> records_;
+  TimelineEvents events_;
   std::uint64_t next_id_ = 1;
-  std::uint64_t first_id_ = 1;  // of those of this file
-  std::size_t open_ = 0;        // noted and not finished
-  std::uint64_t left_out_ = 0;
   bool hurry_ = false, stop_ = false;
 
-  std::optional<TimelineFile> file_;  // the writer's own while it runs
+  std::unique_ptr<TimelineFile> file_;  // the writer's own while it runs
   std::uint64_t max_bytes_ = 0;
   std::thread writer_;
 };
