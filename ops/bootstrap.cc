@@ -13,7 +13,7 @@
 #include "ops/mpi/library.h"
 #include "ops/mpi/point_to_point.h"
 #include "ops/mpi/rendezvous.h"
-#include "ops/rendezvous/meeting.h"
+#include "ops/rendezvous/store_rendezvous.h"
 
 namespace hvd {
 

@@ -22,7 +22,7 @@
 #include "hvd/engine/core/library_call.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
-#include "hvd/launch/whole_lines.h"
+#include "hvd/launch/launch.h"
 #include "hvd/negotiation/values/signature.h"
 #include "ops/backends.h"
 #include "ops/bootstrap.h"

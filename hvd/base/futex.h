@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <ctime>
 
-#include "hvd/base/cpu.h"
-
 namespace hvd {
 
 using FutexWord = std::atomic<std::uint32_t>;

@@ -1,7 +1,7 @@
 #pragma once
-/// The policy of all waits for another rank, before a thread sleeps on a doorbell: it looks again and again where each rank of the host has
-/// a core, and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. The numbers
-/// stand here, with what they were measured by; no other file spins or gives way.
+/// How a thread waits for another rank, before it sleeps on a doorbell: it looks again and again where each rank of the host has a core,
+/// and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. This is the policy of
+/// all such waits, with the numbers and what they were measured by: no other file spins or gives way.
 ///
 /// Ranks that have a core each look for about 10 us, and then go on for about twice the time that it takes to fall asleep and be woken: a
 /// shorter time gives two ranks that wait for each other in turn a slow state that they do not leave, as the one that was woken is late by
@@ -17,11 +17,18 @@
 #include <cstdint>
 #include <thread>
 
-#include "hvd/base/cpu.h"
-
 namespace hvd {
 
-/// The length of a wait, until its thread does something else.
+/// Tells the processor that this thread looks at something again and again.
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+/// How long a wait goes on before its thread does something else.
 struct WaitPlan {
   // Where each rank has a core:
   int looks = 0;                      ///< so many; 0: as long as `time`
@@ -35,26 +42,30 @@ struct WaitPlan {
 namespace waits {
 
 using std::chrono::microseconds;
-/// The wait for the others to complete a batch, after this rank's part: about as long as to fall asleep and be woken takes (256 KiB, 2
-/// ranks: 75 to 134 us with sleeping at once, 20 to 24 with this).
+/// For the others to complete a batch, after this rank's part: about as long as to fall asleep and be woken takes (256 KiB, 2 ranks: 75 to
+/// 134 us with sleeping at once, 20 to 24 with this).
 inline constexpr WaitPlan kBatch{.time = microseconds(100), .offers = 20, .longest = microseconds(100)};
-/// The wait for a piece in a ring: it takes a rank that has a core less.
+/// For a piece in a ring: it takes a rank that has a core less.
 inline constexpr WaitPlan kPieceToTake{.time = microseconds(20), .offers = 20, .longest = microseconds(4000)};
 /// The same of ranks that were just waited for in vain. Without a core of its own this rank offers the one that it has.
 inline constexpr WaitPlan kPieceInVain{.offers = 2, .longest = microseconds(4000)};
-/// The wait for readers to empty a ring: as long as to fall asleep and be woken takes.
+/// For readers to empty a ring: as long as to fall asleep and be woken takes.
 inline constexpr WaitPlan kPieceToGive{.time = microseconds(100), .offers = 20, .longest = microseconds(4000)};
-/// The wait for other hosts' messages, of leaders in a round that they end among themselves: who is looked for may need this core.
+/// For other hosts' messages, of leaders in a round that they end among themselves: who is looked for may need this core.
 inline constexpr WaitPlan kDirectRound{.looks = 1000, .looks_for_offer = 20, .offers = 200};
-/// The wait for what rings no doorbell and must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296; 4 ranks on 2 cores 63 to 79 instead
-/// of 170 to 350. The core is always offered, as the other end of a wire may be on it.
+/// For what rings no doorbell and must be polled: 4 B over MPI, 2 ranks, 35 us instead of 296; 4 ranks on 2 cores 63 to 79 instead of 170
+/// to 350. The core is always offered, as the other end of a wire may be on it.
 inline constexpr WaitPlan kPolled{.looks = 400, .looks_for_offer = 1, .offers = 100};
-/// The wait for the turn, which the coordination thread keeps for some microseconds most often; it is a thread of this rank, on whatever
-/// core.
+/// For the turn, which the coordination thread keeps for some microseconds most often; it is a thread of this rank, on whatever core.
 inline constexpr WaitPlan kTurn{.looks = 20, .looks_for_offer = 1, .offers = 20};
-/// The wait for a rank that has claimed a round and is about to end it: nanoseconds, unless it has lost its core. First as with a core,
-/// then without.
+/// For a rank that has claimed a round and is about to end it: nanoseconds, unless it has lost its core. First as with a core, then
+/// without.
 inline constexpr WaitPlan kClaim{.looks = 200, .offers = 100};
+
+/// For another rank's part of a small operation, first: about 10 us, and not at all where ranks share cores.
+inline constexpr WaitPlan kFirst{.looks = 300};
+/// And then, unless that has been in vain of late. The other ranks' turns on a shared core are shorter.
+inline constexpr WaitPlan kOn{.time = microseconds(100), .offers = 20, .longest = microseconds(50)};
 
 }  // namespace waits
 
@@ -62,7 +73,7 @@ inline constexpr WaitPlan kClaim{.looks = 200, .offers = 100};
 class Pauses {
  public:
   explicit Pauses(bool has_core) : has_core_(has_core) {}
-  /// Waits a moment after a look in vain. Returns false, at once, if the plan's looks or time are over.
+  /// To be called after a look in vain: returns after a moment, or false, at once, if the plan's looks or time are over.
   bool pause(const WaitPlan& plan) {
     const int turn = turns_++;
     if (turn >= (has_core_ ? plan.looks : plan.offers) && !(has_core_ && plan.looks == 0 && plan.time.count() > 0)) return false;
@@ -105,53 +116,22 @@ class ShortWait {
   /// Returns whether `is_done` before it was time to sleep.
   template <class IsDone>
   bool until(const IsDone& is_done) {
-    if (has_core_ ? look(is_done) : is_done()) return true;
+    if (wait_until(is_done, waits::kFirst, has_core_)) return true;
     if (const unsigned left = left_out_.load(std::memory_order_relaxed); left > 0) {
       left_out_.store(left - 1, std::memory_order_relaxed);
       return false;
     }
-    const Outcome outcome = has_core_ ? look_on(is_done) : offer_core(is_done);
-    const unsigned in_vain = outcome == Outcome::InVain ? std::min(in_vain_.load(std::memory_order_relaxed) + 1, kMostInVain) : 0;
+    const auto since = std::chrono::steady_clock::now();
+    const bool done = wait_until(is_done, waits::kOn, has_core_);
+    const bool was_in_vain = !done && (has_core_ || std::chrono::steady_clock::now() - since >= waits::kOn.longest);
+    const unsigned in_vain = was_in_vain ? std::min(in_vain_.load(std::memory_order_relaxed) + 1, kMostInVain) : 0;
     in_vain_.store(in_vain, std::memory_order_relaxed);
     if (in_vain > 0) left_out_.store(1U << in_vain, std::memory_order_relaxed);
-    return outcome == Outcome::Done;
+    return done;
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  enum class Outcome : std::uint8_t { Done, TimeToSleep, InVain };
-  static constexpr int kLooks = 300;  // about 10 us
-  static constexpr std::chrono::microseconds kLongest{100};
-  static constexpr int kOffers = 20;
-  static constexpr std::chrono::microseconds kLongestOffer{50};  // the other ranks' turns on this core are shorter
   static constexpr unsigned kMostInVain = 10;
-
-  template <class IsDone>
-  static bool look(const IsDone& is_done) {
-    for (int i = 0; i < kLooks; ++i) {
-      if (is_done()) return true;
-      cpu_relax();
-    }
-    return false;
-  }
-  template <class IsDone>
-  static Outcome look_on(const IsDone& is_done) {
-    const auto end = Clock::now() + kLongest;
-    do {
-      if (look(is_done)) return Outcome::Done;
-    } while (Clock::now() < end);
-    return Outcome::InVain;
-  }
-  template <class IsDone>
-  static Outcome offer_core(const IsDone& is_done) {
-    const auto end = Clock::now() + kLongestOffer;
-    for (int i = 0; i < kOffers; ++i) {
-      std::this_thread::yield();
-      if (is_done()) return Outcome::Done;
-      if (Clock::now() >= end) return Outcome::InVain;
-    }
-    return Outcome::TimeToSleep;
-  }
 
   const bool has_core_;
   std::atomic<unsigned> in_vain_{0};   // waits one after the other

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -275,7 +276,24 @@ Launch launch_by_mpi(const Environment& environment, Announcement mpi, const Ann
   return launch;
 }
 
+/// Also one rank alone that hvdrun has started: it has no number then, but HVD_INIT.
+bool is_launched() {
+  try {
+    const Launch launch = read_launch();
+    return launch.is_forced || launch.hints.rank.has_value();
+  } catch (const InvalidArgument&) {
+    return true;  // a rank whose variables are wrong; hvd::init() says so
+  }
+}
+
+[[maybe_unused]] const bool before_main = (print_whole_lines(), true);
+
 }  // namespace
+
+void print_whole_lines() noexcept {
+  static const bool once = is_launched() && std::setvbuf(stdout, nullptr, _IOLBF, 0) == 0;
+  static_cast<void>(once);
+}
 
 std::string StoreAddress::text() const {
   if (!path.empty()) return path;

@@ -47,6 +47,12 @@ struct Launch {
   std::string outer;
 };
 
+/// Makes standard output line-buffered, once, if a launcher has started this process as a rank: what a rank prints is to be heard line by
+/// line. The C library keeps back what goes to a pipe until it has 4 KiB or the process ends in order, so an exception that nobody catches,
+/// or a signal, would take the last lines of a rank along, and those of several ranks would be torn. The library calls it before main(), so
+/// that what the program itself says of its buffers counts. Any thread.
+void print_whole_lines() noexcept;
+
 Launch read_launch(const Environment& environment);
 /// Returns that of this process.
 Launch read_launch();

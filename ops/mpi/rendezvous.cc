@@ -236,12 +236,6 @@ Bytes MpiRendezvous::give_from_first(const std::vector<int>& ranks, const Bytes&
   return received;
 }
 
-void MpiRendezvous::barrier() {
-  MPI_Request request{};
-  comm_.check(mpi().ibarrier(comm_.get(), &request), "MPI_Ibarrier");
-  finish(request, "MPI_Ibarrier");
-}
-
 void finalize_mpi() {
   if (we_started_mpi && !is_mpi_finalized()) mpi().finalize();
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "ops/mpi/call.h"
-#include "ops/rendezvous/peers.h"
 #include "ops/rendezvous/rendezvous.h"
 
 namespace hvd {
@@ -38,7 +37,6 @@ class MpiRendezvous final : public Rendezvous {
   void begin() override;
   const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
-  void barrier() override;
   std::vector<int> find_hosts() override;
   Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
 

@@ -1,5 +1,3 @@
-#include "ops/rendezvous/meeting.h"
-
 #include <unistd.h>
 
 #include <algorithm>

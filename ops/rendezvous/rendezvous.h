@@ -6,10 +6,12 @@
 // Tested in tests/ops/rendezvous/meeting_test.cc, tests/ops/bootstrap_mpi_test.cc
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hvd/base/wire.h"
+#include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
 
@@ -26,12 +28,34 @@ class Rendezvous {
   /// Collective. Returns every rank's bytes, by rank. Waits without spinning, for as long as all live.
   virtual std::vector<Bytes> allgather(const Bytes& mine) = 0;
   /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end its process.
-  virtual void barrier() = 0;
+  void barrier() { static_cast<void>(allgather({})); }
   /// Collective. Returns, by rank, the lowest rank of the same host.
   virtual std::vector<int> find_hosts() = 0;
   /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
   /// `give_up`, which then ends it with BackendError; what a set of ranks is given under one tag comes in order.
   virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) = 0;
+};
+
+/// Peers watch the other ranks of this host while there is no board yet that tells who lives: through a descriptor of each process, which
+/// the kernel marks when it ends. Used inside `init()` and at the end of `shutdown()`, in the caller's thread. Owns the descriptors. Never
+/// fails: a process that cannot be watched, on another host, in another pid namespace or under a kernel without pidfd_open, is not.
+class Peers {
+ public:
+  /// Names the kernel and the pid namespace of this process, where process ids mean the same; empty where it cannot be told.
+  static std::string name_of_process_space();
+  /// What the others need to know to watch this process.
+  static Bytes introduce();
+  /// `all`: what each rank said of itself, by rank; `self` is this one.
+  void watch(const std::vector<Bytes>& all, int self);
+  /// Returns a rank whose process has ended, if there is one.
+  [[nodiscard]] std::optional<int> find_dead() const;
+
+ private:
+  struct Peer {
+    int rank;
+    FileDescriptor process;
+  };
+  std::vector<Peer> peers_;
 };
 
 }  // namespace hvd

@@ -3,6 +3,7 @@
 /// two threads, one after the other.
 // Tested in tests/ops/rendezvous/meeting_test.cc
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,8 +11,8 @@
 #include <optional>
 #include <utility>
 
+#include "hvd/launch/launch.h"
 #include "ops/rendezvous/client.h"
-#include "ops/rendezvous/peers.h"
 #include "ops/rendezvous/rendezvous.h"
 #include "ops/rendezvous/server.h"
 
@@ -30,7 +31,6 @@ class StoreRendezvous final : public Rendezvous {
   void begin() override;
   const std::string& broken() const override { return client_.broken(); }
   std::vector<Bytes> allgather(const Bytes& mine) override;
-  void barrier() override { static_cast<void>(allgather({})); }
   std::vector<int> find_hosts() override;
   Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
 
@@ -48,5 +48,10 @@ class StoreRendezvous final : public Rendezvous {
   std::uint64_t exchanges_ = 0;                            // allgathers that have ended: as many on all ranks
   std::uint64_t world_ = 0;                                // how many had, when this world's init() began
 };
+
+/// Collective. Brings the ranks of a job together without MPI: rank 0 opens the store, all connect to it, and say who they are. `launch`
+/// says who this rank is and where the store is to be; `patience`: how long all may take to come. Throws InvalidArgument or BackendError,
+/// which name the mistake, on all ranks that can be told; ranks that do not come in time are named.
+std::unique_ptr<Rendezvous> meet_in_store(const Launch& launch, std::chrono::milliseconds patience);
 
 }  // namespace hvd

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "ops/rendezvous/meeting.h"
+#include "ops/rendezvous/store_rendezvous.h"
 
 namespace {
 

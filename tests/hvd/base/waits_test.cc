@@ -8,6 +8,9 @@
 namespace hvd {
 namespace {
 
+/// How often a short wait looks: before each pause, after the last one, and once more at its end.
+constexpr int kShort = waits::kFirst.looks + 2;
+
 /// How often a wait that is in vain looks.
 int looks_in_vain(ShortWait& wait) {
   int looks = 0;
@@ -21,28 +24,28 @@ TEST_CASE("a wait ends with what it waits for") {
   CHECK(wait.until([&] { return ++looks == 1; }));
   CHECK(looks == 1);
   looks = 0;
-  CHECK(wait.until([&] { return ++looks == 301; }));  // after the short look
-  CHECK(looks == 301);
+  CHECK(wait.until([&] { return ++looks == kShort + 1; }));  // after the short look
+  CHECK(looks == kShort + 1);
 }
 
 TEST_CASE("long waits in vain make the next ones short, more and more of them, until one helps") {
   ShortWait wait(true);
-  CHECK(looks_in_vain(wait) > 300);
-  for (int i = 0; i < 2; ++i) CHECK(looks_in_vain(wait) == 300);
-  CHECK(looks_in_vain(wait) > 300);
-  for (int i = 0; i < 4; ++i) CHECK(looks_in_vain(wait) == 300);
+  CHECK(looks_in_vain(wait) > kShort);
+  for (int i = 0; i < 2; ++i) CHECK(looks_in_vain(wait) == kShort);
+  CHECK(looks_in_vain(wait) > kShort);
+  for (int i = 0; i < 4; ++i) CHECK(looks_in_vain(wait) == kShort);
   int looks = 0;
-  CHECK(wait.until([&] { return ++looks == 301; }));
-  CHECK(looks_in_vain(wait) > 300);
-  for (int i = 0; i < 2; ++i) CHECK(looks_in_vain(wait) == 300);
-  CHECK(looks_in_vain(wait) > 300);
+  CHECK(wait.until([&] { return ++looks == kShort + 1; }));
+  CHECK(looks_in_vain(wait) > kShort);
+  for (int i = 0; i < 2; ++i) CHECK(looks_in_vain(wait) == kShort);
+  CHECK(looks_in_vain(wait) > kShort);
 }
 
 TEST_CASE("there is an end to how many waits are short") {
   ShortWait wait(true);
   int most = 0;
   for (int i = 0, in_a_row = 0; i < 10000; ++i) {
-    in_a_row = looks_in_vain(wait) == 300 ? in_a_row + 1 : 0;
+    in_a_row = looks_in_vain(wait) == kShort ? in_a_row + 1 : 0;
     most = std::max(most, in_a_row);
   }
   CHECK(most == 1024);
@@ -54,8 +57,8 @@ TEST_CASE("ranks that share cores offer theirs a few times") {
   CHECK(wait.until([&] { return ++looks == 1; }));
   CHECK(looks == 1);
   looks = 0;
-  CHECK(wait.until([&] { return ++looks == 2; }));  // whatever the first offer took
-  for (int i = 0; i < 1000; ++i) CHECK(looks_in_vain(wait) <= 21);
+  CHECK(wait.until([&] { return ++looks == 4; }));  // whatever the first offer took
+  for (int i = 0; i < 1000; ++i) CHECK(looks_in_vain(wait) <= 24);
 }
 
 /// How often a plan pauses after looks in vain.

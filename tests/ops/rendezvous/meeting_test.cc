@@ -22,7 +22,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "ops/rendezvous/meeting.h"
 #include "ops/rendezvous/meeting_file.h"
 #include "ops/rendezvous/sockets.h"
 #include "ops/rendezvous/store_rendezvous.h"

@@ -1,4 +1,4 @@
-#include "ops/rendezvous/peers.h"
+#include "ops/rendezvous/rendezvous.h"
 
 #include <poll.h>
 #include <sys/stat.h>
