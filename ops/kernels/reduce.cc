@@ -14,15 +14,8 @@ namespace {
 using detail::KernelTable;
 
 const KernelTable* table_of(Isa isa) {
-  switch (isa) {
-    case Isa::Baseline:
-      return detail::baseline_kernels();
-    case Isa::Avx2:
-      return detail::avx2_kernels();
-    case Isa::Avx512:
-      return detail::avx512_kernels();
-  }
-  return nullptr;
+  if (isa == Isa::Baseline) return detail::baseline_kernels();
+  return isa == Isa::Avx2 ? detail::avx2_kernels() : detail::avx512_kernels();
 }
 
 bool processor_has([[maybe_unused]] Isa isa) {
@@ -72,17 +65,7 @@ Isa best_isa() {
   return best;
 }
 
-std::string_view name_of(Isa isa) {
-  switch (isa) {
-    case Isa::Baseline:
-      return "baseline";
-    case Isa::Avx2:
-      return "avx2";
-    case Isa::Avx512:
-      return "avx512";
-  }
-  return "?";
-}
+std::string_view name_of(Isa isa) { return isa == Isa::Baseline ? "baseline" : isa == Isa::Avx2 ? "avx2" : "avx512"; }
 
 bool supported(DataType dtype, ReduceOp op) {
   if (op == ReduceOp::Adasum) return false;

@@ -2,6 +2,4 @@
 // Tested in tests/ops/kernels/reduce_test.cc
 #include "ops/kernels/reduce_impl.h"
 
-namespace hvd::kernels::detail {
-const KernelTable* baseline_kernels() { return &kTable; }
-}  // namespace hvd::kernels::detail
+const hvd::kernels::detail::KernelTable* hvd::kernels::detail::baseline_kernels() { return &kTable; }

@@ -9,7 +9,6 @@
 /// Tried in place with AVX-512 on Zen 4, 64 MiB per rank: two or four vectors a step are no faster in cache, and up to 30% slower from
 /// memory for single combinations (fp32 x4: 53 instead of 74 GB/s; bf16 x4: 44 instead of 71), depending on how the compiler happens to
 /// order the accesses; prefetching 0.5 to 4 KiB ahead gains nothing. So one vector a step, unless the number of ranks is unknown.
-// Tested in tests/ops/kernels/reduce_test.cc
 
 #include "ops/kernels/kernel_table.h"
 #include "ops/kernels/simd.h"
@@ -19,25 +18,17 @@ namespace {
 
 /// All lanes, or the first `lanes` through a buffer: the same arithmetic for the last elements as for all others.
 template <class Format, bool kPart>
-[[gnu::always_inline]] inline typename Format::Value load_at(const void* base, std::size_t i, [[maybe_unused]] std::size_t lanes) {
+[[gnu::always_inline]] inline typename Format::Value load_at(const void* base, std::size_t i, std::size_t lanes) {
   const char* from = static_cast<const char*>(base) + i * Format::kBytes;
   typename Format::Stored stored = {};
-  if constexpr (kPart) {
-    __builtin_memcpy(&stored, from, lanes * Format::kBytes);
-  } else {
-    __builtin_memcpy(&stored, from, sizeof stored);
-  }
+  __builtin_memcpy(&stored, from, kPart ? lanes * Format::kBytes : sizeof stored);
   return Format::unpack(stored);
 }
 
 template <class Format, bool kPart>
-[[gnu::always_inline]] inline void store_at(void* base, std::size_t i, [[maybe_unused]] std::size_t lanes, typename Format::Stored stored) {
+[[gnu::always_inline]] inline void store_at(void* base, std::size_t i, std::size_t lanes, typename Format::Stored stored) {
   char* to = static_cast<char*>(base) + i * Format::kBytes;
-  if constexpr (kPart) {
-    __builtin_memcpy(to, &stored, lanes * Format::kBytes);
-  } else {
-    __builtin_memcpy(to, &stored, sizeof stored);
-  }
+  __builtin_memcpy(to, &stored, kPart ? lanes * Format::kBytes : sizeof stored);
 }
 
 /// Division by a power of two is exactly multiplication with its inverse.
@@ -141,25 +132,8 @@ struct Reducer {
   }
 
   static void run_any(const ReduceJob& job) {
-    if (!in_place(job)) return run<0>(job);
-    switch (job.ins) {
-      case 2:
-        return run<2>(job);
-      case 3:
-        return run<3>(job);
-      case 4:
-        return run<4>(job);
-      case 5:
-        return run<5>(job);
-      case 6:
-        return run<6>(job);
-      case 7:
-        return run<7>(job);
-      case 8:
-        return run<8>(job);
-      default:
-        return run<0>(job);
-    }
+    constexpr ReduceKernel kRuns[] = {run<0>, run<0>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>, run<8>};
+    return (in_place(job) && job.ins < sizeof kRuns / sizeof *kRuns ? kRuns[job.ins] : run<0>)(job);
   }
 };
 
@@ -176,58 +150,44 @@ void run_convert(const ConvertJob& job) {
   if (rest != 0) store_at<To, true>(job.dst, i, rest, To::pack(load_at<From, true>(job.src, i, rest) * scale));
 }
 
-template <class From, class To>
+template <class From, class To = From>
 ReduceKernel find_float(ReduceOp op, bool prescaled) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return prescaled ? Reducer<From, To, Sum, true>::template run<0> : Reducer<From, To, Sum, false>::run_any;
-    case ReduceOp::Min:
-      return prescaled ? Reducer<From, To, Min, true>::template run<0> : Reducer<From, To, Min, false>::template run<0>;
-    case ReduceOp::Max:
-      return prescaled ? Reducer<From, To, Max, true>::template run<0> : Reducer<From, To, Max, false>::template run<0>;
-    default:
-      return nullptr;
-  }
+  if (op == ReduceOp::Sum) return prescaled ? Reducer<From, To, Sum, true>::template run<0> : Reducer<From, To, Sum, false>::run_any;
+  if (op == ReduceOp::Min)
+    return prescaled ? Reducer<From, To, Min, true>::template run<0> : Reducer<From, To, Min, false>::template run<0>;
+  if (op == ReduceOp::Max)
+    return prescaled ? Reducer<From, To, Max, true>::template run<0> : Reducer<From, To, Max, false>::template run<0>;
+  return nullptr;
+}
+
+template <class Format>
+ReduceKernel find_order(ReduceOp op) {
+  if (op == ReduceOp::Min) return Reducer<Format, Format, Min, false>::template run<0>;
+  return op == ReduceOp::Max ? Reducer<Format, Format, Max, false>::template run<0> : nullptr;
 }
 
 /// Sums of unsigned numbers have the bits of sums of signed ones, and may wrap.
 template <class Integer, class Unsigned>
 ReduceKernel find_integer(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return Reducer<Plain<Unsigned>, Plain<Unsigned>, Sum, false>::run_any;
-    case ReduceOp::Min:
-      return Reducer<Plain<Integer>, Plain<Integer>, Min, false>::template run<0>;
-    case ReduceOp::Max:
-      return Reducer<Plain<Integer>, Plain<Integer>, Max, false>::template run<0>;
-    case ReduceOp::BitAnd:
-      return Reducer<Plain<Unsigned>, Plain<Unsigned>, And, false>::template run<0>;
-    case ReduceOp::BitOr:
-      return Reducer<Plain<Unsigned>, Plain<Unsigned>, Or, false>::template run<0>;
-    case ReduceOp::BitXor:
-      return Reducer<Plain<Unsigned>, Plain<Unsigned>, Xor, false>::template run<0>;
-    default:
-      return nullptr;
-  }
+  using Bits = Plain<Unsigned>;
+  if (op == ReduceOp::Sum) return Reducer<Bits, Bits, Sum, false>::run_any;
+  if (op == ReduceOp::BitAnd) return Reducer<Bits, Bits, And, false>::template run<0>;
+  if (op == ReduceOp::BitOr) return Reducer<Bits, Bits, Or, false>::template run<0>;
+  if (op == ReduceOp::BitXor) return Reducer<Bits, Bits, Xor, false>::template run<0>;
+  return find_order<Plain<Integer>>(op);
 }
 
 ReduceKernel find_reduce(DataType dtype, DataType output, ReduceOp op, bool prescaled) {
   const bool widens = output != dtype;
   if (widens && output != DataType::Float32) return nullptr;
-  switch (dtype) {
-    case DataType::Float16:
-      return widens ? find_float<Half, Plain<float>>(op, prescaled) : find_float<Half, Half>(op, prescaled);
-    case DataType::BFloat16:
-      return widens ? find_float<BFloat, Plain<float>>(op, prescaled) : find_float<BFloat, BFloat>(op, prescaled);
-    default:
-      break;
-  }
+  if (dtype == DataType::Float16) return widens ? find_float<Half, Plain<float>>(op, prescaled) : find_float<Half>(op, prescaled);
+  if (dtype == DataType::BFloat16) return widens ? find_float<BFloat, Plain<float>>(op, prescaled) : find_float<BFloat>(op, prescaled);
   if (widens) return nullptr;
   switch (dtype) {
     case DataType::Float32:
-      return find_float<Plain<float>, Plain<float>>(op, prescaled);
+      return find_float<Plain<float>>(op, prescaled);
     case DataType::Float64:
-      return find_float<Plain<double>, Plain<double>>(op, prescaled);
+      return find_float<Plain<double>>(op, prescaled);
     case DataType::UInt8:
       return find_integer<std::uint8_t, std::uint8_t>(op);
     case DataType::Int8:
@@ -239,9 +199,7 @@ ReduceKernel find_reduce(DataType dtype, DataType output, ReduceOp op, bool pres
     case DataType::Int64:
       return find_integer<std::int64_t, std::uint64_t>(op);
     case DataType::Bool:
-      return op == ReduceOp::Min   ? Reducer<Truth, Truth, Min, false>::run<0>
-             : op == ReduceOp::Max ? Reducer<Truth, Truth, Max, false>::run<0>
-                                   : nullptr;
+      return find_order<Truth>(op);
     default:
       return nullptr;
   }
@@ -249,31 +207,16 @@ ReduceKernel find_reduce(DataType dtype, DataType output, ReduceOp op, bool pres
 
 template <class From>
 ConvertKernel find_convert_from(DataType dst) {
-  switch (dst) {
-    case DataType::Float16:
-      return run_convert<From, Half>;
-    case DataType::BFloat16:
-      return run_convert<From, BFloat>;
-    case DataType::Float32:
-      return run_convert<From, Plain<float>>;
-    default:
-      return nullptr;
-  }
+  if (dst == DataType::Float16) return run_convert<From, Half>;
+  if (dst == DataType::BFloat16) return run_convert<From, BFloat>;
+  return dst == DataType::Float32 ? run_convert<From, Plain<float>> : nullptr;
 }
 
 ConvertKernel find_convert(DataType dst, DataType src) {
-  switch (src) {
-    case DataType::Float16:
-      return find_convert_from<Half>(dst);
-    case DataType::BFloat16:
-      return find_convert_from<BFloat>(dst);
-    case DataType::Float32:
-      return find_convert_from<Plain<float>>(dst);
-    case DataType::Float64:
-      return dst == DataType::Float64 ? run_convert<Plain<double>, Plain<double>> : nullptr;
-    default:
-      return nullptr;
-  }
+  if (src == DataType::Float16) return find_convert_from<Half>(dst);
+  if (src == DataType::BFloat16) return find_convert_from<BFloat>(dst);
+  if (src == DataType::Float32) return find_convert_from<Plain<float>>(dst);
+  return src == DataType::Float64 && dst == src ? run_convert<Plain<double>, Plain<double>> : nullptr;
 }
 
 constexpr KernelTable kTable = {.reduce = find_reduce, .convert = find_convert};

@@ -2,7 +2,6 @@
 // products, scaled integers, integer averages). No intrinsics, nothing shared with reduce_impl.h.
 //
 // The accumulators of a block of elements stay in the first-level cache while the inputs pass by one after the other.
-// Tested in tests/ops/kernels/reduce_test.cc
 
 #include <algorithm>
 #include <cmath>
@@ -148,36 +147,23 @@ void reduce_all(const Reduction& reduction, In in, Out out, std::size_t count) {
   }
 }
 
+/// Requires `supported`.
 template <class Format, class OutFormat = Format>
 void reduce_as(const Reduction& reduction, In in, Out out, std::size_t count) {
   using T = typename Format::Value;
-  switch (reduction.op) {
-    case ReduceOp::Min:
-      if constexpr (!kIsComplex<T>) return reduce_all<Format, OutFormat, ReduceOp::Min>(reduction, in, out, count);
-      return;
-    case ReduceOp::Max:
-      if constexpr (!kIsComplex<T>) return reduce_all<Format, OutFormat, ReduceOp::Max>(reduction, in, out, count);
-      return;
-    case ReduceOp::Sum:
-      if constexpr (!std::is_same_v<T, bool>) return reduce_all<Format, OutFormat, ReduceOp::Sum>(reduction, in, out, count);
-      return;
-    case ReduceOp::Average:
-      if constexpr (!std::is_same_v<T, bool>) return reduce_all<Format, OutFormat, ReduceOp::Average>(reduction, in, out, count);
-      return;
-    case ReduceOp::Product:
-      if constexpr (!std::is_same_v<T, bool>) return reduce_all<Format, OutFormat, ReduceOp::Product>(reduction, in, out, count);
-      return;
-    case ReduceOp::BitAnd:
-      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitAnd>(reduction, in, out, count);
-      return;
-    case ReduceOp::BitOr:
-      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitOr>(reduction, in, out, count);
-      return;
-    case ReduceOp::BitXor:
-      if constexpr (std::is_integral_v<T>) return reduce_all<Format, OutFormat, ReduceOp::BitXor>(reduction, in, out, count);
-      return;
-    case ReduceOp::Adasum:
-      return;
+  if constexpr (!kIsComplex<T>) {
+    if (reduction.op == ReduceOp::Min) return reduce_all<Format, OutFormat, ReduceOp::Min>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Max) return reduce_all<Format, OutFormat, ReduceOp::Max>(reduction, in, out, count);
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (reduction.op == ReduceOp::BitAnd) return reduce_all<Format, OutFormat, ReduceOp::BitAnd>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::BitOr) return reduce_all<Format, OutFormat, ReduceOp::BitOr>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::BitXor) return reduce_all<Format, OutFormat, ReduceOp::BitXor>(reduction, in, out, count);
+  }
+  if constexpr (!std::is_same_v<T, bool>) {
+    if (reduction.op == ReduceOp::Sum) return reduce_all<Format, OutFormat, ReduceOp::Sum>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Average) return reduce_all<Format, OutFormat, ReduceOp::Average>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Product) return reduce_all<Format, OutFormat, ReduceOp::Product>(reduction, in, out, count);
   }
 }
 
@@ -193,19 +179,20 @@ void convert_as(void* dst, const void* src, std::size_t count, double scale) {
   throw std::invalid_argument("hvd kernels: " + std::string(name_of(from)) + " cannot be " + std::string(what));
 }
 
-template <class From>
-void convert_from(void* dst, DataType dst_type, const void* src, std::size_t count, double scale) {
-  switch (dst_type) {
+/// Calls `work` with the format of `dtype`.
+template <class Work>
+void with_format(DataType dtype, std::string_view what, const Work& work) {
+  switch (dtype) {
     case DataType::Float16:
-      return convert_as<From, Half>(dst, src, count, scale);
+      return work(Half());
     case DataType::BFloat16:
-      return convert_as<From, BFloat>(dst, src, count, scale);
+      return work(BFloat());
     case DataType::Float32:
-      return convert_as<From, Single>(dst, src, count, scale);
+      return work(Single());
     case DataType::Float64:
-      return convert_as<From, Double>(dst, src, count, scale);
+      return work(Double());
     default:
-      refuse(dst_type, "converted to");
+      refuse(dtype, what);
   }
 }
 
@@ -256,18 +243,9 @@ void convert_scalar(void* dst, DataType dst_type, const void* src, DataType src_
     if (count != 0 && dst != src) std::memcpy(dst, src, count * element_bytes(dst_type));
     return;
   }
-  switch (src_type) {
-    case DataType::Float16:
-      return convert_from<Half>(dst, dst_type, src, count, scale);
-    case DataType::BFloat16:
-      return convert_from<BFloat>(dst, dst_type, src, count, scale);
-    case DataType::Float32:
-      return convert_from<Single>(dst, dst_type, src, count, scale);
-    case DataType::Float64:
-      return convert_from<Double>(dst, dst_type, src, count, scale);
-    default:
-      refuse(src_type, "converted from");
-  }
+  with_format(src_type, "converted from", [&](auto from) {
+    with_format(dst_type, "converted to", [&](auto to) { convert_as<decltype(from), decltype(to)>(dst, src, count, scale); });
+  });
 }
 
 }  // namespace hvd::kernels

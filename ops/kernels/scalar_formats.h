@@ -65,20 +65,16 @@ struct Plain {
   static T load(T stored) { return stored; }
   static T store(T value) { return value; }
 };
-struct Half {
+template <float (*kLoad)(std::uint16_t), std::uint16_t (*kStore)(float)>
+struct SixteenBits {
   using Stored = std::uint16_t;
   using Value = float;
-  static float load(Stored stored) { return half_to_float(stored); }
-  static Stored store(float value) { return float_to_half(value); }
-  static Stored store(double value) { return float_to_half(round_to_odd(value)); }
+  static float load(Stored stored) { return kLoad(stored); }
+  static Stored store(float value) { return kStore(value); }
+  static Stored store(double value) { return kStore(round_to_odd(value)); }
 };
-struct BFloat {
-  using Stored = std::uint16_t;
-  using Value = float;
-  static float load(Stored stored) { return bfloat_to_float(stored); }
-  static Stored store(float value) { return float_to_bfloat(value); }
-  static Stored store(double value) { return float_to_bfloat(round_to_odd(value)); }
-};
+using Half = SixteenBits<half_to_float, float_to_half>;
+using BFloat = SixteenBits<bfloat_to_float, float_to_bfloat>;
 struct Single : Plain<float> {
   static float store(float value) { return value; }
   static float store(double value) { return static_cast<float>(value); }

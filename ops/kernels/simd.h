@@ -110,22 +110,17 @@ struct Plain {
   static Value unpack(Stored stored) { return stored; }
   static Stored pack(Value value) { return value; }
 };
-struct Half {
+template <Floats (*kUnpack)(Halves), Halves (*kPack)(Floats)>
+struct SixteenBits {
   using Scalar = float;
   using Value = Floats;
   using Stored = Halves;
   static constexpr std::size_t kBytes = 2, kLanes = kFloats;
-  static Value unpack(Stored stored) { return from_halves(stored); }
-  static Stored pack(Value value) { return to_halves(value); }
+  static Value unpack(Stored stored) { return kUnpack(stored); }
+  static Stored pack(Value value) { return kPack(value); }
 };
-struct BFloat {
-  using Scalar = float;
-  using Value = Floats;
-  using Stored = Halves;
-  static constexpr std::size_t kBytes = 2, kLanes = kFloats;
-  static Value unpack(Stored stored) { return from_bfloats(stored); }
-  static Stored pack(Value value) { return to_bfloats(value); }
-};
+using Half = SixteenBits<from_halves, to_halves>;
+using BFloat = SixteenBits<from_bfloats, to_bfloats>;
 struct Truth : Plain<std::uint8_t> {
   static Value unpack(Stored stored) { return stored != 0 ? Value{} + 1 : Value{}; }
 };
