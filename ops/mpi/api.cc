@@ -74,40 +74,9 @@ std::string mpi_library() {
 namespace {
 
 void fill(MpiApi& api, MpiSymbols& symbols) {
-  const auto get = [&](const char* name, auto& function) { symbols.get(name, function); };
-  get("MPI_Init_thread", api.init_thread);
-  get("MPI_Initialized", api.initialized);
-  get("MPI_Query_thread", api.query_thread);
-  get("MPI_Finalize", api.finalize);
-  get("MPI_Finalized", api.finalized);
-  get("MPI_Error_string", api.error_string);
-  get("MPI_Comm_dup", api.comm_dup);
-  get("MPI_Comm_free", api.comm_free);
-  get("MPI_Comm_rank", api.comm_rank);
-  get("MPI_Comm_size", api.comm_size);
-  get("MPI_Comm_split_type", api.comm_split_type);
-  get("MPI_Comm_set_errhandler", api.comm_set_errhandler);
-  get("MPI_Comm_get_attr", api.comm_get_attr);
-  get("MPI_Comm_set_attr", api.comm_set_attr);
-  get("MPI_Comm_create_keyval", api.comm_create_keyval);
-  get("MPI_Isend", api.isend);
-  get("MPI_Issend", api.issend);
-  get("MPI_Irecv", api.irecv);
-  get("MPI_Recv", api.recv);
-  get("MPI_Iprobe", api.iprobe);
-  get("MPI_Improbe", api.improbe);
-  get("MPI_Imrecv", api.imrecv);
-  get("MPI_Mrecv", api.mrecv);
-  get("MPI_Get_count", api.get_count);
-  get("MPI_Test", api.test);
-  get("MPI_Testall", api.testall);
-  get("MPI_Testsome", api.testsome);
-  get("MPI_Cancel", api.cancel);
-  get("MPI_Request_free", api.request_free);
-  get("MPI_Bcast", api.bcast);
-  get("MPI_Iallgather", api.iallgather);
-  get("MPI_Iallgatherv", api.iallgatherv);
-  get("MPI_Ibarrier", api.ibarrier);
+#define HVD_GET(name, function) symbols.get(#function, api.name);
+  HVD_MPI_FUNCTIONS(HVD_GET)
+#undef HVD_GET
   [[maybe_unused]] const auto find = [&](const char* name) { return symbols.find(name); };
   api.comm_world = HVD_MPI_HANDLE(MPI_COMM_WORLD, "ompi_mpi_comm_world");
   api.comm_self = HVD_MPI_HANDLE(MPI_COMM_SELF, "ompi_mpi_comm_self");

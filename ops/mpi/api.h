@@ -5,42 +5,25 @@
 
 #include <mpi.h>
 
+/// X(name in the table, name in MPI) for each.
+// clang-format off
+#define HVD_MPI_FUNCTIONS(X) \
+  X(init_thread, MPI_Init_thread) X(initialized, MPI_Initialized) X(query_thread, MPI_Query_thread) X(finalize, MPI_Finalize) \
+  X(finalized, MPI_Finalized) X(error_string, MPI_Error_string) X(comm_dup, MPI_Comm_dup) X(comm_free, MPI_Comm_free) \
+  X(comm_rank, MPI_Comm_rank) X(comm_size, MPI_Comm_size) X(comm_split_type, MPI_Comm_split_type) \
+  X(comm_set_errhandler, MPI_Comm_set_errhandler) X(comm_get_attr, MPI_Comm_get_attr) X(comm_set_attr, MPI_Comm_set_attr) \
+  X(comm_create_keyval, MPI_Comm_create_keyval) X(isend, MPI_Isend) X(issend, MPI_Issend) X(irecv, MPI_Irecv) X(recv, MPI_Recv) \
+  X(iprobe, MPI_Iprobe) X(improbe, MPI_Improbe) X(imrecv, MPI_Imrecv) X(mrecv, MPI_Mrecv) X(get_count, MPI_Get_count) X(test, MPI_Test) \
+  X(testall, MPI_Testall) X(testsome, MPI_Testsome) X(cancel, MPI_Cancel) X(request_free, MPI_Request_free) X(bcast, MPI_Bcast) \
+  X(iallgather, MPI_Iallgather) X(iallgatherv, MPI_Iallgatherv)
+// clang-format on
+
 namespace hvd {
 
 struct MpiApi {
-  decltype(&::MPI_Init_thread) init_thread;
-  decltype(&::MPI_Initialized) initialized;
-  decltype(&::MPI_Query_thread) query_thread;
-  decltype(&::MPI_Finalize) finalize;
-  decltype(&::MPI_Finalized) finalized;
-  decltype(&::MPI_Error_string) error_string;
-  decltype(&::MPI_Comm_dup) comm_dup;
-  decltype(&::MPI_Comm_free) comm_free;
-  decltype(&::MPI_Comm_rank) comm_rank;
-  decltype(&::MPI_Comm_size) comm_size;
-  decltype(&::MPI_Comm_split_type) comm_split_type;
-  decltype(&::MPI_Comm_set_errhandler) comm_set_errhandler;
-  decltype(&::MPI_Comm_get_attr) comm_get_attr;
-  decltype(&::MPI_Comm_set_attr) comm_set_attr;
-  decltype(&::MPI_Comm_create_keyval) comm_create_keyval;
-  decltype(&::MPI_Isend) isend;
-  decltype(&::MPI_Issend) issend;
-  decltype(&::MPI_Irecv) irecv;
-  decltype(&::MPI_Recv) recv;
-  decltype(&::MPI_Iprobe) iprobe;
-  decltype(&::MPI_Improbe) improbe;
-  decltype(&::MPI_Imrecv) imrecv;
-  decltype(&::MPI_Mrecv) mrecv;
-  decltype(&::MPI_Get_count) get_count;
-  decltype(&::MPI_Test) test;
-  decltype(&::MPI_Testall) testall;
-  decltype(&::MPI_Testsome) testsome;
-  decltype(&::MPI_Cancel) cancel;
-  decltype(&::MPI_Request_free) request_free;
-  decltype(&::MPI_Bcast) bcast;
-  decltype(&::MPI_Iallgather) iallgather;
-  decltype(&::MPI_Iallgatherv) iallgatherv;
-  decltype(&::MPI_Ibarrier) ibarrier;
+#define HVD_FIELD(name, function) decltype(&::function) name;
+  HVD_MPI_FUNCTIONS(HVD_FIELD)
+#undef HVD_FIELD
   // What the macros of MPI's header stand for: with Open MPI, objects of the library.
   MPI_Comm comm_world;           ///< MPI_COMM_WORLD
   MPI_Comm comm_self;            ///< MPI_COMM_SELF

@@ -32,22 +32,10 @@ MpiComm MpiComm::duplicate(MPI_Comm of) {
 
 MpiComm::MpiComm(MpiComm&& other) noexcept : comm_(std::exchange(other.comm_, kNone)), rank_(other.rank_), size_(other.size_) {}
 
-MpiComm& MpiComm::operator=(MpiComm&& other) noexcept {
-  if (this == &other) return *this;
-  free();
-  comm_ = std::exchange(other.comm_, kNone);
-  rank_ = other.rank_;
-  size_ = other.size_;
-  return *this;
-}
-
-MpiComm::~MpiComm() { free(); }
-
-void MpiComm::free() noexcept {
+MpiComm::~MpiComm() {
   if (comm_ == kNone) return;
   int finalized = 0;
   if (mpi().finalized(&finalized) == MPI_SUCCESS && finalized == 0) mpi().comm_free(&comm_);
-  comm_ = kNone;
 }
 
 int MpiComm::largest_tag() const {

@@ -15,16 +15,13 @@ void check_mpi(int code, std::string_view call, int rank);
 /// Owns an MPI_Comm. Freed with it, unless MPI has been finalized before.
 class MpiComm {
  public:
-  MpiComm() = default;
   /// Takes over `comm`.
   explicit MpiComm(MPI_Comm comm);
   /// Collective over `of`.
   static MpiComm duplicate(MPI_Comm of);
   MpiComm(MpiComm&& other) noexcept;
-  MpiComm& operator=(MpiComm&& other) noexcept;
   ~MpiComm();
-  MpiComm(const MpiComm&) = delete;
-  MpiComm& operator=(const MpiComm&) = delete;
+  MpiComm& operator=(MpiComm&&) = delete;
 
   [[nodiscard]] MPI_Comm get() const { return comm_; }
   [[nodiscard]] int rank() const { return rank_; }
@@ -35,8 +32,7 @@ class MpiComm {
 
  private:
   static constexpr MPI_Comm kNone{};  // not MPI_COMM_NULL, which is the library's; no communicator is this either
-  void free() noexcept;
-  MPI_Comm comm_ = kNone;
+  MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
 };
