@@ -81,10 +81,8 @@ class Bootstrap {
   void barrier() const;
 
  private:
-  struct Files;
   /// Returns whether the ranks have met, or this one is alone; false where they are to meet in a store.
   bool meet_through_mpi(const Launch& launch, bool is_started);
-  [[nodiscard]] std::string try_to_share(const Config& config, const Topology& topology, DomainMemory& memory, Files& files) const;
   std::unique_ptr<Rendezvous> meeting_;  ///< null in a world of one
   MpiRendezvous* mpi_ = nullptr;         ///< the same, where it is MPI's
   mutable bool knows_failure_ = false;   ///< of another rank, in this `init()`

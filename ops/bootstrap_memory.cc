@@ -1,5 +1,4 @@
 // The board and the arenas of the ranks of a host, and who shares memory with whom.
-// Tested in tests/ops/shm/staging_mpi_test.cc
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,20 +17,15 @@ namespace {
 
 std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
 
-/// One mapping of the board and one of each rank's arena.
-struct Mappings {
-  std::vector<std::unique_ptr<Mapping>> all;
-};
-
 DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas, std::vector<pid_t> processes) {
-  auto owner = std::make_shared<Mappings>();
+  auto owner = std::make_shared<std::vector<std::unique_ptr<Mapping>>>();
   DomainMemory memory;
   memory.processes = std::move(processes);
   memory.board = board->bytes();
-  owner->all.push_back(std::move(board));
+  owner->push_back(std::move(board));
   for (auto& arena : arenas) {
     memory.arenas.push_back(arena->bytes());
-    owner->all.push_back(std::move(arena));
+    owner->push_back(std::move(arena));
   }
   memory.owner = std::move(owner);
   return memory;
@@ -47,14 +41,10 @@ DomainMemory private_memory(const Config& config) {
   return assemble(std::move(board), std::move(arenas), {::getpid()});
 }
 
-}  // namespace
-
-/// The files that a rank has made for others to map; open until all have.
-struct Bootstrap::Files {
-  FileDescriptor board, arena;
-};
-
-std::string Bootstrap::try_to_share(const Config& config, const Topology& topology, DomainMemory& memory, Files& files) const {
+/// Returns why this host's ranks cannot share memory, as far as this one knows. What it has made for others to map, `board_file` and
+/// `arena_file`, must be open until all have.
+std::string try_to_share(const Bootstrap& bootstrap, const Config& config, const Topology& topology, DomainMemory& memory,
+                         FileDescriptor& board_file, FileDescriptor& arena_file) {
   // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
   std::string problem;
   const auto attempt = [&](const auto& step) {
@@ -64,11 +54,8 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
       problem = error.what();
     }
   };
-  const auto ranks = static_cast<std::size_t>(topology.local_size);
   const std::uint32_t slots = round_slots(config.cache_capacity);
   const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
-  FileDescriptor& board_file = files.board;
-  FileDescriptor& arena_file = files.arena;
   Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
   attempt([&] {
     if (topology.local_rank == 0) {
@@ -80,35 +67,35 @@ std::string Bootstrap::try_to_share(const Config& config, const Topology& topolo
     arena_file = make_shared_file("hvd-arena", config.arena_bytes);
     tickets[1] = ticket_of(arena_file, config.arena_bytes);
   });
-  const auto said = allgather(Writer().put(tickets[0]).put(tickets[1]).take());
+  const auto said = bootstrap.allgather(Writer().put(tickets[0]).put(tickets[1]).take());
   attempt([&] {
-    std::vector<Ticket> all;  // of this host's ranks
-    for (const int rank : topology.domain_ranks) {
-      Reader reader(said[static_cast<std::size_t>(rank)]);
-      for (int i = 0; i < 2; ++i) all.push_back(reader.get<Ticket>());
-    }
-    auto board = map_ticket(all[0]);
+    std::unique_ptr<Mapping> board;
     std::vector<std::unique_ptr<Mapping>> arenas;
     std::vector<pid_t> processes;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      arenas.push_back(map_ticket(all[2 * r + 1]));
-      processes.push_back(all[2 * r + 1].process);
+    for (const int rank : topology.domain_ranks) {
+      Reader reader(said[static_cast<std::size_t>(rank)]);
+      const auto of_board = reader.get<Ticket>(), of_arena = reader.get<Ticket>();
+      if (!board) board = map_ticket(of_board);
+      arenas.push_back(map_ticket(of_arena));
+      processes.push_back(of_arena.process);
     }
     memory = assemble(std::move(board), std::move(arenas), std::move(processes));
   });
   return problem;
 }
 
+}  // namespace
+
 std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
   std::string problem;
-  Files files;
+  FileDescriptor board_file, arena_file;
   if (config.shared_memory == SharedMemory::Off) {
     problem = "HVD_SHARED_MEMORY=off";
   } else if (is_alone()) {
     memory = private_memory(config);
     return {};
   } else {
-    problem = try_to_share(config, topology, memory, files);
+    problem = try_to_share(*this, config, topology, memory, board_file, arena_file);
   }
   const auto all = allgather(Writer().put_string(problem).take());
   std::vector<bool> refuses(static_cast<std::size_t>(topology.cross_size), false);

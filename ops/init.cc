@@ -12,6 +12,7 @@
 #include <numeric>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/base/affinity.h"
@@ -98,35 +99,24 @@ bool may_end_here(const void* process) {
 
 /// A process that returns from main() without shutdown() does here what shutdown() does, and so waits until the others end too: rank 0 may
 /// have a checkpoint to write. One that ends with another status than 0 waits for nobody, as one that ends by an exception does not come
-/// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not.
+/// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not. A
+/// program that can do without a world has not failed: MPI, which `init()` has started, must not say that it has.
 void at_exit(int status, void* process) {
   if (!may_end_here(process)) return;
-  if ((status & 0xff) != 0) {
-    desert_world(status & 0xff);
-  } else {
+  const bool well = (status & 0xff) == 0;
+  if (well) {
     leave_world();
+  } else {
+    desert_world(status & 0xff);
   }
-  if (ended_in_order) finalize_mpi();
+  if (ended_in_order || (well && was_refused)) finalize_mpi();
 }
 
-/// A program that can do without a world has not failed: MPI, which `init()` has started, must not say that it has.
-void at_exit_without_world(int status, void* process) {
-  if (may_end_here(process) && was_refused && (status & 0xff) == 0) finalize_mpi();
-}
-
-pid_t* this_process() {
+/// After the first `init()` that has made a world, and after the first that has not: what the program registers in between ends first.
+void watch_exit(bool has_world) {
   static pid_t process = ::getpid();
-  return &process;
-}
-
-void watch_exit() {
-  static const bool once = ::on_exit(at_exit, this_process()) == 0;
-  static_cast<void>(once);
-}
-
-void watch_exit_without_world() {
-  static const bool once = ::on_exit(at_exit_without_world, this_process()) == 0;
-  static_cast<void>(once);
+  static bool is_watched[2] = {};
+  if (!std::exchange(is_watched[has_world ? 1 : 0], true)) ::on_exit(at_exit, &process);
 }
 
 /// The coordination thread's wait before it drives anything, until all ranks have theirs.
@@ -290,7 +280,7 @@ void init(const Config& config) {
   const auto refuse = [&ranks](const Status& status) {
     ranks.fail(status);
     was_refused = ranks.is_whole();
-    watch_exit_without_world();
+    watch_exit(false);
   };
   try {
     world = make_world(config, *bootstrap);
@@ -306,7 +296,7 @@ void init(const Config& config) {
   const Topology topology = world.engine->topology();
   const std::string description = world.description;
   install_world(std::move(world));
-  watch_exit();
+  watch_exit(true);
   ranks.before_finalize([] {
     if (!is_inside_library()) leave_world();
   });
