@@ -9,9 +9,11 @@
 
 namespace hvd {
 
-void submit_and_wait(Submission submission) {
+std::shared_ptr<HandleState> submit_and_wait(Submission submission) {
   const auto running = engine();
-  running->wait(*running->submit(std::move(submission), After::Wait));
+  auto pending = running->submit(std::move(submission), After::Wait);
+  running->wait(*pending);
+  return pending;
 }
 
 Handle<void> submit_only(Submission submission) {
@@ -90,7 +92,10 @@ class Travelling {
 };
 
 void submit_and_wait(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
-  if (options.compression == Compression::none()) return submit_and_wait(reduction(inputs, outputs, options));
+  if (options.compression == Compression::none()) {
+    submit_and_wait(reduction(inputs, outputs, options));
+    return;
+  }
   Travelling travelling(inputs, outputs, options);
   submit_and_wait(travelling.submission(options));
   travelling.take_out();

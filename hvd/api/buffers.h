@@ -8,6 +8,7 @@
 ///   persistent.cc all of these as operations that are started again and again
 // Tested in tests/contract/endpoint_front.cc, tests/contract/local_error_cases.cc
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,8 @@
 
 namespace hvd {
 
-void submit_and_wait(Submission submission);
+/// Returns what is to be known when it is done.
+std::shared_ptr<HandleState> submit_and_wait(Submission submission);
 Handle<void> submit_only(Submission submission);
 
 /// Returns what `Engine::try_fast_path` is asked for. The call must not outlive the arguments.

@@ -85,14 +85,6 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
   return made;
 }
 
-Gathering gathering(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
-  return gathering(OpKind::Allgather, inputs, options);
-}
-
-Gathering scattering(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
-  return gathering(OpKind::Reducescatter, inputs, options);
-}
-
 Gathering exchanging(const Buffer& input, const AlltoallBufferOptions& options) {
   Gathering made = gathering(OpKind::Alltoall, {input}, options);
   made.submission.tensors.front().splits = splits_of(input, options);
@@ -118,6 +110,16 @@ std::vector<Gathered> submit_and_wait(Gathering made) {
   return std::move(*made.results);
 }
 
+/// Of one tensor, by the way of small operations that come back where it can.
+template <class Options>
+Gathered gather_one(OpKind kind, const Buffer& input, const Options& options) {
+  if (is_on_host(input) && !input.shape.empty()) {
+    SmallCall call = small_call(kind, input, {}, options);
+    if (auto result = run_by_rows(call, input)) return std::move(*result);
+  }
+  return std::move(submit_and_wait(gathering(kind, {input}, options)).front());
+}
+
 Handle<Gathered> first(const Handle<std::vector<Gathered>>& handle) {
   return handle.map<Gathered>([](std::vector<Gathered> results) { return std::move(results.front()); });
 }
@@ -136,37 +138,27 @@ std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOpt
 }
 
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
-  return first(submit_only(gathering({input}, options)));
+  return first(submit_only(gathering(OpKind::Allgather, {input}, options)));
 }
-Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
-  if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Allgather, input, {}, options);
-    if (auto result = run_by_rows(call, input)) return std::move(*result);
-  }
-  return std::move(submit_and_wait(gathering({input}, options)).front());
-}
+Gathered allgather(const Buffer& input, const AllgatherOptions& options) { return gather_one(OpKind::Allgather, input, options); }
 Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
-  return submit_only(gathering(inputs, options));
+  return submit_only(gathering(OpKind::Allgather, inputs, options));
 }
 std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
-  return submit_and_wait(gathering(inputs, options));
+  return submit_and_wait(gathering(OpKind::Allgather, inputs, options));
 }
 
 Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOptions& options) {
-  return first(submit_only(scattering({input}, options)));
+  return first(submit_only(gathering(OpKind::Reducescatter, {input}, options)));
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
-  if (is_on_host(input) && !input.shape.empty()) {
-    SmallCall call = small_call(OpKind::Reducescatter, input, {}, options);
-    if (auto result = run_by_rows(call, input)) return std::move(*result);
-  }
-  return std::move(submit_and_wait(scattering({input}, options)).front());
+  return gather_one(OpKind::Reducescatter, input, options);
 }
 Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
-  return submit_only(scattering(inputs, options));
+  return submit_only(gathering(OpKind::Reducescatter, inputs, options));
 }
 std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
-  return submit_and_wait(scattering(inputs, options));
+  return submit_and_wait(gathering(OpKind::Reducescatter, inputs, options));
 }
 
 Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOptions& options) {
@@ -183,16 +175,14 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
     if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(rows)};
   }
   Gathering made = exchanging(input, options);
-  const auto running = engine();
-  const auto pending = running->submit(std::move(made.submission), After::Wait);
-  running->wait(*pending);
+  const auto pending = submit_and_wait(std::move(made.submission));
   return exchanged(std::move(made.results->front()), *pending);
 }
 
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name) {
   Bytes copy = mine;
   const Buffer buffer{copy.data(), DataType::UInt8, {static_cast<std::int64_t>(copy.size())}, {}};
-  const Gathering made = gathering({buffer}, AllgatherOptions{.name = std::string(name), .process_set = {}});
+  const Gathering made = gathering(OpKind::Allgather, {buffer}, AllgatherOptions{.name = std::string(name), .process_set = {}});
   const auto pending = running.submit(made.submission, After::Wait);
   running.wait(*pending);
   std::vector<Bytes> all;

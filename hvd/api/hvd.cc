@@ -30,10 +30,7 @@ std::int64_t control(std::string_view name, Shape ranks, int root) {
   submission.name = name;
   submission.root = root;
   submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
-  const auto running = engine();
-  const auto pending = running->submit(std::move(submission), After::Wait);
-  running->wait(*pending);
-  return pending->value;
+  return submit_and_wait(std::move(submission))->value;
 }
 
 }  // namespace
@@ -106,10 +103,7 @@ void remove_process_set(const ProcessSet& process_set) {
 }
 
 int join(const ProcessSet& process_set) {
-  const auto running = engine();
-  const auto pending = running->submit(request(OpKind::Join, SetOptions{kJoin, process_set}), After::Wait);
-  running->wait(*pending);
-  return static_cast<int>(pending->value);
+  return static_cast<int>(submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value);
 }
 
 void barrier(const ProcessSet& process_set) {

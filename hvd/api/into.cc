@@ -13,9 +13,10 @@ namespace hvd {
 
 namespace {
 
-/// Returns a submission whose result goes to `output`, which `check_output` has let pass.
+/// Returns a submission whose result goes to `output`.
 template <class Options>
-Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const Options& options) {
+Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const Options& options, std::vector<std::int64_t> splits = {}) {
+  check_output(kind, options.name, output, input, options.process_set, splits);
   Submission submission = request(kind, options, input.device);
   const void* from = input.data;
   if (overlap(output, input)) {
@@ -31,25 +32,8 @@ Submission writing(OpKind kind, const Buffer& output, const Buffer& input, const
   }
   submission.tensors.push_back({from, nullptr, input.dtype, input.shape, nullptr, true});
   if (kind != OpKind::Reducescatter && !output.shape.empty()) submission.tensors.front().output_rows = output.shape.front();
-  submission.allocate = [data = output.data](std::size_t /*index*/, std::int64_t /*rows*/) { return data; };
-  return submission;
-}
-
-Submission gathering(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
-  check_output(OpKind::Allgather, options.name, output, input, options.process_set);
-  return writing(OpKind::Allgather, output, input, options);
-}
-
-Submission scattering(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  check_output(OpKind::Reducescatter, options.name, output, input, options.process_set);
-  return writing(OpKind::Reducescatter, output, input, options);
-}
-
-Submission exchanging(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
-  std::vector<std::int64_t> splits = splits_of(input, options);
-  check_output(OpKind::Alltoall, options.name, output, input, options.process_set, splits);
-  Submission submission = writing(OpKind::Alltoall, output, input, options);
   submission.tensors.front().splits = std::move(splits);
+  submission.allocate = [data = output.data](std::size_t /*index*/, std::int64_t /*rows*/) { return data; };
   return submission;
 }
 
@@ -71,22 +55,22 @@ bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Opt
 }  // namespace
 
 Handle<void> allgather_into_async(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
-  return submit_only(gathering(output, input, options));
+  return submit_only(writing(OpKind::Allgather, output, input, options));
 }
 void allgather_into(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
-  if (!run_small(OpKind::Allgather, output, input, options)) submit_and_wait(gathering(output, input, options));
+  if (!run_small(OpKind::Allgather, output, input, options)) submit_and_wait(writing(OpKind::Allgather, output, input, options));
 }
 
 Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  return submit_only(scattering(output, input, options));
+  return submit_only(writing(OpKind::Reducescatter, output, input, options));
 }
 void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  if (!run_small(OpKind::Reducescatter, output, input, options)) submit_and_wait(scattering(output, input, options));
+  if (!run_small(OpKind::Reducescatter, output, input, options)) submit_and_wait(writing(OpKind::Reducescatter, output, input, options));
 }
 
 Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
   auto running = engine();
-  auto pending = running->submit(exchanging(output, input, options));
+  auto pending = running->submit(writing(OpKind::Alltoall, output, input, options, splits_of(input, options)));
   return {std::move(running), pending, [pending] { return pending->rows.front(); }};
 }
 std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
@@ -94,10 +78,7 @@ std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& inpu
     std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
     if (run_small(OpKind::Alltoall, output, input, options, rows, rows)) return rows;
   }
-  const auto running = engine();
-  const auto pending = running->submit(exchanging(output, input, options), After::Wait);
-  running->wait(*pending);
-  return pending->rows.front();
+  return submit_and_wait(writing(OpKind::Alltoall, output, input, options, splits_of(input, options)))->rows.front();
 }
 
 }  // namespace hvd
