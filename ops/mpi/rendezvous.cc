@@ -114,8 +114,7 @@ void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
 }
 
 std::string MpiRendezvous::find_loss() {
-  if (const auto dead = peers_.find_dead())
-    return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", *dead);
+  if (const auto dead = peers_.find_dead()) return words_of_dead(*dead);
   int there = 0;
   MPI_Status status;
   comm_.check(mpi().iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");

@@ -55,9 +55,9 @@ class Meeting {
     std::unique_ptr<StoreServer> server;
     if (hello_.rank == 0) server = open_store();
     try {
-      StoreClient client(find_store());
-      client.wait_for_all(Clock::now() + patience_ + 30s);
-      return std::make_unique<StoreRendezvous>(hello_.rank, hello_.size, std::move(server), std::move(client));
+      auto ranks = std::make_unique<StoreRendezvous>(hello_.rank, hello_.size, find_store());
+      ranks->start(server, Clock::now() + patience_ + 30s);
+      return ranks;
     } catch (const InvalidArgument&) {
       if (server) std::this_thread::sleep_for(kAfterword);
       throw;

@@ -9,7 +9,13 @@
 #include <string>
 #include <utility>
 
+#include "hvd/base/text.h"
+
 namespace hvd {
+
+std::string words_of_dead(int rank) {
+  return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", rank);
+}
 
 std::string Peers::name_of_process_space() {
   std::string boot;

@@ -36,6 +36,9 @@ class Rendezvous {
   virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) = 0;
 };
 
+/// Returns the sentence for a rank that has died.
+std::string words_of_dead(int rank);
+
 /// Peers watch the other ranks of this host while there is no board yet that tells who lives: through a descriptor of each process, which
 /// the kernel marks when it ends. Used inside `init()` and at the end of `shutdown()`, in the caller's thread. Owns the descriptors. Never
 /// fails: a process that cannot be watched, on another host, in another pid namespace or under a kernel without pidfd_open, is not.

@@ -1,11 +1,12 @@
 #include "ops/rendezvous/store_rendezvous.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 
 #include "hvd/base/text.h"
-#include "hvd/errors.h"
 
 namespace hvd {
 
@@ -14,9 +15,84 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kMoment = 100ms;
 constexpr auto kGraceOfDead = 1s;
 
+/// Sends all of it. Returns whether that went well.
+bool send_all(const FileDescriptor& connection, std::span<const std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const auto sent = send_some(connection, bytes);
+    if (!sent || (*sent == 0 && !wait_for(connection, POLLOUT, deadline))) return false;
+    bytes = bytes.subspan(*sent);
+  }
+  return true;
+}
+
+enum class Heard { Frame, Nothing, End };
+
+/// Throws WireError for what is no frame.
+Heard receive_frame(const FileDescriptor& connection, FrameReader& in, Frame& frame, Deadline deadline) {
+  std::array<std::byte, 1 << 14> buffer;
+  for (;;) {
+    if (auto next = in.next()) {
+      frame = std::move(*next);
+      return Heard::Frame;
+    }
+    const auto received = receive_some(connection, buffer);
+    if (!received) return Heard::End;
+    if (*received > 0) {
+      in.add(std::span(buffer).first(*received));
+    } else if (!wait_for(connection, POLLIN, deadline)) {
+      return Heard::Nothing;
+    }
+  }
+}
+
+void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
+  using Result = Attempt::Result;
+  Frame frame;
+  const auto hear = [&](Deadline until) { return receive_frame(attempt.connection, attempt.in, frame, until) == Heard::Frame; };
+  const auto say = [&](FrameKind kind, const Bytes& payload) {
+    Bytes said;
+    put_frame(said, kind, payload);
+    return send_all(attempt.connection, said, deadline);
+  };
+  if (!hear(deadline)) return;  // it may be busy, or of those that wait
+  const Nonce server = read_greeting(frame);
+  const Nonce client = make_nonce();
+  if (!say(FrameKind::Hello, make_hello(hello, key, server, client)) || !hear(deadline)) return;
+  if (frame.kind == FrameKind::Refused) {  // whoever listens there can say so: only that the key is another is to be heard
+    if (Reader(frame.payload).get<Refusal>() == Refusal::WrongKey) attempt.result = Result::OtherJob;
+    return;
+  }
+  if (frame.kind != FrameKind::Welcome || !is_same(Reader(frame.payload).get<Digest>(), proof_of_server(key, server, client))) return;
+  attempt.in.trust();
+  if (!say(FrameKind::Here, {}) || !hear(patience)) return;
+  Reader reader(frame.payload);
+  if (frame.kind == FrameKind::Taken) {
+    attempt.result = Result::Welcome;
+  } else if (frame.kind == FrameKind::Refused) {
+    const auto why = reader.get<Refusal>();
+    attempt.text = reader.get_string();
+    attempt.result = why == Refusal::Complete ? Result::Complete : Result::Wrong;
+  }
+}
+
 }  // namespace
+
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
+  Attempt attempt;
+  auto connection = connect_to(address, deadline);
+  if (!connection) return attempt;
+  attempt.connection = std::move(*connection);
+  attempt.result = Attempt::Result::Stranger;
+  try {
+    meet(attempt, hello, key, deadline, patience);
+  } catch (const WireError&) {
+    attempt.result = Attempt::Result::Stranger;
+  }
+  return attempt;
+}
 
 std::string name_of_host() {
   std::array<char, 256> name{};
@@ -24,9 +100,61 @@ std::string name_of_host() {
   return formatted("{} {}", name.data(), Peers::name_of_process_space());
 }
 
-StoreRendezvous::StoreRendezvous(int rank, int size, std::unique_ptr<StoreServer> server, StoreClient client)
-    : rank_(rank), size_(size), server_(std::move(server)), client_(std::move(client)) {
+// ------------------------------------------------------------------------------------------------------------- the connection
+
+void StoreRendezvous::fail(const Status& status) {
+  broken_ = status.text();
+  status.raise();
+  throw BackendError(broken_);
+}
+
+void StoreRendezvous::send(FrameKind kind, std::span<const std::byte> payload) {
+  if (!broken_.empty()) throw BackendError(broken_);
+  Bytes bytes;
+  put_frame(bytes, kind, payload);
+  // The server reads at all times. What it has said before it went is still to be heard.
+  if (!send_all(connection_, bytes, Clock::now() + 60s))
+    while (receive()) {
+    }
+}
+
+std::optional<Frame> StoreRendezvous::receive() {
+  Frame frame;
+  try {
+    const Heard heard = receive_frame(connection_, in_, frame, Clock::now() + kMoment);
+    if (heard == Heard::Nothing) return std::nullopt;
+    if (heard == Heard::End) fail({Status::Code::RankFailed, words_of_dead(0)});
+    Reader reader(frame.payload);
+    if (frame.kind == FrameKind::Failed) {
+      const auto code = reader.get<Status::Code>();
+      fail({code == Status::Code::Ok ? Status::Code::BackendError : code, reader.get_string()});
+    }
+    if (frame.kind == FrameKind::Value) {
+      std::string key = reader.get_string();
+      values_.insert_or_assign(std::move(key), reader.get_list<std::byte>());
+    }
+  } catch (const WireError& error) {
+    fail({Status::Code::BackendError, std::string("the ranks' store says what cannot be read: ") + error.what()});
+  }
+  return frame;
+}
+
+void StoreRendezvous::look_for_dead() {
+  // The store sees connections end. Those of a rank that was forked outlive it, in its children.
+  if (!dead_) {
+    if (const auto found = peers_.find_dead()) dead_ = {*found, Clock::now() + kGraceOfDead};
+  } else if (Clock::now() > dead_->second) {
+    fail({Status::Code::RankFailed, words_of_dead(dead_->first)});
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------- the rendezvous
+
+void StoreRendezvous::start(std::unique_ptr<StoreServer>& server, Deadline deadline) {
+  for (auto frame = receive(); !frame || frame->kind != FrameKind::Complete; frame = receive())
+    if (Clock::now() > deadline) fail({Status::Code::BackendError, "hvd::init(): rank 0 does not say whether all ranks have come"});
   peers_.watch(allgather(Peers::introduce()), rank_);
+  server_ = std::move(server);
 }
 
 void StoreRendezvous::begin() {
@@ -37,18 +165,19 @@ void StoreRendezvous::begin() {
   gifts_.clear();
 }
 
-void StoreRendezvous::look_for_dead() {
-  // The store sees connections end. Those of a rank that was forked outlive it, in its children.
-  if (!dead_) {
-    if (const auto found = peers_.find_dead()) dead_ = {*found, Clock::now() + kGraceOfDead};
-  } else if (Clock::now() > dead_->second) {
-    throw RankFailed(formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", dead_->first));
-  }
-}
-
 std::vector<Bytes> StoreRendezvous::allgather(const Bytes& mine) {
   const std::lock_guard lock(one_at_a_time_);
-  auto all = client_.allgather(mine, size_, [this] { look_for_dead(); });
+  send(FrameKind::Gather, mine);
+  auto frame = receive();
+  for (; !frame || frame->kind != FrameKind::Gathered; frame = receive())
+    if (!frame) look_for_dead();
+  std::vector<Bytes> all;
+  try {
+    Reader reader(frame->payload);
+    for (int rank = 0; rank < size_; ++rank) all.push_back(reader.get_list<std::byte>());
+  } catch (const WireError& error) {
+    fail({Status::Code::BackendError, std::string("the ranks' store says what cannot be read: ") + error.what()});
+  }
   ++exchanges_;
   return all;
 }
@@ -68,14 +197,19 @@ Bytes StoreRendezvous::give_from_first(const std::vector<int>& ranks, const Byte
   int& count = gifts_[{ranks, tag}];
   const std::string key = formatted("{} {} {} {}", world_, joined(ranks, ","), tag, count);
   if (rank_ == ranks.front()) {
-    client_.put(key, mine, static_cast<int>(ranks.size()) - 1);
+    const auto takers = static_cast<std::uint32_t>(ranks.size() - 1);
+    send(FrameKind::Put, Writer().put_string(key).put(takers).put_bytes(mine).bytes());
     ++count;
     return mine;
   }
-  auto given = client_.get(key, give_up);
-  if (!given) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank_, ranks.front()));
+  if (asked_.insert(key).second) send(FrameKind::Get, Writer().put_string(key).bytes());
+  while (!values_.contains(key)) {
+    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank_, ranks.front()));
+    static_cast<void>(receive());
+  }
+  asked_.erase(key);
   ++count;
-  return std::move(*given);
+  return std::move(values_.extract(key).mapped());
 }
 
 }  // namespace hvd

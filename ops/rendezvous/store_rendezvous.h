@@ -1,7 +1,7 @@
 #pragma once
 /// StoreRendezvous is the Rendezvous of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
-/// two threads, one after the other.
-// Tested in tests/ops/rendezvous/meeting_test.cc
+/// two threads, one after the other; they wait without spinning. It fails with RankFailed or what else the server says, with RankFailed of
+/// rank 0 where the server has gone, and stays failed.
 
 #include <chrono>
 #include <cstdint>
@@ -9,39 +9,75 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "hvd/errors.h"
 #include "hvd/launch/launch.h"
-#include "ops/rendezvous/client.h"
+#include "ops/rendezvous/frames.h"
 #include "ops/rendezvous/rendezvous.h"
 #include "ops/rendezvous/server.h"
+#include "ops/rendezvous/sockets.h"
 
 namespace hvd {
+
+/// What came of an attempt to connect.
+struct Attempt {
+  enum class Result {
+    Nobody,    ///< nobody listens there, or says anything
+    Stranger,  ///< who listens there is no store
+    OtherJob,  ///< a store that has another key
+    Complete,  ///< all ranks of the job are there already
+    Wrong,     ///< refused: `text` says why
+    Welcome,
+  };
+  Result result = Result::Nobody;
+  std::string text;
+  FileDescriptor connection;
+  FrameReader in;  ///< with what has arrived since
+};
+/// Connects, and finds out who is there. Waits until `deadline` at most for a proof that it is a store of this key, and then until
+/// `patience` for what that says: it has taken this one for a rank, perhaps, and would miss it.
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience);
 
 /// Returns what names the host of this process, as far as its ranks can share memory.
 std::string name_of_host();
 
 class StoreRendezvous final : public Rendezvous {
  public:
-  /// Collective, when all are there. `server`: rank 0's, null elsewhere.
-  StoreRendezvous(int rank, int size, std::unique_ptr<StoreServer> server, StoreClient client);
+  /// `made`: an attempt that was welcome.
+  StoreRendezvous(int rank, int size, Attempt made)
+      : rank_(rank), size_(size), connection_(std::move(made.connection)), in_(std::move(made.in)) {}
+  /// Collective: returns when all ranks are there. Throws what the server says, or BackendError when it says nothing until `deadline`.
+  /// `server`: rank 0's, which is taken when all is well; null elsewhere.
+  void start(std::unique_ptr<StoreServer>& server, Deadline deadline);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void begin() override;
-  const std::string& broken() const override { return client_.broken(); }
+  const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
   std::vector<int> find_hosts() override;
   Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
 
  private:
+  void send(FrameKind kind, std::span<const std::byte> payload);
+  /// Returns the next frame that is none of another call; none after a moment without one.
+  std::optional<Frame> receive();
+  [[noreturn]] void fail(const Status& status);
   void look_for_dead();
 
   const int rank_;
   const int size_;
   std::unique_ptr<StoreServer> server_;
   std::mutex one_at_a_time_;
-  StoreClient client_;
+  FileDescriptor connection_;
+  FrameReader in_;
+  std::set<std::string> asked_;  // for values
+  std::unordered_map<std::string, Bytes> values_;
+  std::string broken_;
   Peers peers_;
   std::optional<std::pair<int, Deadline>> dead_;           // a rank, and when it may no longer be waited for
   std::map<std::pair<std::vector<int>, int>, int> gifts_;  // how many in this world, by ranks and tag
