@@ -14,6 +14,7 @@
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "ops/gpu/nccl/nccl_backend.h"
 #include "ops/gpu/staged/staged_backend.h"
+#include "ops/mpi/rendezvous.h"
 #include "ops/p2p/backend.h"
 #include "ops/shm/shm_backend.h"
 
@@ -93,9 +94,9 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI there is, as they always have.
-  const bool sends_ids = topology.domains > 1 && bootstrap->has_mpi();
+  const bool sends_ids = topology.domains > 1 && bootstrap->mpi() != nullptr;
   const auto require_threads = [bootstrap, sends_ids] {
-    if (sends_ids) bootstrap->require_threads("GPU tensors that NCCL carries between hosts");
+    if (sends_ids) bootstrap->mpi()->require_threads("GPU tensors that NCCL carries between hosts");
   };
   if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) == nccl::GpuRoute::Nccl) require_threads();
   auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted, limit = options.patience.limit](

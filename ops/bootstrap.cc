@@ -11,7 +11,6 @@
 #include "hvd/launch/launch.h"
 #include "hvd/negotiation/values/signature.h"
 #include "ops/mpi/library.h"
-#include "ops/mpi/point_to_point.h"
 #include "ops/mpi/rendezvous.h"
 #include "ops/rendezvous/store_rendezvous.h"
 
@@ -58,19 +57,6 @@ bool Bootstrap::meet_through_mpi(const Launch& launch, bool is_started) {
   meeting_ = std::move(mpi);
   mpi_->watch_peers();
   return true;
-}
-
-bool Bootstrap::threads_supported() const { return has_mpi() && mpi_->threads_supported(); }
-bool Bootstrap::is_serialized() const { return has_mpi() && mpi_->is_serialized(); }
-void Bootstrap::require_threads(std::string_view who) const { mpi_->require_threads(who); }
-
-std::unique_ptr<PointToPoint> Bootstrap::make_mpi_wire() const {
-  agree();
-  return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(mpi_->comm().get()));
-}
-
-void Bootstrap::before_finalize(std::function<void()> work) const {
-  if (mpi_ != nullptr) mpi_->before_finalize(std::move(work));
 }
 
 void Bootstrap::begin() {

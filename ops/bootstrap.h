@@ -34,24 +34,15 @@ class Bootstrap {
   /// BackendError if a launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
   explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
 
-  /// Returns whether this is a world of one, which nobody else can know of.
+  /// Whether this is a world of one, which nobody else can know of.
   [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
-  [[nodiscard]] bool has_mpi() const { return mpi_ != nullptr; }
-  [[nodiscard]] bool threads_supported() const;
-  /// Returns whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
-  [[nodiscard]] bool is_serialized() const;
+  /// Returns MPI, where the ranks met through it; otherwise null.
+  [[nodiscard]] const MpiRendezvous* mpi() const { return mpi_; }
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
-  /// Collective. Returns one more wire over MPI. Requires `has_mpi`.
-  [[nodiscard]] std::unique_ptr<PointToPoint> make_mpi_wire() const;
-  /// Not collective. Throws BackendError, which says that `who` needs it and what to do, where MPI may not be called by other threads than
-  /// the one that started it. Requires `has_mpi`.
-  void require_threads(std::string_view who) const;
 
-  /// Begins an `init()`. Not collective. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
+  /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();
-  /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
-  void before_finalize(std::function<void()> work) const;
 
   /// Returns every rank's bytes, by rank. Throws what a rank has given `fail` instead of taking part.
   [[nodiscard]] std::vector<Bytes> allgather(const Bytes& mine) const;
@@ -70,11 +61,11 @@ class Bootstrap {
   /// of its own, with private memory; `topology` then says so, on all ranks alike. Returns why, empty if all hosts share.
   std::string share_memory(const Config& config, Topology& topology, DomainMemory& memory) const;
 
-  /// Finds out whether the ranks of each domain may read one another's ordinary memory, and writes it into `memory`: the same on all ranks
-  /// of a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
+  /// Finds out whether the ranks of each domain may read one another's ordinary memory, and notes it in `memory`: the same on all ranks of
+  /// a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
   std::string find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const;
 
-  /// Gives bytes as Rendezvous::give_from_first does. For the thread that has the turn.
+  /// As Rendezvous has it. For the thread that has the turn.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning. Throws RankFailed if one of this host has died before.

@@ -82,9 +82,9 @@ std::string describe(const Topology& topology, const Bootstrap& bootstrap, const
   if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
   return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
                    plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
-                   !bootstrap.has_mpi()            ? "not used"
-                   : bootstrap.threads_supported() ? "with threads"
-                                                   : "without threads");
+                   bootstrap.mpi() == nullptr             ? "not used"
+                   : bootstrap.mpi()->threads_supported() ? "with threads"
+                                                          : "without threads");
 }
 
 /// The last world ended in order on all ranks.
@@ -236,7 +236,7 @@ World make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstr
 
   World world;
   world.description = describe(topology, ranks, wire.name, why_not_shared, copies, backends.devices);
-  world.mpi_threads = ranks.threads_supported();
+  world.mpi_threads = ranks.mpi() != nullptr && ranks.mpi()->threads_supported();
   world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);
   world.results = make_results(config, topology, arena, memory);
@@ -297,13 +297,14 @@ void init(const Config& config) {
   const std::string description = world.description;
   install_world(std::move(world));
   watch_exit(true);
-  ranks.before_finalize([] {
-    if (!is_inside_library()) leave_world();
-  });
+  if (ranks.mpi() != nullptr)
+    ranks.mpi()->before_finalize([] {
+      if (!is_inside_library()) leave_world();
+    });
   if (ranks.rank() != 0) return;
   log_plain(formatted("hvd: {}\n", description));
   for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
-  if (topology.domains > 1 && config.wire != Wire::Ucx && ranks.is_serialized())
+  if (topology.domains > 1 && config.wire != Wire::Ucx && ranks.mpi() != nullptr && ranks.mpi()->is_serialized())
     log(LogLevel::Warning,
         "MPI was started with MPI_THREAD_SERIALIZED: the program must not call MPI itself between hvd::init() and hvd::shutdown(), because "
         "hvd does so in threads of its own; MPI_THREAD_MULTIPLE lets both");

@@ -2,6 +2,8 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "ops/mpi/point_to_point.h"
+#include "ops/mpi/rendezvous.h"
 #include "ops/ucx/wire.h"
 
 namespace hvd {
@@ -15,23 +17,27 @@ std::string need(const Topology& topology, const std::string& why_not_shared) {
 }
 
 ChosenWire choose_mpi(const Bootstrap& bootstrap) {
-  bootstrap.require_threads("hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off,");
-  return {"MPI", [&bootstrap] { return bootstrap.make_mpi_wire(); }};
+  bootstrap.mpi()->require_threads("hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off,");
+  return {"MPI", [&bootstrap] {
+            bootstrap.agree();  // a rank that has failed says so here: MPI_Comm_dup would wait for it
+            return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap.mpi()->comm().get()));
+          }};
 }
 
 }  // namespace
 
 ChosenWire choose_wire(const Config& config, const Bootstrap& bootstrap, const Topology& topology, const std::string& why_not_shared) {
   if (topology.domains == 1) return {};
-  const bool wants_mpi = config.wire == Wire::Auto ? bootstrap.has_mpi() : config.wire == Wire::Mpi;
-  if (wants_mpi && bootstrap.has_mpi()) return choose_mpi(bootstrap);
+  const bool has_mpi = bootstrap.mpi() != nullptr;
+  const bool wants_mpi = config.wire == Wire::Auto ? has_mpi : config.wire == Wire::Mpi;
+  if (wants_mpi && has_mpi) return choose_mpi(bootstrap);
   if (wants_mpi)
     throw BackendError(
         formatted("hvd::init(): HVD_WIRE=mpi: the ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: start them by mpirun, "
                   "or leave HVD_WIRE unset",
                   need(topology, why_not_shared)));
   if (const std::string problem = why_no_ucx(); !problem.empty()) {
-    if (bootstrap.has_mpi()) throw BackendError(formatted("hvd::init(): HVD_WIRE=ucx: {}; install it, or leave HVD_WIRE unset", problem));
+    if (has_mpi) throw BackendError(formatted("hvd::init(): HVD_WIRE=ucx: {}; install it, or leave HVD_WIRE unset", problem));
     throw BackendError(
         formatted("hvd::init(): the ranks met without MPI (RANK and WORLD_SIZE, or HVD_INIT), and {}: between ranks that share no memory "
                   "hvd then needs UCX, but {}; install it, or start the ranks by mpirun",
