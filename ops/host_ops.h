@@ -3,6 +3,8 @@
 /// arithmetic. They are pure.
 // Tested in tests/ops/p2p/reduce_execution_test.cc, tests/ops/p2p/direct_memory_test.cc
 
+#include <numeric>
+
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
@@ -20,6 +22,13 @@ inline bool host_supports(const BatchTraits& traits) {
 
 /// Operations of which each rank takes its part out of the others' inputs, which stay as they are.
 constexpr bool is_pulled(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
+
+/// Returns the elements of a member's output, on whatever memory.
+inline std::int64_t output_count(const BatchTraits& traits, const BatchMember& member) {
+  if (traits.kind == OpKind::Reducescatter) return member.counts.at(static_cast<std::size_t>(traits.set->rank));
+  if (is_pulled(traits.kind)) return std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0});
+  return member.count;
+}
 
 inline kernels::Reduction reduction_of(const BatchTraits& traits) {
   const int divisor = traits.op == ReduceOp::Average ? static_cast<int>(traits.set->ranks.size()) : 1;

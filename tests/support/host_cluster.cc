@@ -95,6 +95,8 @@ void move_on_host(const std::vector<Contribution>& ranks) {
 
 }  // namespace
 
+std::size_t bytes_of_type(NcclType type) { return element_bytes(host_type(type)); }
+
 HostCluster::HostCluster() = default;
 HostCluster::~HostCluster() = default;
 
@@ -140,6 +142,16 @@ bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, co
     meeting.done = true;
   }
   return meeting.done;
+}
+
+bool HostCluster::has_met(CommGroup& comm_group, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  return comm_group.meetings[number].done;
+}
+
+bool HostCluster::has_moved(CommGroup& comm_group, const CommGroup::Way& way) {
+  const std::lock_guard lock(mutex_);
+  return comm_group.transfers[way].done;
 }
 
 void HostCluster::open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes) {

@@ -43,6 +43,9 @@ struct Contribution {
   }
 };
 
+/// The bytes of one element.
+std::size_t bytes_of_type(NcclType type);
+
 /// Where ranks meet. Any thread.
 class HostCluster {
  public:
@@ -79,6 +82,10 @@ class HostCluster {
   /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed.
   bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution);
 
+  /// Whether collective `number` is computed; whether a message is delivered.
+  bool has_met(CommGroup& comm_group, std::uint64_t number);
+  bool has_moved(CommGroup& comm_group, const CommGroup::Way& way);
+
   /// Brings (once) one side of a message; true when both sides are there and it is delivered.
   bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution);
 
@@ -97,6 +104,7 @@ class HostCluster {
   /// An event that all ranks see. Never goes away while the cluster lives.
   struct SharedEvent {
     std::atomic<std::uint64_t> recorded{0}, happened{0};
+    std::atomic<int> open{0};  ///< in ranks that have it from another
   };
   IpcHandle publish(int owner, void* memory);
   IpcHandle publish(int owner, SharedEvent* event);

@@ -15,6 +15,7 @@ namespace hvd::nccl::test {
 
 struct HostDevice::Event {
   HostCluster::SharedEvent own;
+  bool imported = false;                    ///< from another rank
   HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
 };
 
@@ -74,6 +75,7 @@ HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), ind
 
 HostDevice::~HostDevice() {
   for (void* memory : memory_) ::operator delete(memory, std::align_val_t(4096));
+  for (const void* memory : host_memory_) ::operator delete(const_cast<void*>(memory), std::align_val_t(4096));
 }
 
 int HostDevice::calls(const std::string& name) const {
@@ -90,6 +92,7 @@ std::string HostDevice::leaks() const {
   count("events", events_.size() - user_events_);
   count("communicators", live_comms_);
   count("pieces of memory", memory_.size());
+  count("pieces of pinned host memory", host_memory_.size());
   count("opened pieces of memory", opened_);
   count("registrations", registrations_.size());
   count("capture modes", modes_.size());
@@ -122,8 +125,8 @@ void HostDevice::note_side_effects(const std::string& name) {
   static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
                                               "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
                                               "cuCtxPushCurrent",        "cuCtxPopCurrent"};
-  static const std::set<std::string> unsafe{"cudaEventQuery", "cudaMalloc",       "cudaFree",          "ncclMemAlloc",
-                                            "ncclMemFree",    "cudaHostRegister", "cudaHostUnregister"};
+  static const std::set<std::string> unsafe{"cudaEventQuery",   "cudaMalloc",         "cudaFree",      "ncclMemAlloc", "ncclMemFree",
+                                            "cudaHostRegister", "cudaHostUnregister", "cudaHostAlloc", "cudaFreeHost"};
   if (!harmless.contains(name)) contexts.insert(current());
   if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
     cluster_.note(name + " breaks the capture of a graph");
@@ -202,8 +205,13 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   }
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
+  collectives.push_back(placed);
   auto run = [this, comm, number, contribution = std::move(placed)] {
-    return comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
+    begin_work(comm);
+    if (comm->aborted && !cluster_.has_met(*comm->comm_group, number)) spoil(*comm, contribution);
+    const bool over = comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
+    if (over) at_work_.erase(comm);
+    return over;
   };
   comm->issued.push_back({known(stream_handle), {0, run}});
   return issue_or_group(comm);
@@ -217,9 +225,25 @@ NcclCode HostDevice::message(const Contribution& contribution, bool sends, int p
   const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
   const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
   comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
+    if (comm->aborted && !sends && !cluster_.has_moved(*comm->comm_group, way)) spoil(*comm, contribution);
     return comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
   });
   return issue_or_group(comm);
+}
+
+void HostDevice::begin_work(Comm* comm) {
+  const auto is_another = [&](const Comm* other) { return other != comm && !other->aborted; };
+  if (at_work_.insert(comm).second && std::any_of(at_work_.begin(), at_work_.end(), is_another))
+    cluster_.note("communicators at work at the same time, in no order");
+}
+
+/// Where NCCL would have written in the end, something else is.
+void HostDevice::spoil(const Comm& comm, const Contribution& contribution) const {
+  const bool is_roots = contribution.call == "ncclReduce" && contribution.root != comm.rank;
+  const bool is_source = contribution.call == "ncclBroadcast" && contribution.extra == comm.rank;
+  if (contribution.receive == nullptr || is_roots || is_source) return;
+  const std::size_t parts = contribution.call == "ncclAllGather" ? comm.comm_group->ranks : 1;
+  std::memset(contribution.receive, aborted_byte, contribution.count * parts * bytes_of_type(contribution.type));
 }
 
 NcclCode HostDevice::issue_or_group(Comm* comm) {
@@ -240,8 +264,10 @@ void HostDevice::enqueue_issued(Comm* comm) {
   std::map<Stream*, std::vector<std::function<bool()>>> by_stream;
   for (auto& [stream, run] : std::exchange(comm->messages, {})) by_stream[stream].push_back(std::move(run));
   for (auto& [stream, runs] : by_stream) {
-    enqueue(stream, [runs]() mutable {
+    enqueue(stream, [this, comm, runs]() mutable {
+      begin_work(comm);
       std::erase_if(runs, [](const auto& run) { return run(); });
+      if (runs.empty()) at_work_.erase(comm);
       return runs.empty();
     });
   }
@@ -381,6 +407,20 @@ void HostDevice::fill_cuda() {
     });
     return code;
   };
+  table_.poison = [this](const PoisonJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_poison");
+    if (code != CudaCode::Success) return code;
+    enqueued.emplace_back("launch_poison");
+    if (!host_memory_.contains(job.mark)) cluster_.note("launch_poison with a mark that is not from cudaHostAlloc");
+    return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
+      enqueue(known(stream), [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
+        if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return true;
+        for (std::size_t thread = 0; thread < threads; ++thread) poison::fill(table, thread, threads);
+        return true;
+      });
+      return code;
+    });
+  };
   fill_contexts();
   fill_streams();
   fill_memory();
@@ -435,6 +475,11 @@ void HostDevice::fill_streams() {
   };
   table_.event_destroy = [this](CudaEvent* event) {
     Event* found = known(event);
+    if (found->imported) {
+      --found->shared->open;
+    } else if (found->shared->open.load() > 0) {
+      cluster_.note("cudaEventDestroy of an event that another rank has open");
+    }
     if (found->own.happened < found->own.recorded) {
       graveyard_.push_back(
           std::move(*std::find_if(events_.begin(), events_.end(), [&](const auto& owned) { return owned.get() == found; })));
@@ -527,6 +572,22 @@ void HostDevice::look_at_pinned(const void* memory, std::size_t bytes) {
 }
 
 void HostDevice::fill_host_memory() {
+  table_.host_malloc = [this](void** memory, std::size_t bytes) {
+    const CudaCode code = enter<CudaCode>("cudaHostAlloc");
+    if (code != CudaCode::Success) return code;
+    *memory = ::operator new(bytes, std::align_val_t(4096));
+    std::memset(*memory, 0, bytes);
+    host_memory_.insert(*memory);
+    return code;
+  };
+  table_.host_free = [this](void* memory) {
+    if (host_memory_.erase(memory) != 1) {
+      cluster_.note("cudaFreeHost of something unknown");
+    } else {
+      ::operator delete(memory, std::align_val_t(4096));
+    }
+    return enter<CudaCode>("cudaFreeHost");
+  };
   table_.host_register = [this](void* memory, std::size_t bytes) {
     const CudaCode code = enter<CudaCode>("cudaHostRegister");
     if (code != CudaCode::Success) return code;
@@ -582,6 +643,8 @@ void HostDevice::fill_sharing() {
     const auto found = cluster_.published(handle);
     if (found.event == nullptr || found.owner == index_) return CudaCode::InvalidValue;
     *event = adopt(found.event);
+    reinterpret_cast<Event*>(*event)->imported = true;
+    ++found.event->open;
     return code;
   };
 }

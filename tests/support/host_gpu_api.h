@@ -35,6 +35,8 @@ class HostDevice {
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
+  /// What each byte is where an aborted collective would have written: NaN, unless a test wants what looks like a result.
+  std::uint8_t aborted_byte = 0xff;
 
   HostDevice(HostCluster& cluster, int index);
   ~HostDevice();
@@ -59,6 +61,8 @@ class HostDevice {
     DataType to = DataType::Float32;
   };
   std::vector<Launch> launches;
+  /// Each collective that goes through `collective`, as it was called.
+  std::vector<Contribution> collectives;
   std::vector<std::size_t> allocations;  ///< sizes asked of ncclMemAlloc
   std::map<NcclComm*, int> aborts;       ///< how often each communicator was aborted
 
@@ -108,6 +112,10 @@ class HostDevice {
   NcclCode register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration);
   NcclCode register_window(Comm* comm, void* memory, std::size_t bytes, void** window);
   void finish_window(Comm* comm);
+  /// Before a collective or message of `comm` is at work, and when it is not any more. NCCL wants those of several communicators in an
+  /// order.
+  void begin_work(Comm* comm);
+  void spoil(const Comm& comm, const Contribution& contribution) const;
   static std::string place_of(const Comm& comm, const void* memory);
   NcclCode allocate(void** memory, std::size_t bytes);
   CudaEvent* adopt(HostCluster::SharedEvent* shared);
@@ -142,9 +150,11 @@ class HostDevice {
   std::size_t live_comms_ = 0;
   std::set<void*> memory_;
   std::map<void*, std::size_t> sizes_;
+  std::set<const void*> host_memory_;
   std::size_t opened_ = 0;  ///< of other ranks' memory
   std::uintptr_t last_registration_ = 0;
   std::map<void*, Comm*> registrations_;
+  std::set<Comm*> at_work_;  ///< of which a collective has begun, and waits for other ranks
   int group_depth_ = 0;
   std::set<Comm*> grouped_;
 };

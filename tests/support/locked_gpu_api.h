@@ -2,6 +2,7 @@
 /// The host-memory devices of host_gpu_api.h for whole engines. There, as on a GPU, any thread may let go of an event: the
 /// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -33,6 +34,8 @@ class LockedDevices {
 
   /// To make it fail; not while a world uses it.
   HostDevice& device(int rank);
+  /// While a world uses it: an event of the user's that happens once the gate, which outlives it, is open.
+  void* gated_event(int rank, const std::atomic<bool>& gate);
   /// While a world uses it: its next call of that name fails.
   void fail_call(int rank, const std::string& name, int code);
 

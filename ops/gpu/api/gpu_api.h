@@ -12,6 +12,7 @@
 
 #include "ops/gpu/cuda_types.h"
 #include "ops/gpu/kernels/batched_copy.h"
+#include "ops/gpu/kernels/poison.h"
 #include "ops/gpu/kernels/shared_reduce.h"
 
 namespace hvd::nccl {
@@ -59,6 +60,7 @@ struct GpuApi {
   std::function<CudaCode(std::size_t* free_bytes, std::size_t* total_bytes)> mem_info;  ///< cudaMemGetInfo
   std::function<CudaCode(const CopyJob& job, CudaStream* stream)> batched_copy;         ///< launch_batched_copy
   std::function<CudaCode(const ReduceJob& job, CudaStream* stream)> shared_reduce;      ///< launch_shared_reduce
+  std::function<CudaCode(const PoisonJob& job, CudaStream* stream)> poison;             ///< launch_poison
   std::function<CudaCode(int* count)> device_count;                                     ///< cudaGetDeviceCount
   /// cudaGetDeviceProperties: the device's UUID as text, the same in all processes of a host. Makes no context.
   std::function<CudaCode(int device, std::string* id)> device_id;
@@ -68,6 +70,9 @@ struct GpuApi {
   std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
   /// cudaMemcpyAsync, either way between host and device
   std::function<CudaCode(void* to, const void* from, std::size_t bytes, CudaStream* stream)> memcpy_async;
+  /// cudaHostAlloc, for all contexts: zeroed host memory that kernels read where it is
+  std::function<CudaCode(void** memory, std::size_t bytes)> host_malloc;
+  std::function<CudaCode(void* memory)> host_free;                                  ///< cudaFreeHost
   std::function<CudaCode(void* memory, std::size_t bytes)> host_register;           ///< cudaHostRegister, for all contexts
   std::function<CudaCode(void* memory)> host_unregister;                            ///< cudaHostUnregister
   std::function<CudaCode(IpcHandle* handle, void* memory)> ipc_get_memory;          ///< cudaIpcGetMemHandle; of memory from device_malloc

@@ -164,6 +164,12 @@ void fill_sharing(GpuApi& table) {
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
     return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
   };
+  table.host_malloc = [](void** memory, std::size_t bytes) {
+    const cudaError_t error = cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error == cudaSuccess) std::memset(*memory, 0, bytes);
+    return code_of(error);
+  };
+  table.host_free = [](void* memory) { return code_of(cudaFreeHost(memory)); };
   table.host_register = [](void* memory, std::size_t bytes) { return code_of(cudaHostRegister(memory, bytes, cudaHostRegisterPortable)); };
   table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
@@ -210,6 +216,7 @@ GpuApi make_table() {
   table.event_query = [](CudaEvent* event) { return code_of(cudaEventQuery(native(event))); };
   table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
   table.batched_copy = launch_batched_copy;
+  table.poison = launch_poison;
   fill_sharing(table);
   table.cuda_error = [](CudaCode code) {
     const auto error = static_cast<cudaError_t>(code);

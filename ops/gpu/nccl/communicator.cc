@@ -1,6 +1,7 @@
 #include "ops/gpu/nccl/communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -75,14 +76,35 @@ void Communicator::abort() noexcept {
   if (NcclComm* const comm = release(); comm != nullptr) abort_within(*table_, device_, *patience_, {comm});
 }
 
+const std::uint32_t* AbortMark::get(const CallContext& site) {
+  if (word_ == nullptr) {
+    void* memory = nullptr;
+    check(site, table_.host_malloc(&memory, sizeof *word_), "cudaHostAlloc");
+    word_ = static_cast<std::uint32_t*>(memory);
+  }
+  return word_;
+}
+
+void AbortMark::set() noexcept {
+  if (word_ != nullptr) std::atomic_ref(*word_).store(1);
+}
+
+void AbortMark::close(bool free) noexcept {
+  std::uint32_t* const word = std::exchange(word_, nullptr);
+  if (word == nullptr || !free) return;
+  const DeviceGuard guard(table_, device_);
+  table_.host_free(word);
+}
+
 Communicators::Communicators(const GpuApi& table, int device, Patience patience)
-    : table_(table), device_(device), patience_(std::move(patience)) {}
+    : table_(table), device_(device), patience_(std::move(patience)), mark_(table, device) {}
 
 std::shared_ptr<Communicator> Communicators::of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                                 const IdBroadcast& exchange) {
   require_alive(site);
   auto& communicator = by_ranks_[{track, ranks}];
   if (communicator == nullptr) {
+    static_cast<void>(mark_.get(site));  // before any kernel waits for another rank: CUDA may wait for the device
     const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
     communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank);
   }
@@ -118,6 +140,7 @@ NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool
 
 void Communicators::abort_all() noexcept {
   if (std::exchange(aborted_, true)) return;
+  mark_.set();
   std::vector<NcclComm*> live;
   for (auto& [ranks, communicator] : by_ranks_)
     if (communicator != nullptr && !communicator->aborted()) live.push_back(communicator->release());

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -66,6 +67,27 @@ class Communicator {
   NcclComm* comm_ = nullptr;
 };
 
+/// An AbortMark is a word of host memory that says, before the first communicator is aborted, that what NCCL's kernels leave from then on
+/// is not to be trusted. The device reads it behind each batch (kernels/poison.h): ncclCommAbort makes a kernel leave with its work half
+/// done, and its stream, and the user's that waits for it, go on. For the thread that has the turn.
+class AbortMark {
+ public:
+  AbortMark(const GpuApi& table, int device) : table_(table), device_(device) {}
+  AbortMark(const AbortMark&) = delete;
+  AbortMark& operator=(const AbortMark&) = delete;
+
+  /// Returns the word, made at first use; fails with BackendError.
+  const std::uint32_t* get(const CallContext& site);
+  void set() noexcept;
+  /// Nothing is launched any more. `free`: whether the device comes to rest; otherwise the word stays with the process.
+  void close(bool free) noexcept;
+
+ private:
+  const GpuApi& table_;
+  const int device_;
+  std::uint32_t* word_ = nullptr;
+};
+
 class Communicators {
  public:
   Communicators(const GpuApi& table, int device, Patience patience);
@@ -82,6 +104,8 @@ class Communicators {
   void abort_all() noexcept;
   void require_alive(const CallContext& site) const;
   bool aborted() const { return aborted_; }
+  /// Is set before any of them is aborted.
+  AbortMark& mark() { return mark_; }
 
  private:
   NcclUniqueId agree_on_id(const CallContext& site, int first, bool is_first, const IdBroadcast& exchange) const;
@@ -89,6 +113,7 @@ class Communicators {
   const GpuApi& table_;
   const int device_;
   const Patience patience_;
+  AbortMark mark_;
   std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Communicator>> by_ranks_;  // and track
   bool aborted_ = false;
 };

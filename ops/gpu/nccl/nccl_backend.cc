@@ -12,11 +12,25 @@
 #include "ops/gpu/api/wait_idle.h"
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/reduction_plan.h"
+#include "ops/host_ops.h"
 #include "ops/supports.h"
 
 namespace hvd::nccl {
 
 namespace {
+
+/// Where the batch writes. A root's tensor that is its own result is only read.
+std::vector<PoisonItem> outputs_of(const Batch& batch) {
+  const BatchTraits& traits = batch.traits;
+  const ProcessSetInfo& set = *traits.set;
+  const bool is_root = traits.kind == OpKind::Broadcast && traits.root == set.ranks.at(static_cast<std::size_t>(set.rank));
+  std::vector<PoisonItem> outputs;
+  for (const BatchMember& member : batch.members) {
+    if (is_root && member.output == member.input) continue;
+    if (const std::size_t bytes = bytes_of(traits, output_count(traits, member)); bytes != 0) outputs.push_back({member.output, bytes});
+  }
+  return outputs;
+}
 
 class NcclExecution : public Execution {
  public:
@@ -32,6 +46,7 @@ class NcclExecution : public Execution {
   void launched(const LaunchContext& context, std::shared_ptr<Communicators> all) {
     all_ = std::move(all);
     communicators_ = context.communicators();
+    if (!communicators_.empty()) distrust_results(context);
     completion_.record(site_, context.stream);
   }
 
@@ -57,6 +72,14 @@ class NcclExecution : public Execution {
   [[nodiscard]] bool is_enqueued() const override { return true; }  // by `launched`
 
  private:
+  /// Last of all: after an abort the outputs are NaN, for whoever's stream goes on when it has happened.
+  void distrust_results(const LaunchContext& context) const {
+    const std::vector<PoisonItem> outputs = outputs_of(batch_);
+    if (outputs.empty()) return;
+    const PoisonJob job{.items = outputs, .mark = all_->mark().get(site_), .dtype = batch_.traits.dtype};
+    check(site_, site_.table->poison(job, context.stream.get()), "launch_poison");
+  }
+
   const Batch batch_;
   const std::vector<std::string_view> names_;
   CallContext site_;
@@ -133,6 +156,7 @@ NcclBackend::~NcclBackend() {
   communicators_->abort_all();
   const bool rests = comes_to_rest();
   lent_->close(rests);
+  communicators_->mark().close(rests);
   const auto is_used = [](const auto& track) { return track->stream.get() != nullptr; };
   if (std::none_of(tracks_.begin(), tracks_.end(), is_used)) return;  // a process without GPU tensors never touches its GPU
   const DeviceGuard guard(table_, device_);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <new>
-#include <numeric>
 #include <span>
 #include <thread>
 #include <utility>
@@ -26,13 +25,6 @@ BatchTraits on_host(const BatchTraits& traits) {
 
 void tell_refused(const std::string& why) {
   log(LogLevel::Info, "staged GPU tensors go through memory that is not registered with CUDA, which is slower: {}", why);
-}
-
-/// The elements of a member's output.
-std::int64_t output_count(const BatchTraits& traits, const BatchMember& member) {
-  if (traits.kind == OpKind::Reducescatter) return member.counts.at(static_cast<std::size_t>(traits.set->rank));
-  if (is_pulled(traits.kind)) return std::accumulate(member.counts.begin(), member.counts.end(), std::int64_t{0});
-  return member.count;
 }
 
 class StagedExecution : public Execution {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -257,20 +258,22 @@ TEST_CASE("nccl: a batch is one launch each way; a single tensor is none") {
     for (const CopyItem& item : self.device.launches[0].items) {
       expect(reinterpret_cast<std::uintptr_t>(item.dst) % kMemberAlignment == 0, "pieces on boundaries");
     }
-    expect(
-        self.device.enqueued == std::vector<std::string>{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "cudaEventRecord"},
-        "pack, reduce, unpack, event");
+    expect(self.device.enqueued ==
+               std::vector<std::string>{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "launch_poison", "cudaEventRecord"},
+           "pack, reduce, unpack, event");
 
     self.device.enqueued.clear();
     auto alone = tensors_of(DataType::Float32, self.rank, {11});
     self.run(traits, alone);
-    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "cudaEventRecord"}, "no copies for a tensor alone");
+    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "launch_poison", "cudaEventRecord"},
+           "no copies for a tensor alone");
 
     self.device.enqueued.clear();
     auto scaled = traits;
     scaled.postscale_factor = 3;
     self.run(scaled, alone);
-    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "launch_batched_copy", "cudaEventRecord"}, "scaled in place");
+    expect(self.device.enqueued == std::vector<std::string>{"ncclAllReduce", "launch_batched_copy", "launch_poison", "cudaEventRecord"},
+           "scaled in place");
     expect(self.device.calls("ncclMemAlloc") == 1, "one fusion buffer, for the fused batch only");
   });
 }
@@ -334,8 +337,8 @@ TEST_CASE("nccl: scaled gradients in lent memory take no pass of their own, and 
         self.finish(*self.backend->launch(lent.batch()));
         expect_reduced(traits, lent.results());
         const bool divided_after = dtype == DataType::BFloat16 && ranks == 3;
-        const std::vector<std::string> calls{"ncclAllReduce", "cudaEventRecord"};
-        const std::vector<std::string> with_division{"ncclAllReduce", "launch_batched_copy", "cudaEventRecord"};
+        const std::vector<std::string> calls{"ncclAllReduce", "launch_poison", "cudaEventRecord"};
+        const std::vector<std::string> with_division{"ncclAllReduce", "launch_batched_copy", "launch_poison", "cudaEventRecord"};
         expect(self.device.enqueued == (divided_after ? with_division : calls), "no pass of the kernel's");
       }
       expect(self.device.calls("ncclRedOpCreatePreMulSum") == 2, "an operation each");
@@ -515,9 +518,10 @@ TEST_CASE("nccl: sums on each host first, then across hosts, where hosts have eq
       self.device.enqueued.clear();
       auto tensors = tensors_of(DataType::Float32, self.rank, {64, 64});
       self.run(self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Max), tensors);
-      const std::vector<std::string> flat{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "cudaEventRecord"};
-      const std::vector<std::string> by_levels{"launch_batched_copy", "ncclReduceScatter",   "ncclAllReduce",
-                                               "ncclAllGather",       "launch_batched_copy", "cudaEventRecord"};
+      const std::vector<std::string> flat{"launch_batched_copy", "ncclAllReduce", "launch_batched_copy", "launch_poison",
+                                          "cudaEventRecord"};
+      const std::vector<std::string> by_levels{"launch_batched_copy", "ncclReduceScatter", "ncclAllReduce",  "ncclAllGather",
+                                               "launch_batched_copy", "launch_poison",     "cudaEventRecord"};
       const bool rest = std::count(wanted.host_of_rank.begin(), wanted.host_of_rank.end(), 1) == 3;  // 128 elements among 3 ranks of a host
       if (!rest) expect(self.device.enqueued == (wanted.levels ? by_levels : flat), "the calls");
       if (rest) expect(count(self.device.enqueued, "ncclAllReduce") == 3, "what cannot be shared out goes by itself");
@@ -703,8 +707,9 @@ TEST_CASE("nccl: reducescatter of every type, even and uneven, fused and alone")
         return self.device.enqueued;
       };
       using Calls = std::vector<std::string>;
-      expect(calls_for({48}) == Calls{"ncclReduceScatter", "cudaEventRecord"}, "no copies for an even tensor alone");
-      expect(calls_for({4001, 17}) == Calls{"launch_batched_copy", "ncclReduceScatter", "launch_batched_copy", "cudaEventRecord"},
+      expect(calls_for({48}) == Calls{"ncclReduceScatter", "launch_poison", "cudaEventRecord"}, "no copies for an even tensor alone");
+      expect(calls_for({4001, 17}) ==
+                 Calls{"launch_batched_copy", "ncclReduceScatter", "launch_batched_copy", "launch_poison", "cudaEventRecord"},
              "uneven parts filled up");
       if (ranks > 1) expect(count(calls_for({1}), "ncclReduce") == 1, "a reduction to the one rank that keeps something");
     });

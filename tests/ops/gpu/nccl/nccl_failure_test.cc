@@ -4,7 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <future>
 #include <mutex>
 #include <string>
@@ -76,6 +79,41 @@ std::string failure_of(Rank& self, const std::function<void()>& body) {
   return words;
 }
 
+constexpr std::uint8_t kHalfDone = 0x3f;  // of a float that looks like a result
+
+/// A collective that rank 1 never comes to, because of a kernel of its user's, is aborted on both; the streams then go on.
+void abort_under_way(OpKind kind, DataType dtype, std::size_t tensors) {
+  World world(2);
+  std::barrier all(2);
+  world.run([&](Rank& self) {
+    self.device.aborted_byte = kHalfDone;
+    self.device.delay = 1;
+    std::atomic<bool> gate{false};
+    const std::size_t lanes = is_complex(dtype) ? 2 : 1;
+    std::vector<Tensor> made(tensors);
+    for (Tensor& tensor : made) {
+      tensor.name = "t";
+      tensor.input = encoded(dtype, std::vector<double>(6 * lanes, 1));
+      tensor.output.resize(tensor.input.size());
+      if (kind == OpKind::Allgather) tensor.counts = {6, 6}, tensor.output.resize(2 * tensor.input.size());
+      if (kind == OpKind::Alltoall) tensor.counts = tensor.sends = {3, 3};
+      if (kind == OpKind::Reducescatter) tensor.counts = {3, 3}, tensor.output.resize(tensor.input.size() / 2);
+      if (self.rank == 1) tensor.ready_event = self.device.user_event(gate);
+    }
+    auto traits = self.traits(kind, dtype, dtype == DataType::Bool ? ReduceOp::Max : ReduceOp::Sum);
+    traits.root = 1;
+    auto execution = self.backend->launch(Rank::batch(traits, made));
+    for (int i = 0; i < 20; ++i) expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
+    all.arrive_and_wait();
+    gate = true;
+    self.backend->abort();
+    const bool is_source = kind == OpKind::Broadcast && self.rank == 1;
+    for (const Tensor& tensor : made)
+      for (const std::byte byte : tensor.output)
+        expect(byte == std::byte{poison_byte(dtype)} || (is_source && dtype == DataType::Bool), "nothing that looks like a result");
+  });
+}
+
 }  // namespace
 
 TEST_CASE("nccl: any refused call is a BackendError with its name, and every rank gets away") {
@@ -92,6 +130,8 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"cudaStreamWaitEvent", 2},
                                 {"launch_batched_copy", 1},
                                 {"launch_batched_copy", 2},
+                                {"launch_poison", 1},
+                                {"cudaHostAlloc", 1},
                                 {"cudaEventRecord", 1},
                                 {"cudaEventQuery", 1},
                                 {"ncclGetUniqueId", 1},
@@ -207,6 +247,40 @@ TEST_CASE("nccl: an asynchronous error aborts the communicator while batches are
     } else {
       expect(contains(words, "another rank has failed"), "to be told, got: " + words);
     }
+  });
+}
+
+TEST_CASE("nccl: what an abort leaves half done is NaN before any stream goes on, whatever the operation and the type") {
+  using enum DataType;
+  for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter})
+    for (const DataType dtype : {Float32, Float64, Float16, BFloat16, Complex64, Int32, UInt8, Bool})
+      for (const std::size_t tensors : {1, 3}) {
+        CAPTURE(std::string(name_of(kind)));
+        CAPTURE(std::string(name_of(dtype)));
+        CAPTURE(tensors);
+        abort_under_way(kind, dtype, tensors);
+      }
+}
+
+TEST_CASE("nccl: what was done before an abort stays, and so does a root's tensor that is where it was") {
+  World world(2);
+  std::barrier all(2);
+  world.run([&](Rank& self) {
+    self.device.aborted_byte = kHalfDone;
+    std::atomic<bool> never{false};
+    auto done = tensors_of(2, 5), sent = tensors_of(1, 5);
+    self.run(self.traits(OpKind::Allreduce, DataType::Float32), done);
+    sent.front().in_place = true;
+    if (self.rank == 1) sent.front().ready_event = self.device.user_event(never);
+    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Broadcast, DataType::Float32), sent));
+    execution->advance();
+    all.arrive_and_wait();
+    never = true;
+    self.backend->abort();
+    for (const Tensor& tensor : done)
+      expect(decoded(DataType::Float32, tensor.output) == std::vector<double>(5, 2), "what was there before to be there");
+    const auto got = decoded(DataType::Float32, sent.front().input);
+    expect(self.rank == 0 ? got == std::vector<double>(5, 1) : std::isnan(got.front()), "the source alone to be as it was");
   });
 }
 
