@@ -37,7 +37,7 @@ std::optional<Variable> variable(std::string_view suffix) {
 }
 
 constexpr int kMostCores = 1024;  // of a cpu_set_t
-constexpr int kMostNcclStreams = 64;
+constexpr int kMostNcclStreams = 4;
 
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
   throw InvalidArgument(formatted("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));

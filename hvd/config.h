@@ -82,7 +82,8 @@ struct Config {
   std::vector<int> thread_affinity{};
 
   /// Streams, each with communicators and a fusion buffer of its own, that the batches of GPU tensors go to in turn (HVD_NUM_NCCL_STREAMS,
-  /// default 1, at most 64). Raised: the copies of a batch overlap the reduction of the one before; more device memory held.
+  /// default 1, at most 4). Raised: the copies of a batch overlap the reduction of the one before; more device memory held. Reductions
+  /// follow one another in any case.
   int num_nccl_streams = 1;
 
   /// The registration of memory with NCCL (HVD_NCCL_REGISTRATION: none, buffer or window, default none). None: nothing is registered, and

@@ -83,7 +83,7 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
        [](const Config& c) {
          return c.thread_affinity == std::vector{0, 12, 3};
        }},
-      {"NUM_NCCL_STREAMS", "4", "0", "streams, 1 to", [](const Config& c) { return c.num_nccl_streams == 4; }},
+      {"NUM_NCCL_STREAMS", "4", "5", "streams, 1 to 4", [](const Config& c) { return c.num_nccl_streams == 4; }},
       {"NCCL_REGISTRATION", "window", "symmetric", "one of none, buffer, window",
        [](const Config& c) { return c.nccl_registration == NcclRegistration::Window; }},
       {"AUTOTUNE", "1", "on", "one of 0, 1", [](const Config& c) { return c.autotune; }},

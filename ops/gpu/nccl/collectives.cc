@@ -76,7 +76,7 @@ void reduce_direct(const LaunchContext& context, const ReductionPlan& plan, cons
     copy(context, {{send, piece.output, count}}, plan.type, plan.type, plan.before);
     send = piece.output;
   }
-  all_reduce(context, send, piece.output, static_cast<std::size_t>(count), plan);
+  context.in_order([&] { all_reduce(context, send, piece.output, static_cast<std::size_t>(count), plan); });
   scale(context, piece.output, count, plan.type, plan.after);
 }
 
@@ -117,7 +117,7 @@ void reduce_fused(const LaunchContext& context, const ReductionPlan& plan, Reduc
     pack(context, layout, plan.lanes, buffer, plan.type, plan.wire, plan.before);
   }
   if (plan.zeros) fold_zeros(context, plan, op, buffer, count);
-  all_reduce(context, buffer, buffer, layout.bytes / element, plan);
+  context.in_order([&] { all_reduce(context, buffer, buffer, layout.bytes / element, plan); });
   if (home != nullptr) {
     scale(context, home, count, plan.wire, plan.after);
   } else {
@@ -170,11 +170,13 @@ void enqueue_broadcast(const LaunchContext& context, DataType dtype, int root, s
   if (layout.pieces.empty()) return;
   if (layout.pieces.size() == 1) {
     const Piece& piece = *layout.pieces.front();
-    return broadcast(context, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
+    return context.in_order([&] {
+      broadcast(context, sends ? piece.input : piece.output, piece.output, bytes_of(piece.count, element_bytes(dtype)), root, {});
+    });
   }
   std::byte* buffer = context.fusion.reserve(context.site, layout.bytes, context.stream, context.communicators());
   if (sends) pack(context, layout, 1, buffer, dtype, dtype, {});
-  broadcast(context, buffer, buffer, layout.bytes, root, {});
+  context.in_order([&] { broadcast(context, buffer, buffer, layout.bytes, root, {}); });
   for (std::size_t i = layout.pieces.size(); i-- > 0;) {  // the root's own outputs are often its inputs
     if (!sends || layout.pieces[i]->input != layout.pieces[i]->output) continue;
     layout.pieces.erase(layout.pieces.begin() + static_cast<std::ptrdiff_t>(i));
@@ -185,12 +187,14 @@ void enqueue_broadcast(const LaunchContext& context, DataType dtype, int root, s
 
 void enqueue_allgather(const LaunchContext& context, DataType dtype, std::span<const Piece> pieces) {
   if (std::none_of(pieces.begin(), pieces.end(), moves_anything)) return;
-  std::optional<Group> group;
-  group.emplace(context.site);
-  for (const Piece& piece : pieces) {
-    if (moves_anything(piece)) gather(context, piece, element_bytes(dtype), group);
-  }
-  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  context.in_order([&] {
+    std::optional<Group> group;
+    group.emplace(context.site);
+    for (const Piece& piece : pieces) {
+      if (moves_anything(piece)) gather(context, piece, element_bytes(dtype), group);
+    }
+    context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  });
 }
 
 }  // namespace hvd::nccl

@@ -211,7 +211,13 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
   };
   const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
   FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_, remark_).first->second;
-  LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank}, site, track.stream, fusion, *lent_, std::nullopt};
+  LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank},
+                        site,
+                        track.stream,
+                        fusion,
+                        *lent_,
+                        tracks_.size() > 1 ? &order_ : nullptr,
+                        std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return context;
   if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {

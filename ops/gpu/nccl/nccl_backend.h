@@ -8,7 +8,7 @@
 /// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
 /// follow in stream order, and so does the next batch of the stream, which is what lets batches in flight share its fusion buffer. With
 /// several streams, each with its own communicators and buffer, the batches of a process set go to them in turn, by their order in the set,
-/// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before.
+/// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before, which its own reduction follows.
 ///
 /// Gradients may live in memory that it leases (`allocate`): they are then reduced where they are, without pack and unpack.
 ///
@@ -97,6 +97,7 @@ class NcclBackend : public Backend {
   std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;
+  LaunchOrder order_;  ///< of what NCCL does on all of them
 };
 
 }  // namespace hvd::nccl

@@ -7,6 +7,16 @@
 
 namespace hvd::nccl {
 
+void LaunchOrder::begin(const CallContext& site, const Stream& stream) {
+  if (!last_) last_.emplace(site);
+  if (of_ != nullptr && of_ != &stream) check(site, site.table->stream_wait_event(stream.get(), last_->get()), "cudaStreamWaitEvent");
+}
+
+void LaunchOrder::end(const CallContext& site, const Stream& stream) {
+  last_->record(site, stream);
+  of_ = &stream;
+}
+
 std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const {
   if (levels) return {levels->host.communicator, levels->across.communicator};
   return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};

@@ -1,7 +1,6 @@
 #pragma once
 /// This header has what the collectives (collectives.h) have in common: where a batch runs, its pieces, these in the fusion buffer, and the
 /// calls around those of NCCL. For the thread that has the turn; fails with BackendError.
-// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstdint>
 #include <memory>
@@ -26,8 +25,24 @@ struct CommGroup {
   int rank = 0;  ///< this one's in the communicator
 };
 
-/// The ranks that a batch runs on, and the rest of its context. Without a communicator where `levels` has them, and for the allreduce of a
-/// set of one rank. Roots are ranks in the communicator.
+/// A LaunchOrder keeps communicators that several streams use from being at work at once. NCCL wants the work of all of a GPU's
+/// communicators in one order, the same on all ranks, and else may hang (NCCL's guide, "Using multiple NCCL communicators concurrently"):
+/// that is the order of the launches, and what NCCL does of a batch follows what it does of the batch before. Packing and unpacking are not
+/// held up. NCCL's own way to it (NCCL_LAUNCH_ORDER_IMPLICIT, since 2.26) is the whole process's, and so are its conditions, which a user's
+/// communicators in other threads need not meet. For the thread that has the turn; fails with BackendError.
+class LaunchOrder {
+ public:
+  /// Before the first of a batch's calls of NCCL's, and behind the last.
+  void begin(const CallContext& site, const Stream& stream);
+  void end(const CallContext& site, const Stream& stream);
+
+ private:
+  std::optional<Event> last_;
+  const Stream* of_ = nullptr;
+};
+
+/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
+/// ranks in the communicator.
 struct LaunchContext : CommGroup {
   /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
   struct Levels {
@@ -38,7 +53,16 @@ struct LaunchContext : CommGroup {
   const Stream& stream;
   FusionBuffer& fusion;
   const LentMemory& lent;
+  LaunchOrder* order;  ///< null where there is one stream
   std::optional<Levels> levels;
+
+  /// Makes the batch's calls of NCCL's.
+  template <class Calls>
+  void in_order(const Calls& calls) const {
+    if (order != nullptr) order->begin(site, stream);
+    calls();
+    if (order != nullptr) order->end(site, stream);
+  }
 
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// The plan for the ranks that take part, with what this NCCL can do.

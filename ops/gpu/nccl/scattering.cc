@@ -96,10 +96,12 @@ void enqueue_alltoall(const LaunchContext& context, DataType dtype, std::span<co
   };
   if (std::none_of(pieces.begin(), pieces.end(), moves)) return;
   std::vector<CopyItem> own;
-  std::optional<Group> group;
-  group.emplace(context.site);
-  for (const Piece& piece : pieces) exchange(context, piece, element_bytes(dtype), group, own);
-  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  context.in_order([&] {
+    std::optional<Group> group;
+    group.emplace(context.site);
+    for (const Piece& piece : pieces) exchange(context, piece, element_bytes(dtype), group, own);
+    context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
+  });
   copy(context, own, dtype, dtype, {});
 }
 
@@ -112,7 +114,7 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   const ReductionPlan plan = context.plan(reduction);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
-    reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan);
+    context.in_order([&] { reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan); });
     return scale(context, first.output, count, plan.type, plan.after);
   }
   std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(context.ranks));
@@ -124,7 +126,7 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     append_packing(packed, parts.layouts[rank], plan.lanes, buffer + parts.starts[rank]);
   copy(context, packed, plan.type, plan.wire, plan.before);
-  reduce_parts(context, plan, buffer, parts);
+  context.in_order([&] { reduce_parts(context, plan, buffer, parts); });
   unpack(context, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire, plan.type, plan.after);
 }
 

@@ -529,6 +529,32 @@ TEST_CASE("nccl: sums on each host first, then across hosts, where hosts have eq
   }
 }
 
+TEST_CASE("nccl: with several streams, no communicator is at work before the one that was used before it has ended") {
+  World world(3);
+  make_slow(world, 3, 1);
+  world.options.streams = 3;
+  world.run([](Rank& self) {
+    const auto traits = self.traits(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum);
+    const auto gathering = self.traits(OpKind::Allgather, DataType::Float32);
+    for (int round = 0; round < 10; ++round) {
+      std::vector<std::vector<Tensor>> batches;
+      for (int b = 0; b < 6; ++b)
+        batches.push_back(tensors_of(DataType::Float32, self.rank, b % 2 == 0 ? kCounts : std::vector<std::int64_t>{33}));
+      for (auto& tensor : batches[3]) tensor.counts.assign(3, 33), tensor.output.resize(3 * tensor.input.size());
+      std::vector<std::unique_ptr<Execution>> running;
+      for (std::size_t b = 0; b < batches.size(); ++b) {
+        Batch batch = Rank::batch(b == 3 ? gathering : traits, batches[b]);
+        batch.order = static_cast<std::uint64_t>(round) * 6 + b;
+        running.push_back(self.backend->launch(std::move(batch)));
+      }
+      for (const auto& execution : running) self.finish(*execution);
+      for (std::size_t b = 0; b < batches.size(); ++b)
+        if (b != 3) expect_reduced(traits, batches[b]);
+    }
+    expect(self.device.calls("ncclCommInitRankConfig") == 3, "a communicator for each stream");
+  });
+}
+
 TEST_CASE("nccl: the stream waits for the members' events before it reads them") {
   World world(3);
   make_slow(world, 2, 1);
