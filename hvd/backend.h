@@ -158,8 +158,9 @@ class Backend {
   virtual void look_again() {}
   /// Returns whether there is such: then idle ranks look every 10 ms.
   virtual bool looks_again() const { return false; }
-  /// Ends what is under way with an error as soon as possible. Called once, when the world has failed.
-  virtual void abort() noexcept {}
+  /// Ends what is under way with an error as soon as possible. Called once, when the world has failed. Returns whether nothing reads or
+  /// writes any more what was launched: otherwise it is kept for as long as the process.
+  virtual bool abort() noexcept { return true; }
 };
 
 }  // namespace hvd

@@ -278,9 +278,12 @@ void Engine::finish(Entry& entry, Status status) {
 void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
   if (std::exchange(failure_handled_, true)) return;
   messenger_.tell(turn, failure);  // first: what follows may take long, or never end
-  runner_.abort(turn);
+  const bool rests = runner_.abort(turn);
   const EngineLock lock(mutex_);
   const Status status = log_.explained(failure);
+  if (!rests)
+    for (const Entry* entry : ledger_.all())
+      if (entry->state == EntryState::InFlight) keep_for_ever(entry->submission.keep_alive);
   static_cast<void>(runner_.take_queued());
   fast_path_.adopt_all();
   for (Entry* entry : ledger_.all())

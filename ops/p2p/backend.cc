@@ -57,9 +57,10 @@ std::unique_ptr<Execution> P2pBackend::launch(Batch batch) {
   return std::make_unique<CopyExecution>(context_, std::move(batch));
 }
 
-void P2pBackend::abort() noexcept {
+bool P2pBackend::abort() noexcept {
   aborted_ = true;
   context_.exchange().abandon();
+  return true;
 }
 
 }  // namespace hvd

@@ -32,7 +32,7 @@ class P2pBackend final : public Backend {
   LeaderMemory* leader_memory() override { return &direct_; }
   void look_again() override { context_.exchange().wire().look_again(); }
   bool looks_again() const override { return context_.looks_again(); }
-  void abort() noexcept override;
+  bool abort() noexcept override;
 
  private:
   P2pContext context_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -54,9 +55,20 @@ bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
   return retire_enqueued() || progressed;
 }
 
-void BatchRunner::abort(const Turn& /*turn*/) noexcept {
-  for (const auto& backend : parts_.backends) backend->abort();
+void keep_for_ever(std::shared_ptr<void> owner) noexcept {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;  // never destroyed: the device does not end before the process
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(owner));
+}
+
+bool BatchRunner::abort(const Turn& /*turn*/) noexcept {
+  bool rests = true;
+  for (const auto& backend : parts_.backends) rests = backend->abort() && rests;
+  if (!rests)
+    for (auto& running : running_) keep_for_ever(std::move(running.execution));
   running_.clear();
+  return rests;
 }
 
 bool BatchRunner::uses(const Turn& /*turn*/, int process_set) const {

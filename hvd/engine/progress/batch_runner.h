@@ -19,6 +19,9 @@
 
 namespace hvd {
 
+/// Keeps what a device may still read and write, for as long as the process. Any thread.
+void keep_for_ever(std::shared_ptr<void> owner) noexcept;
+
 class BatchRunner {
  public:
   /// A batch to launch.
@@ -43,8 +46,8 @@ class BatchRunner {
   // ---- with the turn
   /// Launches what was queued and advances all once. Returns whether there was anything to do. Throws what a backend throws.
   bool run(const Turn& turn, std::vector<Prepared> queued);
-  /// Ends what is under way, with an error on the device where it has begun.
-  void abort(const Turn& turn) noexcept;
+  /// Ends what is under way, with an error on the device where it has begun. Returns whether all is at rest.
+  bool abort(const Turn& turn) noexcept;
   /// Returns whether a batch of the set is queued or under way.
   [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_running(const Turn& /*turn*/) const { return !running_.empty(); }

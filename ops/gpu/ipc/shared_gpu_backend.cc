@@ -424,9 +424,9 @@ std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   }
 }
 
-void SharedGpuBackend::abort() noexcept {
+bool SharedGpuBackend::abort() noexcept {
   failed_ = true;
-  (void)comes_to_rest(table_, device_, stream_, options_.rest_limit);
+  return comes_to_rest(table_, device_, stream_, options_.rest_limit);
 }
 
 }  // namespace hvd::nccl

@@ -53,7 +53,7 @@ class SharedGpuBackend final : public Backend {
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
-  void abort() noexcept override;
+  bool abort() noexcept override;
 
   // ---- for the executions; for the thread that has the turn
   struct Turn {

@@ -166,9 +166,9 @@ NcclBackend::~NcclBackend() {
   tracks_.clear();
 }
 
-void NcclBackend::abort() noexcept {
+bool NcclBackend::abort() noexcept {
   communicators_->abort_all();
-  (void)comes_to_rest();
+  return comes_to_rest();
 }
 
 bool NcclBackend::supports(const BatchTraits& traits) const {

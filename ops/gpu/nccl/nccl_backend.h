@@ -72,8 +72,8 @@ class NcclBackend : public Backend {
   bool keeps_order() const override { return true; }
   /// Null also for a rank alone, which reduces nothing, for another device than this rank's, and where the fusion buffer is registered.
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
-  /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`.
-  void abort() noexcept override;
+  /// Afterwards the stream has no more work, unless a user's kernel holds it up for longer than `rest_limit`, or NCCL hangs.
+  bool abort() noexcept override;
 
  private:
   /// A Track is what a batch in flight shares with no batch but those before it.

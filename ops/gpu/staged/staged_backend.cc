@@ -1,6 +1,7 @@
 #include "ops/gpu/staged/staged_backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <span>
 #include <thread>
@@ -8,6 +9,7 @@
 
 #include "hvd/base/log.h"
 #include "hvd/routes.h"
+#include "ops/gpu/api/wait_idle.h"
 #include "ops/host_ops.h"
 
 namespace hvd::nccl {
@@ -183,6 +185,11 @@ StagedBackend::Held StagedBackend::take(std::uint64_t location) {
 void StagedBackend::release(const BatchTraits& traits, std::uint64_t location) noexcept {
   const Held held = take(location);
   if (held.block != nullptr) host_backend(traits)->release(on_host(traits), held.location);
+}
+
+bool StagedBackend::abort() noexcept {
+  constexpr std::chrono::seconds kRestLimit{2};
+  return comes_to_rest(table_, device_, stream_, kRestLimit);
 }
 
 std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {

@@ -41,6 +41,8 @@ class StagedBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
+  /// Waits for what is being copied back, for two seconds at most.
+  bool abort() noexcept override;
 
   // ---- for the executions
   struct HostBlock {

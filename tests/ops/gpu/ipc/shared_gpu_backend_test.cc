@@ -398,6 +398,50 @@ TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on t
   for (int rank = 0; rank < 2; ++rank) CHECK(devices.device(rank).calls("cudaIpcCloseMemHandle") == 0);  // it would wait for ever
 }
 
+TEST_CASE("gpu backends: what a device still works on after a failure is kept for ever, what it has done with is let go") {
+  for (const GpuRoute way : {GpuRoute::Nccl, GpuRoute::SharedGpu})
+    for (const bool rests : {true, false}) {
+      if (rests && way == GpuRoute::SharedGpu) continue;  // there nobody waits (LockedDevices)
+      CAPTURE(static_cast<int>(way));
+      CAPTURE(rests);
+      constexpr int kRanks = 2;
+      // What a device works on for ever is there for as long as the process, as is the device.
+      auto& devices = *new LockedDevices(kRanks);
+      static std::vector<void*> reachable;
+      reachable.push_back(&devices);
+      devices.rest_limit = std::chrono::milliseconds(rests ? 10'000 : 20);
+      auto& gate = *new std::atomic<bool>(false);  // a kernel of the user's
+      reachable.push_back(&gate);
+      std::array<std::weak_ptr<void>, kRanks> kept;
+      std::barrier all(kRanks);
+      {
+        ThreadWorld world(options_of(way, kRanks, devices));
+        world.run(
+            [&](int rank, Engine& engine) {
+              auto tensors = std::make_shared<std::vector<std::vector<float>>>();
+              tensors->push_back(values_of(rank, 100));
+              Submission submission = sum_of(rank, *tensors, "layer");
+              submission.on_stream = true;
+              submission.keep_alive = tensors;
+              kept[static_cast<std::size_t>(rank)] = tensors;
+              submission.tensors.front().ready_event = devices.gated_event(rank, gate);
+              {
+                const auto pending = engine.submit(std::move(submission), After::Return);
+                tensors.reset();
+                engine.wait(*pending);
+                all.arrive_and_wait();
+                if (rests) gate = true;
+                if (rank == 1) devices.fail_call(rank, "cudaEventQuery", 700);
+                while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+              }
+              all.arrive_and_wait();
+            },
+            false);
+      }
+      for (const auto& tensors : kept) CHECK(tensors.expired() == rests);
+    }
+}
+
 TEST_CASE("nccl: batches go to the streams in turn, each with communicators of its own, in one order on all ranks") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);  // with two streams
