@@ -313,12 +313,17 @@ SharedGpuBackend::~SharedGpuBackend() {
   } else {
     peers_.leave_open();  // a stream may wait for an event of a rank that has died, which never comes; closing would wait with it
   }
-  // Memory must not be freed while another process has it open.
+  // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
-  const bool used = pool_->slabs() > 0;
+  const bool used = pool_->slabs() > 0 || !turns_.empty();
   while (used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
-  if (!rests || (used && !peers_.all_closed())) pool_->leak();
+  if (rests && (!used || peers_.all_closed())) return;
+  pool_->leak();
+  for (Turn& turn : turns_) {
+    turn.packed.leak();
+    turn.reduced.leak();
+  }
 }
 
 bool SharedGpuBackend::supports(const BatchTraits& traits) const {

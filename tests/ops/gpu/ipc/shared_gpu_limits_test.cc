@@ -204,6 +204,40 @@ TEST_CASE("shared gpu: memory that another rank has open is freed when that has 
   CHECK(soon.device.live_memory() == 0);
 }
 
+TEST_CASE("shared gpu: events that another rank has open are destroyed when that has closed them, or never, also without any memory") {
+  for (const bool closes : {false, true}) {
+    CAPTURE(closes);
+    SharedGpuOptions options;
+    options.rest_limit = closes ? std::chrono::milliseconds(60'000) : std::chrono::milliseconds(20);
+    Sharer two(2);
+    HostDevice other{two.cluster, 1};
+    auto backend = two.backend(options);
+    two.traits.kind = OpKind::Broadcast;
+    two.traits.root = 1;  // this rank brings nothing
+    std::vector<float> values(4, 1);
+    auto batch = two.batch(*backend, values);
+    batch.members.front().locations.assign(2, std::uint64_t{1} << 60);
+    auto execution = backend->launch(std::move(batch));
+    CHECK(execution->advance() == Progress::Idle);
+    CHECK(two.device.live_memory() == 0);
+    CudaEvent* open = nullptr;
+    REQUIRE(other.table().ipc_open_event(&open, two.controls[0].packed[0]) == CudaCode::Success);
+    std::thread closing;
+    if (closes)
+      closing = std::thread([&] {
+        while (!two.controls[0].closed.load()) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        other.table().event_destroy(open);
+        two.controls[1].closed = true;
+      });
+    execution.reset();
+    backend.reset();
+    if (closing.joinable()) closing.join();
+    CHECK(two.cluster.misuses().empty());
+    CHECK(two.device.leaks() == (closes ? "" : "8 events "));
+  }
+}
+
 TEST_CASE("shared gpu: memory for users that is not to be had is none, and the first reason is kept") {
   Sharer alone(1);
   const auto backend = alone.backend();
