@@ -20,7 +20,8 @@ void all_reduce(const LaunchContext& context, const CommGroup& comm_group, const
 void all_reduce_by_levels(const LaunchContext& context, const void* send, void* receive, std::size_t count, const ReductionPlan& plan) {
   const auto& [host, across] = *context.levels;
   const std::size_t element = element_bytes(plan.wire);
-  const std::size_t share = count / static_cast<std::size_t>(host.ranks);
+  const std::size_t whole = std::size_t{16} / element;  // shares begin where NCCL's kernels read and write 16 bytes at once
+  const std::size_t share = count / static_cast<std::size_t>(host.ranks) / whole * whole;
   const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(receive);

@@ -529,6 +529,24 @@ TEST_CASE("nccl: sums on each host first, then across hosts, where hosts have eq
   }
 }
 
+TEST_CASE("nccl: what hosts share out begins at multiples of 16 bytes, also where the ranks of a host do not divide it so") {
+  World world(6);
+  world.options.host_of_rank = {0, 0, 0, 1, 1, 1};
+  world.run([](Rank& self) {
+    for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16, DataType::UInt8}) {
+      self.device.collectives.clear();
+      auto tensors = tensors_of(dtype, self.rank, {64, 64, 7});
+      const auto traits = self.traits(OpKind::Allreduce, dtype, ReduceOp::Max);
+      self.run(traits, tensors);
+      expect_reduced(traits, tensors);
+      expect(self.device.collectives.size() > 2, "to be summed by levels");
+      for (const Contribution& part : self.device.collectives)
+        for (const void* at : {part.send, static_cast<const void*>(part.receive)})
+          expect(reinterpret_cast<std::uintptr_t>(at) % 16 == 0, part.call + " of " + std::string(name_of(dtype)) + " at 16 bytes");
+    }
+  });
+}
+
 TEST_CASE("nccl: with several streams, no communicator is at work before the one that was used before it has ended") {
   World world(3);
   make_slow(world, 3, 1);
