@@ -16,6 +16,7 @@ namespace hvd::nccl::test {
 struct HostDevice::Event {
   HostCluster::SharedEvent own;
   bool imported = false;                    ///< from another rank
+  int device = 0;                           ///< that was current when it was made
   HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
 };
 
@@ -141,6 +142,13 @@ Code HostDevice::enter(const std::string& name) {
   const auto code = static_cast<Code>(failure->second.first);
   failures_.erase(failure);
   return code;
+}
+
+/// CUDA refuses what belongs to a device while another one is current.
+bool HostDevice::is_current(const std::string& call) {
+  if (current() == index_) return true;
+  cluster_.note(call + " while another device is current");
+  return false;
 }
 
 HostDevice::Stream* HostDevice::known(CudaStream* stream) {
@@ -360,6 +368,7 @@ NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
   allocations.push_back(bytes);
   const NcclCode code = enter<NcclCode>("ncclMemAlloc");
   if (code != NcclCode::Success) return code;
+  if (!is_current("ncclMemAlloc")) return NcclCode::UnhandledCudaError;
   return take_memory(memory, bytes) ? code : NcclCode::UnhandledCudaError;
 }
 
@@ -396,6 +405,7 @@ void HostDevice::fill_cuda() {
   table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("launch_batched_copy");
     if (code != CudaCode::Success) return code;
+    if (!is_current("launch_batched_copy")) return CudaCode::InvalidValue;
     if (!copy_supported(job)) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_batched_copy");
     launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
@@ -410,6 +420,7 @@ void HostDevice::fill_cuda() {
   table_.poison = [this](const PoisonJob& job, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("launch_poison");
     if (code != CudaCode::Success) return code;
+    if (!is_current("launch_poison")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_poison");
     if (!host_memory_.contains(job.mark)) cluster_.note("launch_poison with a mark that is not from cudaHostAlloc");
     return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
@@ -470,7 +481,10 @@ void HostDevice::fill_streams() {
   };
   table_.event_create = [this](CudaEvent** event) {
     const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
-    if (code == CudaCode::Success) *event = reinterpret_cast<CudaEvent*>(events_.emplace_back(std::make_unique<Event>()).get());
+    if (code != CudaCode::Success) return code;
+    Event* const made = events_.emplace_back(std::make_unique<Event>()).get();
+    made->device = current();
+    *event = reinterpret_cast<CudaEvent*>(made);
     return code;
   };
   table_.event_destroy = [this](CudaEvent* event) {
@@ -490,8 +504,14 @@ void HostDevice::fill_streams() {
   table_.event_record = [this](CudaEvent* event, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("cudaEventRecord");
     if (code != CudaCode::Success) return code;
+    if (!is_current("cudaEventRecord")) return CudaCode::InvalidValue;
     enqueued.emplace_back("cudaEventRecord");
-    HostCluster::SharedEvent* recorded = known(event)->shared;
+    Event* const found = known(event);
+    if (found->device != index_) {
+      cluster_.note("cudaEventRecord of another device's event");
+      return CudaCode::InvalidValue;
+    }
+    HostCluster::SharedEvent* recorded = found->shared;
     const std::uint64_t turn = ++recorded->recorded;
     enqueue(known(stream), [recorded, turn] {
       recorded->happened = turn;
@@ -512,6 +532,7 @@ void HostDevice::fill_memory() {
   table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("launch_shared_reduce");
     if (code != CudaCode::Success) return code;
+    if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_shared_reduce");
     enqueue(known(stream),
             [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
@@ -541,6 +562,7 @@ void HostDevice::fill_memory() {
     allocations.push_back(bytes);
     const CudaCode code = enter<CudaCode>("cudaMalloc");
     if (code != CudaCode::Success) return code;
+    if (!is_current("cudaMalloc")) return CudaCode::InvalidValue;
     return take_memory(memory, bytes) ? code : CudaCode::OutOfMemory;
   };
   table_.device_free = [this](void* memory) {
@@ -652,6 +674,7 @@ void HostDevice::fill_sharing() {
 CudaEvent* HostDevice::adopt(HostCluster::SharedEvent* shared) {
   auto& made = *events_.emplace_back(std::make_unique<Event>());
   made.shared = shared;
+  made.device = current();
   return reinterpret_cast<CudaEvent*>(&made);
 }
 

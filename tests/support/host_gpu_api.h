@@ -93,6 +93,7 @@ class HostDevice {
   Code enter(const std::string& name);
 
   void note_side_effects(const std::string& name);
+  bool is_current(const std::string& call);
   void look_at_pinned(const void* memory, std::size_t bytes);
   Stream* known(CudaStream* stream);
   Event* known(CudaEvent* event);
