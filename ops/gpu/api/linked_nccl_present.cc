@@ -1,6 +1,7 @@
 // The calls of NCCL. Compiled where NCCL is found; its twin is linked_nccl_absent.cc.
 // Tested in tests/gpu/nccl_gpu_test.cc
 
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
 
@@ -27,7 +28,15 @@ static_assert(static_cast<int>(NcclOp::Max) == ncclMax && static_cast<int>(NcclO
 static_assert(static_cast<int>(NcclOp::Avg) == ncclAvg);
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId) && std::is_trivially_copyable_v<NcclUniqueId>);
 
-NcclCode code_of(ncclResult_t result) { return static_cast<NcclCode>(result); }
+/// Makes a call of NCCL's. Up to 2.29 it may leave the thread's last CUDA error behind (of what it tries and does without), and LibTorch's
+/// next check, of a kernel of the user's, would find it. What was there before is the user's own, and stays.
+template <class Call>
+NcclCode quietly(const Call& call) {
+  const bool clean = cudaPeekAtLastError() == cudaSuccess;
+  const ncclResult_t result = call();
+  if (clean) static_cast<void>(cudaGetLastError());
+  return static_cast<NcclCode>(result);
+}
 cudaStream_t stream_of(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
 ncclComm_t native(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 ncclDataType_t native(NcclType type) { return static_cast<ncclDataType_t>(type); }
@@ -35,9 +44,9 @@ ncclRedOp_t native(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
 
 NcclCode get_unique_id(NcclUniqueId* id) {
   ncclUniqueId made;
-  const ncclResult_t result = ncclGetUniqueId(&made);
-  if (result == ncclSuccess) std::memcpy(id->bytes.data(), made.internal, id->bytes.size());
-  return code_of(result);
+  const NcclCode code = quietly([&] { return ncclGetUniqueId(&made); });
+  if (code == NcclCode::Success) std::memcpy(id->bytes.data(), made.internal, id->bytes.size());
+  return code;
 }
 
 NcclCode init_rank(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
@@ -46,9 +55,9 @@ NcclCode init_rank(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank,
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = blocking ? 1 : 0;
   ncclComm_t made = nullptr;
-  const ncclResult_t result = ncclCommInitRankConfig(&made, ranks, native_id, rank, &config);
+  const NcclCode code = quietly([&] { return ncclCommInitRankConfig(&made, ranks, native_id, rank, &config); });
   *comm = reinterpret_cast<NcclComm*>(made);
-  return code_of(result);
+  return code;
 }
 
 std::string describe(NcclCode code, NcclComm* comm) {
@@ -57,16 +66,19 @@ std::string describe(NcclCode code, NcclComm* comm) {
   return text;
 }
 
-// Windows came with 2.27. They are looked up, as another NCCL may be loaded than the one that this was compiled with.
+// Windows came with 2.27. They are looked up, as another NCCL may be loaded than the one that this was compiled with: in what the program
+// has, and in what this library needs itself, also where it is a plugin that nobody else is to see (tests/gpu/plugin_host.cc).
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 void fill_windows(GpuApi& table) {
   const auto make = reinterpret_cast<decltype(&ncclCommWindowRegister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
   const auto end = reinterpret_cast<decltype(&ncclCommWindowDeregister)>(dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister"));
   if (make == nullptr || end == nullptr) return;
   table.window_register = [make](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
-    return code_of(make(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC));
+    return quietly([&] { return make(native(comm), memory, bytes, reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC); });
   };
-  table.window_deregister = [end](NcclComm* comm, void* window) { return code_of(end(native(comm), static_cast<ncclWindow_t>(window))); };
+  table.window_deregister = [end](NcclComm* comm, void* window) {
+    return quietly([&] { return end(native(comm), static_cast<ncclWindow_t>(window)); });
+  };
 }
 #else
 void fill_windows(GpuApi& /*table*/) {}
@@ -108,11 +120,11 @@ void fill_operations(GpuApi& table) {
     Scalar scalar{};
     if (!store(&scalar, factor, type)) return NcclCode::InvalidArgument;
     ncclRedOp_t made{};
-    const ncclResult_t result = make(&made, &scalar, native(type), ncclScalarHostImmediate, native(comm));
+    const NcclCode code = quietly([&] { return make(&made, &scalar, native(type), ncclScalarHostImmediate, native(comm)); });
     *op = static_cast<NcclOp>(made);
-    return code_of(result);
+    return code;
   };
-  table.op_destroy = [end](NcclOp op, NcclComm* comm) { return code_of(end(native(op), native(comm))); };
+  table.op_destroy = [end](NcclOp op, NcclComm* comm) { return quietly([&] { return end(native(op), native(comm)); }); };
 }
 #else
 void fill_operations(GpuApi& /*table*/) {}
@@ -123,45 +135,47 @@ void fill_operations(GpuApi& /*table*/) {}
 void fill_nccl(GpuApi& table) {
   table.get_unique_id = get_unique_id;
   table.comm_init_rank = init_rank;
-  table.comm_abort = [](NcclComm* comm) { return code_of(ncclCommAbort(native(comm))); };
+  table.comm_abort = [](NcclComm* comm) { return quietly([&] { return ncclCommAbort(native(comm)); }); };
   table.comm_get_async_error = [](NcclComm* comm, NcclCode* error) {
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t result = ncclCommGetAsyncError(native(comm), &state);
-    *error = code_of(state);
-    return code_of(result);
+    const NcclCode code = quietly([&] { return ncclCommGetAsyncError(native(comm), &state); });
+    *error = static_cast<NcclCode>(state);
+    return code;
   };
   table.comm_register = [](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
-    return code_of(ncclCommRegister(native(comm), memory, bytes, registration));
+    return quietly([&] { return ncclCommRegister(native(comm), memory, bytes, registration); });
   };
-  table.comm_deregister = [](NcclComm* comm, void* registration) { return code_of(ncclCommDeregister(native(comm), registration)); };
+  table.comm_deregister = [](NcclComm* comm, void* registration) {
+    return quietly([&] { return ncclCommDeregister(native(comm), registration); });
+  };
   fill_windows(table);
   fill_operations(table);
-  table.mem_alloc = [](void** memory, std::size_t bytes) { return code_of(ncclMemAlloc(memory, bytes)); };
-  table.mem_free = [](void* memory) { return code_of(ncclMemFree(memory)); };
-  table.group_start = [] { return code_of(ncclGroupStart()); };
-  table.group_end = [] { return code_of(ncclGroupEnd()); };
+  table.mem_alloc = [](void** memory, std::size_t bytes) { return quietly([&] { return ncclMemAlloc(memory, bytes); }); };
+  table.mem_free = [](void* memory) { return quietly([&] { return ncclMemFree(memory); }); };
+  table.group_start = [] { return quietly([&] { return ncclGroupStart(); }); };
+  table.group_end = [] { return quietly([&] { return ncclGroupEnd(); }); };
   table.all_reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclAllReduce(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
+    return quietly([&] { return ncclAllReduce(send, receive, count, native(type), native(op), native(comm), stream_of(stream)); });
   };
   table.broadcast = [](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclBroadcast(send, receive, count, native(type), root, native(comm), stream_of(stream)));
+    return quietly([&] { return ncclBroadcast(send, receive, count, native(type), root, native(comm), stream_of(stream)); });
   };
   table.all_gather = [](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclAllGather(send, receive, count, native(type), native(comm), stream_of(stream)));
+    return quietly([&] { return ncclAllGather(send, receive, count, native(type), native(comm), stream_of(stream)); });
   };
   table.reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
                     CudaStream* stream) {
-    return code_of(ncclReduce(send, receive, count, native(type), native(op), root, native(comm), stream_of(stream)));
+    return quietly([&] { return ncclReduce(send, receive, count, native(type), native(op), root, native(comm), stream_of(stream)); });
   };
   table.reduce_scatter = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
                             CudaStream* stream) {
-    return code_of(ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), stream_of(stream)));
+    return quietly([&] { return ncclReduceScatter(send, receive, count, native(type), native(op), native(comm), stream_of(stream)); });
   };
   table.send = [](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclSend(send, count, native(type), to, native(comm), stream_of(stream)));
+    return quietly([&] { return ncclSend(send, count, native(type), to, native(comm), stream_of(stream)); });
   };
   table.receive = [](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
-    return code_of(ncclRecv(receive, count, native(type), from, native(comm), stream_of(stream)));
+    return quietly([&] { return ncclRecv(receive, count, native(type), from, native(comm), stream_of(stream)); });
   };
   table.nccl_error = describe;
 }
