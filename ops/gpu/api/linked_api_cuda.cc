@@ -229,8 +229,8 @@ GpuApi make_table() {
 }  // namespace
 
 const GpuApi* linked_gpu_api() {
-  static const GpuApi table = make_table();
-  return &table;
+  static const auto* const table = new GpuApi(make_table());  // never destroyed: threads and gradients use it while the process ends
+  return table;
 }
 
 bool cuda_built() { return true; }
