@@ -62,12 +62,13 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   if (topology.size > 1)
     if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
   std::vector<std::string> gpus;
-  bool can_share = true;
-  const std::uint8_t can_be_shared = nccl::can_share(table, device) ? 1 : 0;
-  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).put(can_be_shared).take())) {
+  bool can_share = true, switches_sum = true;  // for all ranks
+  const std::uint8_t can_be_shared = nccl::can_share(table, device) ? 1 : 0, multicast = nccl::has_multicast(table, device) ? 1 : 0;
+  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).put(can_be_shared).put(multicast).take())) {
     Reader reader(said);
     gpus.push_back(reader.get_string());
     can_share = reader.get<std::uint8_t>() != 0 && can_share;
+    switches_sum = reader.get<std::uint8_t>() != 0 && switches_sum;
   }
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
@@ -89,6 +90,7 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
   options.registration = registration_of(parts.config.nccl_registration, table);
+  options.sums_only = switches_sum;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::GpuRoute::Nccl);
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };

@@ -125,7 +125,7 @@ int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_i
 void HostDevice::note_side_effects(const std::string& name) {
   static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
                                               "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
-                                              "cuCtxPushCurrent",        "cuCtxPopCurrent"};
+                                              "cuCtxPushCurrent",        "cuCtxPopCurrent",        "cuDeviceGetAttribute"};
   static const std::set<std::string> unsafe{"cudaEventQuery",   "cudaMalloc",         "cudaFree",      "ncclMemAlloc", "ncclMemFree",
                                             "cudaHostRegister", "cudaHostUnregister", "cudaHostAlloc", "cudaFreeHost"};
   if (!harmless.contains(name)) contexts.insert(current());
@@ -557,6 +557,10 @@ void HostDevice::fill_memory() {
   table_.ipc_supported = [this](int, bool* supported) {
     *supported = ipc;
     return enter<CudaCode>("cudaDeviceGetAttribute");
+  };
+  table_.multicast_supported = [this](int, bool* supported) {
+    *supported = multicast;
+    return enter<CudaCode>("cuDeviceGetAttribute");
   };
   table_.device_malloc = [this](void** memory, std::size_t bytes) {
     allocations.push_back(bytes);

@@ -32,6 +32,7 @@ class HostDevice {
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
   bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
+  bool multicast = false;                           ///< CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;

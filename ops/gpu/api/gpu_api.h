@@ -66,6 +66,8 @@ struct GpuApi {
   std::function<CudaCode(int device, std::string* id)> device_id;
   /// cudaDeviceGetAttribute(cudaDevAttrIpcEventSupport): whether events of the device can be other processes' too. Makes no context.
   std::function<CudaCode(int device, bool* supported)> ipc_supported;
+  /// cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED): whether switches sum for the device. Makes no context.
+  std::function<CudaCode(int device, bool* supported)> multicast_supported;
   std::function<CudaCode(void** memory, std::size_t bytes)> device_malloc;  ///< cudaMalloc
   std::function<CudaCode(void* memory)> device_free;                        ///< cudaFree
   /// cudaMemcpyAsync, either way between host and device

@@ -77,6 +77,15 @@ CudaCode has_context(int device, bool* exists) {
   return CudaCode::Success;
 }
 
+CudaCode multicast_supported(int device, bool* supported) {
+  static const auto ask = driver_call<CUresult(int* value, CUdevice_attribute attribute, CUdevice device)>("cuDeviceGetAttribute");
+  int value = 0;
+  if (ask == nullptr || !driver_begun() || ask(&value, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != CUDA_SUCCESS)
+    return CudaCode::InvalidValue;
+  *supported = value != 0;
+  return CudaCode::Success;
+}
+
 /// The context that the runtime uses on the device, kept for as long as the process; null where it cannot be had.
 CUcontext primary_context(int device) {
   static const auto retain = driver_call<CUresult(CUcontext * context, CUdevice device)>("cuDevicePrimaryCtxRetain");
@@ -159,6 +168,7 @@ void fill_sharing(GpuApi& table) {
     *supported = value != 0;
     return code_of(error);
   };
+  table.multicast_supported = multicast_supported;
   table.device_malloc = [](void** memory, std::size_t bytes) { return code_of(cudaMalloc(memory, bytes)); };
   table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {

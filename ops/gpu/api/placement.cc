@@ -94,6 +94,11 @@ bool can_share(const GpuApi& table, int device) {
   return device < 0 || (table.ipc_supported(device, &supported) == CudaCode::Success && supported);
 }
 
+bool has_multicast(const GpuApi& table, int device) {
+  bool supported = false;
+  return device >= 0 && table.multicast_supported(device, &supported) == CudaCode::Success && supported;
+}
+
 std::string gpu_id(const GpuApi& table, int device) {
   std::string id;
   if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};

@@ -55,6 +55,8 @@ int device_of(const GpuApi& table, int local_rank);
 std::string make_current(const GpuApi& table, int device, int rank);
 /// Returns whether ranks can share the device; true where there is none.
 bool can_share(const GpuApi& table, int device);
+/// Returns whether switches sum for the device; false where there is none.
+bool has_multicast(const GpuApi& table, int device);
 /// Returns the UUID of a device; empty where there is none.
 std::string gpu_id(const GpuApi& table, int device);
 

@@ -143,6 +143,7 @@ NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange excha
       takes_(options.takes),
       host_of_rank_(options.host_of_rank),
       remark_(options.remark),
+      sums_only_(options.sums_only || registration_ == Registration::Window),
       communicators_(std::make_shared<Communicators>(table, device, options.patience)),
       lent_(std::make_shared<LentMemory>(table, device)) {
   for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
@@ -217,6 +218,7 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
                         fusion,
                         *lent_,
                         tracks_.size() > 1 ? &order_ : nullptr,
+                        sums_only_,
                         std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return context;

@@ -44,6 +44,8 @@ struct NcclOptions {
   /// The registration of the fusion buffers, equal on all ranks. With one, nothing is leased (see lent_memory.h): all that travels fused is
   /// packed. `Window` needs the table's `window_register`.
   Registration registration = Registration::None;
+  /// NCCL sums, and scales nothing, as over windows in any case: for GPUs whose switches sum. Equal on all ranks.
+  bool sums_only = false;
   /// Streams that batches go to in turn.
   int streams = 1;
   /// Returns whether this backend works for the set; pure. Empty: for all.
@@ -94,6 +96,7 @@ class NcclBackend : public Backend {
   const std::function<bool(const ProcessSetInfo& set)> takes_;
   const std::vector<int> host_of_rank_;
   const Remark remark_;
+  const bool sums_only_;
   std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;

@@ -24,7 +24,8 @@ std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const 
 
 ReductionPlan LaunchContext::plan(const Reduction& reduction) const {
   const bool travels = ranks > 1 || reduction.joined > 0;
-  return plan_reduction(reduction, ranks, travels && site.table->op_create);
+  const bool multiplies = travels && site.table->op_create;
+  return plan_reduction(reduction, ranks, sums_only ? NcclScales::Nothing : multiplies ? NcclScales::All : NcclScales::Averages);
 }
 
 PlannedOp::PlannedOp(const LaunchContext& context, const CommGroup& comm_group, const ReductionPlan& plan)

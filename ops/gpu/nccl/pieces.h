@@ -54,6 +54,7 @@ struct LaunchContext : CommGroup {
   FusionBuffer& fusion;
   const LentMemory& lent;
   LaunchOrder* order;  ///< null where there is one stream
+  bool sums_only;      ///< NCCL scales nothing
   std::optional<Levels> levels;
 
   /// Makes the batch's calls of NCCL's.

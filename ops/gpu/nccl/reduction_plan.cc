@@ -69,7 +69,7 @@ void premultiply(ReductionPlan& plan, int divisor, bool all_are_there) {
 
 }  // namespace
 
-ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool premultiplies) {
+ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales scales) {
   const bool average = reduction.op == ReduceOp::Average;
   ReductionPlan plan;
   plan.type = real_type(reduction.dtype);
@@ -83,15 +83,15 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool premult
   const int divisor = ranks + reduction.joined;
   const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) && reduction.joined == 0;
   if (average && divisor > 1) {
-    if (exact) {
+    if (exact && scales != NcclScales::Nothing) {
       plan.op = NcclOp::Avg;
-    } else if (plan.type == DataType::Float16) {
+    } else if (exact || plan.type == DataType::Float16) {
       plan.before.divisor = divisor;
     } else {
       plan.after.divisor = divisor;
     }
   }
-  if (premultiplies) premultiply(plan, divisor, reduction.joined == 0);
+  if (scales == NcclScales::All) premultiply(plan, divisor, reduction.joined == 0);
   return plan;
 }
 

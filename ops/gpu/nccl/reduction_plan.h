@@ -12,6 +12,9 @@
 ///   only where it is exact there: the bits are then those of the kernel, which scales in float and rounds once. 1/3 is not. In Float32 and
 ///   Float64 a prescale has the kernel's bits, too; of an average (with its prescale) each input is multiplied by a factor rounded to the
 ///   type, where the kernel divides the sum: the two differ by a few units in the last place.
+/// - Where NCCL is to sum and no more (`NcclScales::Nothing`), the copy kernel does all of this: neither NCCL's average nor an operation of
+///   one's own is there in switches (NVLS) or over symmetric windows. What NCCL's average has, the kernel's division before the sum has,
+///   bit for bit.
 /// - All else is done by the copy kernel, with a pass of its own where values are reduced in place: Float16 is divided before the sum,
 /// which
 ///   would overflow at 65504, other types after it.
@@ -62,9 +65,16 @@ struct ReductionPlan {
 /// Returns whether NCCL can do this, with the help of the copy kernels.
 bool reducible(DataType dtype, ReduceOp op);
 
-/// `ranks`: those that take part. `premultiplies`: whether NCCL does. It depends on nothing that a rank does not share with the others:
-/// what they do must fit together, and NCCL wants to be of one version on all of them. Precondition: `reducible`.
-ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool premultiplies = false);
+/// What NCCL does besides sums.
+enum class NcclScales : std::uint8_t {
+  Nothing,   ///< all scaling is the copy kernel's
+  Averages,  ///< its own average
+  All,       ///< it premultiplies, too
+};
+
+/// `ranks`: those that take part. `scales`: depends on nothing that a rank does not share with the others: what they do must fit together,
+/// and NCCL wants to be of one version on all of them. Precondition: `reducible`.
+ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales scales = NcclScales::Averages);
 
 /// NCCL's name of a type that `plan_reduction` gave as `wire`.
 NcclType nccl_type(DataType wire);

@@ -669,6 +669,12 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   device.ipc = false;
   CHECK_FALSE(can_share(device.table(), 0));
   CHECK(can_share(device.table(), -1));
+  CHECK_FALSE(has_multicast(device.table(), 0));
+  device.multicast = true;
+  CHECK(has_multicast(device.table(), 0));
+  CHECK_FALSE(has_multicast(device.table(), -1));
+  device.fail_call("cuDeviceGetAttribute", 1);
+  CHECK_FALSE(has_multicast(device.table(), 0));
   device.devices = 2;
   CHECK(device_of(device.table(), 3) == 1);
   CHECK(gpu_id(device.table(), 1) == "host GPU 1");

@@ -215,6 +215,39 @@ TEST_CASE("nccl: what NCCL multiplies before it sums has the bits of the kernel,
   }
 }
 
+TEST_CASE("nccl: over windows, and where switches sum, NCCL sums alone; averages have the bits of its own") {
+  for (const int ranks : {2, 3, 4})
+    for (const bool windows : {true, false}) {
+      CAPTURE(ranks);
+      CAPTURE(windows);
+      std::vector<std::vector<std::vector<std::byte>>> results(2, std::vector<std::vector<std::byte>>(static_cast<std::size_t>(ranks)));
+      for (const bool alone : {false, true}) {
+        World world(ranks);
+        if (alone && windows) world.options.registration = Registration::Window;
+        if (alone && !windows) world.options.sums_only = true;
+        if (!alone)
+          for (auto& device : world.devices) device->lack_operations();  // the kernel scales, but for NCCL's average
+        world.run([&](Rank& self) {
+          auto& kept = results[alone ? 1 : 0][static_cast<std::size_t>(self.rank)];
+          for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16, DataType::Complex64})
+            for (const auto& counts : {kCounts, std::vector<std::int64_t>{33}})
+              for (const double prescale : {1.0, 0.5}) {
+                auto traits = self.traits(OpKind::Allreduce, dtype, ReduceOp::Average);
+                traits.prescale_factor = prescale;
+                auto tensors = tensors_of(dtype, self.rank, counts);
+                self.run(traits, tensors);
+                expect_reduced(traits, tensors);
+                for (const Tensor& tensor : tensors) kept.insert(kept.end(), tensor.output.begin(), tensor.output.end());
+              }
+          for (const Contribution& part : self.device.collectives)
+            expect(!alone || part.extra == static_cast<int>(NcclOp::Sum), "nothing but sums");
+          expect(!alone || self.device.calls("ncclRedOpCreatePreMulSum") == 0, "no operation of one's own");
+        });
+      }
+      CHECK(results[0] == results[1]);
+    }
+}
+
 TEST_CASE("nccl: integer averages are exact where a sum in the type would wrap") {
   World world(4);
   world.run([&](Rank& self) {
@@ -357,7 +390,7 @@ TEST_CASE("nccl: tensors in lent memory are reduced where they are; what the oth
         for (const ReduceOp op : kOps) {
           auto traits = self.traits(OpKind::Allreduce, dtype, op);
           if (!self.backend->supports(traits)) continue;
-          const ReductionPlan plan = plan_reduction({dtype, op, 1, 1}, ranks, true);
+          const ReductionPlan plan = plan_reduction({dtype, op, 1, 1}, ranks, NcclScales::All);
           const bool other_type = plan.wire != plan.type;
           for (const int odd_one : {-1, 0}) {  // a rank that has its tensors elsewhere, or apart
             for (const bool apart : {false, true}) {
@@ -1066,7 +1099,7 @@ TEST_CASE("nccl: how reductions are planned") {
   CHECK(plan(Complex64, ReduceOp::Sum, 2).lanes == 2);
   CHECK(plan(Float64, ReduceOp::Min, 1) == ReductionPlan{.type = Float64, .wire = Float64, .op = NcclOp::Min});
   const auto by_nccl = [](DataType dtype, ReduceOp op, int ranks, double prescale = 1, int joined = 0) {
-    return plan_reduction({dtype, op, prescale, 1, joined}, ranks, true);
+    return plan_reduction({dtype, op, prescale, 1, joined}, ranks, NcclScales::All);
   };
   CHECK(by_nccl(Float32, ReduceOp::Average, 4) == plan(Float32, ReduceOp::Average, 4));
   CHECK(by_nccl(Float32, ReduceOp::Average, 4, 0.3).premultiplied == 0.3 / 4);
@@ -1086,6 +1119,16 @@ TEST_CASE("nccl: how reductions are planned") {
   CHECK(by_nccl(Int32, ReduceOp::Average, 2, 0.5) == plan(Int32, ReduceOp::Average, 2, 0.5));
   CHECK(by_nccl(Float32, ReduceOp::Max, 2, 0.5) == plan(Float32, ReduceOp::Max, 2, 0.5));
   CHECK(by_nccl(Bool, ReduceOp::Max, 2, 0.5) == plan(Bool, ReduceOp::Max, 2, 0.5));
+  const auto by_sums = [](DataType dtype, ReduceOp op, int ranks, double prescale = 1) {
+    return plan_reduction({dtype, op, prescale, 1}, ranks, NcclScales::Nothing);
+  };
+  CHECK(by_sums(Float32, ReduceOp::Average, 4).op == NcclOp::Sum);
+  CHECK(by_sums(Float32, ReduceOp::Average, 4).before == Scaling{1, 4});
+  CHECK(by_sums(Float32, ReduceOp::Average, 4).after.none());
+  CHECK(by_sums(BFloat16, ReduceOp::Average, 8, 0.5).before == Scaling{0.5, 8});
+  CHECK(by_sums(Float32, ReduceOp::Average, 3) == plan(Float32, ReduceOp::Average, 3));
+  CHECK(by_sums(Int32, ReduceOp::Average, 4) == plan(Int32, ReduceOp::Average, 4));
+  CHECK(by_sums(Float32, ReduceOp::Average, 1).before.none());
   for (const DataType dtype : kTypes) {
     for (const ReduceOp op : kOps) {
       if (!reducible(dtype, op)) continue;
