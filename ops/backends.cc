@@ -54,6 +54,33 @@ nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& 
   return wanted == NcclRegistration::Window && table.window_register ? nccl::Registration::Window : nccl::Registration::Buffer;
 }
 
+/// What the ranks say of their GPUs.
+struct WorldGpus {
+  std::vector<std::string> id_of_rank;
+  bool can_share = true, switches_sum = true, have_kernels = true;  ///< all of them
+};
+
+/// Collective. The first rank whose GPU this build has no kernels for says so.
+WorldGpus find_gpus(const nccl::GpuApi& table, int device, const Topology& topology, const Bootstrap& bootstrap) {
+  const auto word = [](bool answer) { return static_cast<std::uint8_t>(answer ? 1 : 0); };
+  const std::string lacks = nccl::lack_of_kernels(table, device, nccl::gpu_architectures());
+  Writer mine;
+  mine.put_string(nccl::gpu_id(table, device)).put(word(nccl::can_share(table, device)));
+  mine.put(word(nccl::has_multicast(table, device))).put(word(lacks.empty()));
+  WorldGpus gpus;
+  for (const auto& said : bootstrap.allgather(mine.take())) {
+    Reader reader(said);
+    const auto rank = static_cast<int>(gpus.id_of_rank.size());
+    gpus.id_of_rank.push_back(reader.get_string());
+    gpus.can_share = reader.get<std::uint8_t>() != 0 && gpus.can_share;
+    gpus.switches_sum = reader.get<std::uint8_t>() != 0 && gpus.switches_sum;
+    const bool has_kernels = reader.get<std::uint8_t>() != 0;
+    if (!has_kernels && gpus.have_kernels && rank == topology.rank) log(LogLevel::Warning, "rank {}: {}", rank, lacks);
+    gpus.have_kernels = has_kernels && gpus.have_kernels;
+  }
+  return gpus;
+}
+
 /// Behind those for host tensors, which `made` has already.
 void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
@@ -61,19 +88,12 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   const int device = made.device = nccl::device_of(table, topology.local_rank);
   if (topology.size > 1)
     if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
-  std::vector<std::string> gpus;
-  bool can_share = true, switches_sum = true;  // for all ranks
-  const std::uint8_t can_be_shared = nccl::can_share(table, device) ? 1 : 0, multicast = nccl::has_multicast(table, device) ? 1 : 0;
-  for (const auto& said : bootstrap->allgather(Writer().put_string(nccl::gpu_id(table, device)).put(can_be_shared).put(multicast).take())) {
-    Reader reader(said);
-    gpus.push_back(reader.get_string());
-    can_share = reader.get<std::uint8_t>() != 0 && can_share;
-    switches_sum = reader.get<std::uint8_t>() != 0 && switches_sum;
-  }
+  const WorldGpus gpus = find_gpus(table, device, topology, *bootstrap);
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
-  const auto placement = std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus, nccl::nccl_built(),
-                                                           wanted_way(parts.config.gpu_backend), can_share);
+  const auto placement =
+      std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus.id_of_rank, nccl::nccl_built(),
+                                        gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : nccl::GpuRoute::Staged, gpus.can_share);
   made.devices += ", " + placement->describe();
   const auto takes = [placement](nccl::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
@@ -90,7 +110,7 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
   options.registration = registration_of(parts.config.nccl_registration, table);
-  options.sums_only = switches_sum;
+  options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(nccl::GpuRoute::Nccl);
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };

@@ -402,6 +402,17 @@ void HostDevice::fill_cuda() {
     if (current() != index_) cluster_.note("cudaMemGetInfo of the wrong device");
     return enter<CudaCode>("cudaMemGetInfo");
   };
+  fill_kernels();
+  fill_contexts();
+  fill_streams();
+  fill_events();
+  fill_memory();
+  fill_sharing();
+  fill_host_memory();
+  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_kernels() {
   table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("launch_batched_copy");
     if (code != CudaCode::Success) return code;
@@ -432,12 +443,23 @@ void HostDevice::fill_cuda() {
       return code;
     });
   };
-  fill_contexts();
-  fill_streams();
-  fill_memory();
-  fill_sharing();
-  fill_host_memory();
-  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+  table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_shared_reduce");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
+    enqueued.emplace_back("launch_shared_reduce");
+    enqueue(known(stream),
+            [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
+             counts = std::vector(job.counts.begin(), job.counts.end())] {
+              ReduceJob kept = job;
+              kept.inputs = inputs;
+              kept.outputs = outputs;
+              kept.counts = counts;
+              reduce_job_on_host(kept);
+              return true;
+            });
+    return code;
+  };
 }
 
 void HostDevice::fill_contexts() {
@@ -479,6 +501,9 @@ void HostDevice::fill_streams() {
     enqueue(known(stream), [awaited, turn = awaited->recorded.load()] { return awaited->happened.load() >= turn; });
     return code;
   };
+}
+
+void HostDevice::fill_events() {
   table_.event_create = [this](CudaEvent** event) {
     const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
     if (code != CudaCode::Success) return code;
@@ -529,23 +554,6 @@ void HostDevice::fill_streams() {
 }
 
 void HostDevice::fill_memory() {
-  table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
-    const CudaCode code = enter<CudaCode>("launch_shared_reduce");
-    if (code != CudaCode::Success) return code;
-    if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
-    enqueued.emplace_back("launch_shared_reduce");
-    enqueue(known(stream),
-            [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
-             counts = std::vector(job.counts.begin(), job.counts.end())] {
-              ReduceJob kept = job;
-              kept.inputs = inputs;
-              kept.outputs = outputs;
-              kept.counts = counts;
-              reduce_job_on_host(kept);
-              return true;
-            });
-    return code;
-  };
   table_.device_count = [this](int* count) {
     *count = devices;
     return enter<CudaCode>("cudaGetDeviceCount");
@@ -556,6 +564,10 @@ void HostDevice::fill_memory() {
   };
   table_.ipc_supported = [this](int, bool* supported) {
     *supported = ipc;
+    return enter<CudaCode>("cudaDeviceGetAttribute");
+  };
+  table_.capability = [this](int, int* number) {
+    *number = capability;
     return enter<CudaCode>("cudaDeviceGetAttribute");
   };
   table_.multicast_supported = [this](int, bool* supported) {

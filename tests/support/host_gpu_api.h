@@ -33,6 +33,7 @@ class HostDevice {
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
   bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
   bool multicast = false;                           ///< CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+  int capability = 80;                              ///< of each device
   int devices = 1;                                  ///< what cudaGetDeviceCount says
   int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
@@ -124,8 +125,10 @@ class HostDevice {
   bool take_memory(void** memory, std::size_t bytes);
   void give_memory(void* memory, const char* call);
   void fill_cuda();
+  void fill_kernels();
   void fill_contexts();
   void fill_streams();
+  void fill_events();
   void fill_memory();
   void fill_sharing();
   void fill_nccl();

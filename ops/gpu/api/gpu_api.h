@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "ops/gpu/cuda_types.h"
 #include "ops/gpu/kernels/batched_copy.h"
@@ -66,6 +67,8 @@ struct GpuApi {
   std::function<CudaCode(int device, std::string* id)> device_id;
   /// cudaDeviceGetAttribute(cudaDevAttrIpcEventSupport): whether events of the device can be other processes' too. Makes no context.
   std::function<CudaCode(int device, bool* supported)> ipc_supported;
+  /// cudaDeviceGetAttribute(cudaDevAttrComputeCapabilityMajor, Minor): 86 stands for 8.6. Makes no context.
+  std::function<CudaCode(int device, int* capability)> capability;
   /// cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED): whether switches sum for the device. Makes no context.
   std::function<CudaCode(int device, bool* supported)> multicast_supported;
   std::function<CudaCode(void** memory, std::size_t bytes)> device_malloc;  ///< cudaMalloc
@@ -135,6 +138,8 @@ struct GpuApi {
 const GpuApi* linked_gpu_api();
 bool cuda_built();
 bool nccl_built();
+/// What the kernels are built for, as CMake spells it, with commas: "80-real,90-virtual". Empty without CUDA.
+std::string_view gpu_architectures();
 /// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.
 std::string gpu_libraries();
 

@@ -168,6 +168,14 @@ void fill_sharing(GpuApi& table) {
     *supported = value != 0;
     return code_of(error);
   };
+  table.capability = [](int device, int* capability) {
+    int major = 0, minor = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error != cudaSuccess) return code_of(error);
+    const CudaCode code = code_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    *capability = 10 * major + minor;
+    return code;
+  };
   table.multicast_supported = multicast_supported;
   table.device_malloc = [](void** memory, std::size_t bytes) { return code_of(cudaMalloc(memory, bytes)); };
   table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
@@ -244,6 +252,8 @@ const GpuApi* linked_gpu_api() {
 }
 
 bool cuda_built() { return true; }
+
+std::string_view gpu_architectures() { return HVD_CUDA_ARCHITECTURES; }
 
 std::string gpu_libraries() {
   int cuda = 0;

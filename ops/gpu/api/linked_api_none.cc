@@ -8,6 +8,7 @@ namespace hvd::nccl {
 const GpuApi* linked_gpu_api() { return nullptr; }
 bool cuda_built() { return false; }
 bool nccl_built() { return false; }
+std::string_view gpu_architectures() { return {}; }
 std::string gpu_libraries() { return "built without CUDA"; }
 
 }  // namespace hvd::nccl

@@ -1,6 +1,7 @@
 #include "ops/gpu/api/placement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "hvd/base/text.h"
@@ -92,6 +93,32 @@ std::string make_current(const GpuApi& table, int device, int rank) {
 bool can_share(const GpuApi& table, int device) {
   bool supported = false;
   return device < 0 || (table.ipc_supported(device, &supported) == CudaCode::Success && supported);
+}
+
+bool runs_on(std::string_view architectures, int capability) {
+  while (!architectures.empty()) {
+    const std::string_view entry = architectures.substr(0, architectures.find(','));
+    architectures.remove_prefix(std::min(entry.size() + 1, architectures.size()));
+    int number = 0;
+    const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
+    if (error != std::errc()) return true;
+    const std::string_view kind(end, static_cast<std::size_t>(entry.data() + entry.size() - end));
+    const bool binary = kind != "-virtual", ptx = kind != "-real";
+    if (number > capability) continue;
+    if (ptx || (binary && number / 10 == capability / 10)) return true;
+  }
+  return false;
+}
+
+std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures) {
+  int capability = 0;
+  if (device < 0 || table.capability(device, &capability) != CudaCode::Success || runs_on(architectures, capability)) return {};
+  return formatted(
+      "cuda:{} has compute capability {}.{}, and this build has kernels for {} alone: the tensors of all ranks' GPUs go through the host, "
+      "which is "
+      "slow; "
+      "build with -DHVD_CUDA_ARCHITECTURES={}",
+      device, capability / 10, capability % 10, architectures, capability);
 }
 
 bool has_multicast(const GpuApi& table, int device) {

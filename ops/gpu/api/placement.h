@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,11 @@ int device_of(const GpuApi& table, int local_rank);
 std::string make_current(const GpuApi& table, int device, int rank);
 /// Returns whether ranks can share the device; true where there is none.
 bool can_share(const GpuApi& table, int device);
+/// Returns whether code built for these architectures (`gpu_architectures()`) runs on a GPU of this compute capability, 86 for 8.6: binary
+/// code within its major version, PTX on all that come after. What is no list of numbers ("native", "all-major") is believed in.
+bool runs_on(std::string_view architectures, int capability);
+/// Returns what to say of a device that the kernels do not run on; empty if they do, and where there is none.
+std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures);
 /// Returns whether switches sum for the device; false where there is none.
 bool has_multicast(const GpuApi& table, int device);
 /// Returns the UUID of a device; empty where there is none.

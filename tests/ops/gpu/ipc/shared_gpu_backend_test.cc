@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -683,6 +684,34 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(make_current(device.table(), -1, 0).empty());
   CHECK(device.contexts.empty());
   CHECK(gpu_id(device.table(), -1).empty());
+}
+
+TEST_CASE("placement: kernels run within their major version, and PTX on what comes after; a GPU without any is told") {
+  const std::string_view built = "75-real,80-real,90-real,90-virtual";
+  for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120}) CHECK(runs_on(built, capability));
+  CHECK_FALSE(runs_on(built, 70));
+  CHECK_FALSE(runs_on("80-real,90-real,90-virtual", 75));
+  CHECK_FALSE(runs_on("86-real", 80));
+  CHECK_FALSE(runs_on("80-real", 90));
+  CHECK(runs_on("80-virtual", 90));
+  CHECK_FALSE(runs_on("90-virtual", 80));
+  CHECK(runs_on("80", 90));
+  CHECK_FALSE(runs_on("80", 75));
+  CHECK(runs_on("all-major", 75));
+  CHECK(runs_on("native", 75));
+  CHECK_FALSE(runs_on("", 75));
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  CHECK(lack_of_kernels(device.table(), 0, built).empty());
+  device.capability = 75;
+  CHECK(lack_of_kernels(device.table(), 0, built).empty());
+  CHECK(lack_of_kernels(device.table(), 0, "80-real,90-virtual")
+            .starts_with("cuda:0 has compute capability 7.5, and this build has kernels for 80-real,90-virtual alone"));
+  CHECK(lack_of_kernels(device.table(), -1, "80-real").empty());
+  device.fail_call("cudaDeviceGetAttribute", 1);
+  CHECK(lack_of_kernels(device.table(), 0, "80-real").empty());
+  CHECK(device.contexts.empty());
+  CHECK(gpu_architectures().empty() == !cuda_built());
 }
 
 TEST_CASE("placement: the rank's GPU becomes the current one where that makes no context; who has used another is told") {
