@@ -34,6 +34,14 @@ void check(const CallContext& site, NcclCode code, std::string_view call, NcclCo
   fail(site, call, formatted("{} (NCCL error {})", site.table->nccl_error(code, comm), static_cast<int>(code)));
 }
 
+void check_sharing(const CallContext& site, CudaCode code, std::string_view call) {
+  if (code == CudaCode::Success) return;
+  fail(site, call,
+       formatted("{} (CUDA error {}); processes may be kept from sharing a GPU's memory here (containers, MIG, WSL2): with "
+                 "HVD_GPU_BACKEND=staged tensors go through the host",
+                 site.table->cuda_error(code), static_cast<int>(code)));
+}
+
 std::string to_mib(std::size_t bytes) { return formatted("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024)); }
 
 }  // namespace hvd::nccl

@@ -26,6 +26,9 @@ struct CallContext {
 void check(const CallContext& site, CudaCode code, std::string_view call);
 void check(const CallContext& site, NcclCode code, std::string_view call, NcclComm* comm = nullptr);
 
+/// Likewise, for what lets processes share a GPU: says how to do without.
+void check_sharing(const CallContext& site, CudaCode code, std::string_view call);
+
 /// "64.0 MiB"
 std::string to_mib(std::size_t bytes);
 

@@ -44,7 +44,7 @@ bool DevicePool::grow(std::size_t bytes) {
   check(site_, code, "cudaMalloc");
   const CudaCode exported = site_.table->ipc_get_memory(&control_.slabs[slabs_.size()], base);
   if (exported != CudaCode::Success) site_.table->device_free(base);
-  check(site_, exported, "cudaIpcGetMemHandle");
+  check_sharing(site_, exported, "cudaIpcGetMemHandle");
   auto* begin = static_cast<std::byte*>(base);
   slabs_.push_back({begin, got, std::make_unique<Arena>(std::span(begin, got))});
   return true;
@@ -80,8 +80,8 @@ std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& pl
   void*& base = slabs_[{index, place.slab}];
   if (base == nullptr) {
     know(site);
-    check(site, table_->ipc_open_memory(&base, controls_.at(static_cast<std::size_t>(index))->slabs.at(place.slab)),
-          "cudaIpcOpenMemHandle");
+    check_sharing(site, table_->ipc_open_memory(&base, controls_.at(static_cast<std::size_t>(index))->slabs.at(place.slab)),
+                  "cudaIpcOpenMemHandle");
   }
   return static_cast<std::byte*>(base) + place.offset;
 }
@@ -90,7 +90,7 @@ CudaEvent* Peers::event(const CallContext& site, const IpcHandle& handle) {
   CudaEvent*& opened = events_[&handle];
   if (opened == nullptr) {
     know(site);
-    check(site, table_->ipc_open_event(&opened, handle), "cudaIpcOpenEventHandle");
+    check_sharing(site, table_->ipc_open_event(&opened, handle), "cudaIpcOpenEventHandle");
   }
   return opened;
 }

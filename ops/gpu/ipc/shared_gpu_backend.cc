@@ -405,8 +405,8 @@ void SharedGpuBackend::make_events(const CallContext& site) {
   while (turns_.size() < SharedControl::kEvents) {
     const std::size_t number = turns_.size();
     Turn made{Event::interprocess(site), Event::interprocess(site)};
-    check(site, table_.ipc_get_event(&own.packed[number], made.packed.get()), "cudaIpcGetEventHandle");
-    check(site, table_.ipc_get_event(&own.reduced[number], made.reduced.get()), "cudaIpcGetEventHandle");
+    check_sharing(site, table_.ipc_get_event(&own.packed[number], made.packed.get()), "cudaIpcGetEventHandle");
+    check_sharing(site, table_.ipc_get_event(&own.reduced[number], made.reduced.get()), "cudaIpcGetEventHandle");
     turns_.push_back(std::move(made));
   }
 }

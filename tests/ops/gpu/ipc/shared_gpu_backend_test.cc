@@ -198,6 +198,8 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
       CHECK(said.starts_with("BackendError: "));
       const bool told = said.find(call) != std::string::npos || said.find("has no place for") != std::string::npos;
       CHECK(told);
+      const bool is_sharing = call.starts_with("cudaIpc") && said.find(call) != std::string::npos;
+      CHECK((!is_sharing || said.find("HVD_GPU_BACKEND=staged") != std::string::npos));
     }
   }
 }

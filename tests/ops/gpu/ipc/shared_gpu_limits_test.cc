@@ -249,10 +249,10 @@ TEST_CASE("shared gpu: memory for users that is not to be had is none, and the f
   CHECK(backend->allocate(alone.traits, 100) == nullptr);
   CHECK(alone.device.live_memory() == 0);
   const std::string words = "cudaIpcGetMemHandle failed on rank 0 (cuda:0): host CUDA says 700 (CUDA error 700)";
-  CHECK(backend->refusal() == words);
+  CHECK(backend->refusal().starts_with(words));
   alone.device.fail_call("cudaMalloc", 701);
   CHECK(backend->allocate(alone.traits, 100) == nullptr);
-  CHECK(backend->refusal() == words);
+  CHECK(backend->refusal().starts_with(words));
   alone.device.memory_bytes = 0;
   CHECK(backend->allocate(alone.traits, 100) == nullptr);
   alone.device.memory_bytes = std::size_t{64} << 20;
