@@ -3,6 +3,8 @@
 # Exit code 0: all passed; 1: something failed, was skipped or was too slow; 77: there is no GPU here, and nothing was run.
 #   bash tests/gpu.sh [SECTION...]     default: all, in this order, the most valuable first
 #     build         CUDA and NCCL required, in build-gpu/; warnings are no errors, as compilers differ
+#     probe         half a minute: driver, libraries, kernels for this GPU, compute mode, memory and an event of another process, managed memory,
+#                   MPS. What is not possible here is not tried later: its verdict is "not possible here", which is no failure and no pass
 #     torch         LibTorch tensors in the order of streams alone, a kernel that sleeps before each collective: with 1 rank, with 4 that
 #                   share the GPU, and with one for each GPU
 #     communicator  NCCL communicators of one rank: made, registered with, used, aborted; the memory is back afterwards; what NCCL rounds
@@ -15,9 +17,10 @@
 #     bench         what a training step costs: ResNet-50, in fp32 and in mixed precision, by NCCL and by the way of a shared GPU; and
 #                   allreduces of GPU memory by 4 ranks that share the GPU, with and without MPS, against a copy within the GPU
 #     train         the example trainer on the CPU and on the GPU: the same losses, with 1 rank and with 4
-#     sanitizer     compute-sanitizer memcheck and racecheck over the kernels, memcheck over a part of the contract suite
+#     sanitizer     compute-sanitizer memcheck and initcheck over the kernels (racecheck looks at shared memory, which they have none of),
+#                   memcheck over a part of the contract suite
 #   bash tests/gpu.sh first | second | third     the same in three calls that end within ten minutes each, where a machine is lent so long:
-#     build (without the trainer and the benchmarks), torch, communicator, ranks | kernels, contract | bench, train
+#     build (without the trainer and the benchmarks), probe, torch, communicator, ranks | probe, kernels, contract | probe, bench, train
 #     What they need is built anew where the machine is another one.
 # Fast enough (tests/gpu_limits.py): kernels at 85 % of a copy; an allreduce of 256 MiB in place by ranks that share the GPU at 50 %, with MPS
 # 70 %; a step of one rank in 1.01 times a plain one.
@@ -30,11 +33,29 @@ set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
-if ! command -v nvidia-smi >/dev/null || ! gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || [ -z "$gpu" ]; then
+if ! command -v nvidia-smi >/dev/null || ! gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || [ -z "$gpu" ]; then
   echo "SKIP: there is no GPU here: nothing of tests/gpu.sh was run"
   exit 77
 fi
+gpu=${gpu%%$'\n'*} # the first
+# Those that a program sees: CUDA takes CUDA_VISIBLE_DEVICES up to the first that there is not.
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+  all=$gpus gpus=0
+  IFS=, read -ra listed <<<"$CUDA_VISIBLE_DEVICES"
+  for device in "${listed[@]}"; do
+    case $device in
+      GPU-* | MIG-*) ;;
+      *[!0-9]* | "") break ;;
+      *) if [ "$device" -ge "$all" ]; then break; fi ;;
+    esac
+    gpus=$((gpus + 1))
+  done
+fi
+if [ "$gpus" -eq 0 ]; then
+  echo "SKIP: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES leaves no GPU: nothing of tests/gpu.sh was run"
+  exit 77
+fi
 
 if [ -e .gpu-kit/env.sh ]; then
   # shellcheck source=/dev/null
@@ -99,6 +120,46 @@ step() {
   [ "$code" -eq 0 ]
 }
 
+# What the probe has found not to be possible, with its reasons.
+declare -A impossible=()
+# possible WHAT STEP...: otherwise the steps' verdict is that it is not possible here.
+possible() {
+  local what=$1 name
+  shift
+  if [ -z "${impossible[$what]+set}" ]; then return 0; fi
+  for name in "$@"; do
+    printf '%s\t%s\t%s\n' "$name" "not possible here (${impossible[$what]})" 0 >>"$verdicts"
+    echo "== $name: not possible here (${impossible[$what]})" | tee -a "$log"
+  done
+  return 1
+}
+
+# described PHRASE COMMAND...: what the program says at init() of how GPU tensors travel must be what was asked for; else the test of one way
+# passes by another.
+described() {
+  local phrase=$1 said code
+  shift
+  said=$(mktemp)
+  "$@" | tee "$said"
+  code=${PIPESTATUS[0]}
+  if [ "$code" -eq 0 ] && ! grep -q "^hvd: .*$phrase" "$said"; then
+    echo "FAILED: no line 'hvd: ... $phrase' has been said: the tensors have travelled another way"
+    code=1
+  fi
+  rm -f "$said"
+  return "$code"
+}
+
+section_probe() {
+  local word what answer why out=build-gpu/probe.txt
+  section_configure || return
+  step "build the probe" 400 cmake --build build-gpu --target probe_gpu || return
+  step "probe" 30 bash -c "set -o pipefail; build-gpu/tests/probe_gpu | tee $out" || return
+  while read -r word what answer why; do
+    if [ "$word" = probe: ] && [ "$answer" = no ]; then impossible[$what]=$why; fi
+  done <"$out"
+}
+
 configure() {
   local options=(-S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_CUDA=ON -DHVD_NCCL=ON -DHVD_INSTALL=OFF)
   cmake "${options[@]}" -DHVD_TORCH_BINDINGS=AUTO -DHVD_TORCH_CUDA_EXAMPLES=ON "$@"
@@ -124,7 +185,7 @@ section_torch() {
   local program=build-gpu/tests/torch_streams_gpu
   step "streams, 1 rank" 120 mpirun -np 1 $program
   step "streams, 1 rank, shared GPU" 120 env HVD_GPU_BACKEND=shared mpirun -np 1 $program
-  step "streams, 4 ranks" 240 mpirun -np 4 $program
+  if possible processes "streams, 4 ranks"; then step "streams, 4 ranks" 240 mpirun -np 4 $program; fi
   if [ "$gpus" -gt 1 ]; then step "streams, a rank for each GPU" 240 mpirun -np "$gpus" $program; fi
 }
 
@@ -143,6 +204,7 @@ killed() {
 
 section_ranks() {
   local ranks
+  possible sharing "10,000 small batches" "kill -9 of one of 4 ranks" || return
   for ranks in 1 2 4; do step "10,000 small batches, $ranks ranks" 240 mpirun -np "$ranks" build-gpu/tests/ranks_gpu_test many; done
   step "kill -9 of one of 4 ranks" 120 bash -c "$(declare -f killed); killed"
 }
@@ -157,9 +219,18 @@ section_kernels() {
 
 # contract BACKEND RANKS [FILTER...]
 contract() {
-  local backend=$1 ranks=$2
+  local backend=$1 ranks=$2 name phrase
   shift 2
-  step "contract, $backend, $ranks ranks${HVD_NCCL_REGISTRATION:+, registration $HVD_NCCL_REGISTRATION}" 280 env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
+  name="contract, $backend, $ranks ranks${HVD_NCCL_REGISTRATION:+, registration $HVD_NCCL_REGISTRATION}"
+  case $backend in
+    nccl) phrase="one rank per GPU, NCCL" ;;
+    shared) phrase="through CUDA IPC" ;;
+    *) phrase="staged through host memory" ;;
+  esac
+  possible managed "$name" || return
+  if [ "$backend" = shared ]; then possible sharing "$name" || return; fi
+  step "$name" 280 bash -c "$(declare -f described); described \"\$@\"" - "$phrase" env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" \
+    build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
 }
 
 section_contract() {
@@ -219,45 +290,47 @@ section_bench() {
   for way in nccl shared; do
     for amp in "" bf16; do
       local record=${name}_step_1_$way${amp:+_$amp}.json what="step, 1 rank, $way${amp:+, $amp}"
-      step "$what" 120 env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/tests/step_bench "${options[@]}" ${amp:+--amp "$amp"} --json "$record" &&
+      step "$what" 120 env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/examples/step_bench "${options[@]}" ${amp:+--amp "$amp"} --json "$record" &&
         step "$what: at most 1.01 of a plain one" 30 python3 tests/gpu_limits.py step "$record" 1.01
     done
   done
   local sizes=(--device cuda --versus memcpy --check --min-bytes 1K --max-bytes 256M)
-  step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
-  step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
+  step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
+  possible sharing "hvd_bench, 4 ranks" "allreduce of 4 ranks in place: 50 % of a copy" "hvd_bench, ResNet-50's gradients, 4 ranks" || return
+  step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
     shared_rate "allreduce of 4 ranks in place: 50 % of a copy" "${name}_allreduce_4.json" 50
   if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d </dev/null >>"$log" 2>&1; then
-    step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
+    step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
       shared_rate "allreduce of 4 ranks in place, MPS: 70 % of a copy" "${name}_allreduce_4_mps.json" 70
     echo quit | timeout 30 nvidia-cuda-mps-control >>"$log" 2>&1
   else
     echo "MPS cannot be started here: the rate with it was not measured" | tee -a "$log"
     printf '%s\t%s\t%s\n' "allreduce of 4 ranks in place, MPS: 70 % of a copy" "not measured (MPS cannot be started here)" 0 >>"$verdicts"
   fi
-  step "hvd_bench, ResNet-50's gradients, 4 ranks" 100 mpirun -np 4 build-gpu/tools/hvd_bench --device cuda --model resnet50 \
+  step "hvd_bench, ResNet-50's gradients, 4 ranks" 100 mpirun -np 4 build-gpu/examples/hvd_bench --device cuda --model resnet50 \
     --memory ordinary,arena --versus memcpy --check --json "${name}_gradients_4.json"
-  step "step, 4 ranks that share the GPU" 120 mpirun -np 4 build-gpu/tests/step_bench --device cuda --model resnet50 --image-size 224 \
+  step "step, 4 ranks that share the GPU" 120 mpirun -np 4 build-gpu/examples/step_bench --device cuda --model resnet50 --image-size 224 \
     --classes 1000 --batch-size 16 --rounds 10 --warmup 5 --amp bf16 --json "${name}_step_4.json"
 }
 
 section_sanitizer() {
   local tool test
-  for tool in memcheck racecheck; do
+  for tool in memcheck initcheck; do
     for test in batched_copy_gpu_test shared_reduce_gpu_test; do
       step "compute-sanitizer $tool, $test" 280 compute-sanitizer --tool "$tool" --error-exitcode 1 build-gpu/tests/$test
     done
   done
+  possible sharing "compute-sanitizer memcheck, allreduce of ranks that share the GPU" || return
   step "compute-sanitizer memcheck, allreduce of ranks that share the GPU" 280 env HVD_GPU_BACKEND=shared mpirun -np 2 compute-sanitizer \
     --tool memcheck --error-exitcode 1 build-gpu/tests/contract_gpu_tests --mpi --gpu --filter "allreduce/float32 sum"
 }
 
 parts=${1:-all}
 case $parts in
-  all) sections=(build torch communicator ranks kernels contract bench train sanitizer) ;;
-  first) sections=(build torch communicator ranks) ;;
-  second) sections=(configure kernels contract) ;;
-  third) sections=(configure bench train) ;;
+  all) sections=(build probe torch communicator ranks kernels contract bench train sanitizer) ;;
+  first) sections=(build probe torch communicator ranks) ;;
+  second) sections=(configure probe kernels contract) ;;
+  third) sections=(configure probe bench train) ;;
   *) sections=("$@") ;;
 esac
 case $parts in

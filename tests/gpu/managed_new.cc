@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -31,6 +32,7 @@ class ManagedMemory {
     if (begin_ == nullptr && !refused_) {
       void* block = nullptr;
       inside = true;
+      require_concurrent_access();
       refused_ = cudaMallocManaged(&block, kBlock, cudaMemAttachGlobal) != cudaSuccess;
       inside = false;
       begin_ = static_cast<std::byte*>(block);
@@ -58,6 +60,15 @@ class ManagedMemory {
   }
 
  private:
+  /// Host and device work on it at the same time, which not every system lets them (WSL2, some virtual GPUs): there this program is a skip.
+  static void require_concurrent_access() {
+    int devices = 0, device = 0, concurrent = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cudaGetDevice(&device) != cudaSuccess) return;
+    if (cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device) == cudaSuccess && concurrent != 0) return;
+    std::fputs("skipped: host and device cannot work on managed memory at the same time here\n", stderr);
+    std::_Exit(77);
+  }
+
   std::mutex mutex_;
   std::byte* begin_ = nullptr;
   bool refused_ = false;
