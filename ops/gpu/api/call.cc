@@ -31,7 +31,8 @@ void check(const CallContext& site, CudaCode code, std::string_view call) {
 
 void check(const CallContext& site, NcclCode code, std::string_view call, NcclComm* comm) {
   if (code == NcclCode::Success) return;
-  fail(site, call, formatted("{} (NCCL error {})", site.table->nccl_error(code, comm), static_cast<int>(code)));
+  fail(site, call,
+       formatted("{} (NCCL error {}); NCCL_DEBUG=WARN makes NCCL say more", site.table->nccl_error(code, comm), static_cast<int>(code)));
 }
 
 void check_sharing(const CallContext& site, CudaCode code, std::string_view call) {

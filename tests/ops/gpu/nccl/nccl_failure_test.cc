@@ -185,6 +185,8 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
           expect(contains(words, "rank " + std::to_string(guilty) + " (cuda:" + std::to_string(guilty) + ")"), "the rank in: " + words);
           expect(contains(words, "'layer0', 'layer1'"), "the tensors in: " + words);
           expect(contains(words, name.starts_with("nccl") ? "host NCCL says" : "host CUDA says"), "the library's words in: " + words);
+          const bool points = name.starts_with("nccl") && name != "ncclMemAlloc" && name != "ncclGetUniqueId";
+          expect(!points || contains(words, "; NCCL_DEBUG=WARN"), "the way to more in: " + words);
           expect(!self.device.fail_pending(name), "the failure to have been used");
         } else if (name == "ncclGetUniqueId") {
           expect(contains(words, "rank 0 says: host NCCL says 3"), "the first rank's reason in: " + words);
