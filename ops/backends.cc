@@ -23,35 +23,35 @@ namespace hvd {
 namespace {
 
 /// This rank's control lies in its arena, for as long as the world; every rank of the domain learns where. Collective.
-std::vector<nccl::SharedControl*> share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory,
-                                                 Arena& arena) {
-  auto* mine = new (arena.allocate(sizeof(nccl::SharedControl))) nccl::SharedControl{};
+std::vector<gpu::SharedControl*> share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory,
+                                                Arena& arena) {
+  auto* mine = new (arena.allocate(sizeof(gpu::SharedControl))) gpu::SharedControl{};
   const auto places = bootstrap.allgather(Writer().put(arena.offset(mine)).take());
-  std::vector<nccl::SharedControl*> controls;
+  std::vector<gpu::SharedControl*> controls;
   for (std::size_t i = 0; i < topology.domain_ranks.size(); ++i) {
     const auto place = Reader(places[static_cast<std::size_t>(topology.domain_ranks[i])]).get<std::uint64_t>();
-    controls.push_back(reinterpret_cast<nccl::SharedControl*>(memory.arenas[i].data() + place));
+    controls.push_back(reinterpret_cast<gpu::SharedControl*>(memory.arenas[i].data() + place));
   }
   return controls;
 }
 
-std::optional<nccl::GpuRoute> wanted_way(GpuBackend wanted) {
+std::optional<gpu::GpuRoute> wanted_way(GpuBackend wanted) {
   switch (wanted) {
     case GpuBackend::Nccl:
-      return nccl::GpuRoute::Nccl;
+      return gpu::GpuRoute::Nccl;
     case GpuBackend::Shared:
-      return nccl::GpuRoute::SharedGpu;
+      return gpu::GpuRoute::SharedGpu;
     case GpuBackend::Staged:
-      return nccl::GpuRoute::Staged;
+      return gpu::GpuRoute::Staged;
     default:
       return std::nullopt;
   }
 }
 
 /// Returns what was wanted, as far as this NCCL has it: where it has no windows, buffers.
-nccl::Registration registration_of(NcclRegistration wanted, const nccl::GpuApi& table) {
-  if (wanted == NcclRegistration::None) return nccl::Registration::None;
-  return wanted == NcclRegistration::Window && table.window_register ? nccl::Registration::Window : nccl::Registration::Buffer;
+gpu::Registration registration_of(NcclRegistration wanted, const gpu::GpuApi& table) {
+  if (wanted == NcclRegistration::None) return gpu::Registration::None;
+  return wanted == NcclRegistration::Window && table.window_register ? gpu::Registration::Window : gpu::Registration::Buffer;
 }
 
 /// What the ranks say of their GPUs.
@@ -61,12 +61,12 @@ struct WorldGpus {
 };
 
 /// Collective. The first rank whose GPU this build has no kernels for says so.
-WorldGpus find_gpus(const nccl::GpuApi& table, int device, const Topology& topology, const Bootstrap& bootstrap) {
+WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topology, const Bootstrap& bootstrap) {
   const auto word = [](bool answer) { return static_cast<std::uint8_t>(answer ? 1 : 0); };
-  const std::string lacks = nccl::lack_of_kernels(table, device, nccl::gpu_architectures());
+  const std::string lacks = gpu::lack_of_kernels(table, device, gpu::gpu_architectures());
   Writer mine;
-  mine.put_string(nccl::gpu_id(table, device)).put(word(nccl::can_share(table, device)));
-  mine.put(word(nccl::has_multicast(table, device))).put(word(lacks.empty()));
+  mine.put_string(gpu::gpu_id(table, device)).put(word(gpu::can_share(table, device)));
+  mine.put(word(gpu::has_multicast(table, device))).put(word(lacks.empty()));
   WorldGpus gpus;
   for (const auto& said : bootstrap.allgather(mine.take())) {
     Reader reader(said);
@@ -82,20 +82,20 @@ WorldGpus find_gpus(const nccl::GpuApi& table, int device, const Topology& topol
 }
 
 /// Behind those for host tensors, which `made` has already.
-void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
+void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
-  const int device = made.device = nccl::device_of(table, topology.local_rank);
+  const int device = made.device = gpu::device_of(table, topology.local_rank);
   if (topology.size > 1)
-    if (const std::string remark = nccl::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
+    if (const std::string remark = gpu::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
   const WorldGpus gpus = find_gpus(table, device, topology, *bootstrap);
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
   const auto placement =
-      std::make_shared<nccl::Placement>(hosts, topology.domain_of_rank, gpus.id_of_rank, nccl::nccl_built(),
-                                        gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : nccl::GpuRoute::Staged, gpus.can_share);
+      std::make_shared<gpu::Placement>(hosts, topology.domain_of_rank, gpus.id_of_rank, gpu::nccl_built(),
+                                       gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : gpu::GpuRoute::Staged, gpus.can_share);
   made.devices += ", " + placement->describe();
-  const auto takes = [placement](nccl::GpuRoute way) {
+  const auto takes = [placement](gpu::GpuRoute way) {
     return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
   };
   Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
@@ -104,15 +104,15 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   std::vector<Backend*> host;
   for (const auto& backend : made.all) host.push_back(backend.get());
 
-  nccl::NcclOptions options;
+  gpu::NcclOptions options;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = nccl::world_has_failed(
+  options.patience.interrupted = gpu::world_has_failed(
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
   options.registration = registration_of(parts.config.nccl_registration, table);
   options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;
-  options.takes = takes(nccl::GpuRoute::Nccl);
+  options.takes = takes(gpu::GpuRoute::Nccl);
   if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI there is, as they always have.
@@ -120,7 +120,7 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
   const auto require_threads = [bootstrap, sends_ids] {
     if (sends_ids) bootstrap->mpi()->require_threads("GPU tensors that NCCL carries between hosts");
   };
-  if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) == nccl::GpuRoute::Nccl) require_threads();
+  if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) == gpu::GpuRoute::Nccl) require_threads();
   auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted, limit = options.patience.limit](
                       const ProcessSetInfo& set, const Bytes& mine) {
     require_threads();  // a smaller set may have a GPU for each rank where the whole world has not
@@ -128,15 +128,15 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
     const auto give_up = [&] { return failed() || std::chrono::steady_clock::now() > deadline; };
     return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);
   };
-  made.all.push_back(std::make_unique<nccl::NcclBackend>(table, device, std::move(exchange), options));
+  made.all.push_back(std::make_unique<gpu::NcclBackend>(table, device, std::move(exchange), options));
 
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
-  nccl::SharedGpuOptions shared;
-  shared.takes = takes(nccl::GpuRoute::SharedGpu);
-  made.all.push_back(std::make_unique<nccl::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
+  gpu::SharedGpuOptions shared;
+  shared.takes = takes(gpu::GpuRoute::SharedGpu);
+  made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
 
-  made.all.push_back(std::make_unique<nccl::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
-                                                           interrupted, memory.owner));
+  made.all.push_back(std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
+                                                          interrupted, memory.owner));
 }
 
 }  // namespace
@@ -144,16 +144,16 @@ void add_gpu_backends(Backends& made, const nccl::GpuApi& table, const EnginePar
 Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const MakePointToPoint& make_wire,
                        const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
-  Backends made{.devices = nccl::gpu_libraries()};
+  Backends made{.devices = gpu::gpu_libraries()};
   made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1) {
     made.all.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena, *parts.board, parts.stats));
   }
-  if (const auto* table = nccl::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
+  if (const auto* table = gpu::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;
 }
 
-bool nccl_built() { return nccl::nccl_built(); }
-bool cuda_built() { return nccl::cuda_built(); }
+bool nccl_built() { return gpu::nccl_built(); }
+bool cuda_built() { return gpu::cuda_built(); }
 
 }  // namespace hvd

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 struct CudaStream;  ///< what a cudaStream_t points to; never defined
 struct CudaEvent;   ///< what a cudaEvent_t points to; never defined
@@ -27,4 +27,4 @@ struct IpcHandle {
   std::array<std::byte, 64> bytes{};
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -8,7 +8,7 @@ namespace hvd::contract {
 
 namespace {
 
-using nccl::test::LockedDevices;
+using gpu::test::LockedDevices;
 
 /// Adds to what a rank's engine is made of.
 using Dress = std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;
@@ -72,7 +72,7 @@ Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& cho
   const Setting setting{.name = title(instance.name, ranks),
                         .size = ranks,
                         .device = {DeviceKind::Cuda, 0},
-                        .any_order = instance.way == nccl::GpuRoute::Nccl};
+                        .any_order = instance.way == gpu::GpuRoute::Nccl};
   return run_threads(setting, choice, [ranks, instance]() -> Dress {
     const auto devices = std::make_shared<LockedDevices>(ranks);
     devices->registration = instance.registration;

@@ -14,8 +14,8 @@ namespace hvd::contract {
 Report run_shm_threads(int ranks, const Choice& choice);
 struct GpuInstance {
   const char* name;
-  nccl::GpuRoute way;
-  nccl::Registration registration = nccl::Registration::None;  ///< of NCCL's fusion buffers
+  gpu::GpuRoute way;
+  gpu::Registration registration = gpu::Registration::None;  ///< of NCCL's fusion buffers
 };
 Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice);
 /// This process is a rank; hvd::init() finds the others. The report of all ranks on rank 0, empty on the others.

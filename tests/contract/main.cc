@@ -17,7 +17,7 @@
 
 namespace {
 
-namespace nccl = hvd::nccl;
+namespace gpu = hvd::gpu;
 using namespace hvd::contract;
 
 constexpr int kEvery = hvd::test::kThreadSanitizer ? 37 : hvd::test::kSanitized ? 12 : 1;
@@ -34,10 +34,10 @@ struct Arguments {
 /// None of an unknown word.
 std::optional<std::optional<GpuInstance>> backend_of(const std::string& word) {
   if (word == "shm") return std::optional<GpuInstance>();
-  if (word == "nccl") return GpuInstance{"nccl", nccl::GpuRoute::Nccl};
-  if (word == "nccl_window") return GpuInstance{"nccl in windows", nccl::GpuRoute::Nccl, nccl::Registration::Window};
-  if (word == "shared") return GpuInstance{"shared GPU", nccl::GpuRoute::SharedGpu};
-  if (word == "staged") return GpuInstance{"staged", nccl::GpuRoute::Staged};
+  if (word == "nccl") return GpuInstance{"nccl", gpu::GpuRoute::Nccl};
+  if (word == "nccl_window") return GpuInstance{"nccl in windows", gpu::GpuRoute::Nccl, gpu::Registration::Window};
+  if (word == "shared") return GpuInstance{"shared GPU", gpu::GpuRoute::SharedGpu};
+  if (word == "staged") return GpuInstance{"staged", gpu::GpuRoute::Staged};
   return std::nullopt;
 }
 

@@ -23,7 +23,7 @@ namespace {
 
 using hvd::DataType;
 using hvd::element_bytes;
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 using namespace hvd::test;
 
 /// The number of cases that came out wrong.

@@ -13,7 +13,7 @@
 
 namespace {
 
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 
 int failures = 0;
 

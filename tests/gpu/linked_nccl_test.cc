@@ -70,7 +70,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return note("n
 
 namespace {
 
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 
 int failures = 0;
 

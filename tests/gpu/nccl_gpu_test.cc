@@ -24,7 +24,7 @@
 
 namespace {
 
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 using hvd::test::require;
 
 constexpr std::size_t kBytes = std::size_t{32} << 20;

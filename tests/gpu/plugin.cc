@@ -2,6 +2,6 @@
 #include "ops/gpu/api/gpu_api.h"
 
 extern "C" __attribute__((visibility("default"))) int hvd_plugin_entries() {
-  const auto* table = hvd::nccl::linked_gpu_api();
+  const auto* table = hvd::gpu::linked_gpu_api();
   return (table->window_register && table->window_deregister ? 1 : 0) | (table->op_create && table->op_destroy ? 2 : 0);
 }

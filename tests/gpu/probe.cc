@@ -17,7 +17,7 @@
 
 namespace {
 
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 
 constexpr std::size_t kBytes = std::size_t{2} << 20;
 constexpr unsigned char kValue = 0x5a;

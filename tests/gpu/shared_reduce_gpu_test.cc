@@ -21,7 +21,7 @@ namespace {
 
 using hvd::DataType;
 using hvd::ReduceOp;
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 using namespace hvd::test;
 
 int compare_all() {

@@ -20,7 +20,7 @@
 
 namespace {
 
-using namespace hvd::nccl;
+using namespace hvd::gpu;
 using hvd::test::DeviceMemory;
 using hvd::test::fastest;
 using hvd::test::require;

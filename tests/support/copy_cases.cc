@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 std::string CopyCase::text() const {
   return std::string(name_of(from)) + " to " + std::string(name_of(to)) + ", factor " + std::to_string(factor) + ", divisor " +
@@ -104,4 +104,4 @@ void for_each_copy_case(bool thorough, const std::function<void(const CopyCase&)
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -12,7 +12,7 @@
 
 #include "tests/support/host_copy.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 /// Tensors of `counts` elements, each `src_skew` and `dst_skew` elements behind a 256-byte boundary.
 struct CopyCase {
@@ -53,4 +53,4 @@ std::optional<std::string> copy_failure(const CopyCase& tried, const CopyRunner&
 /// Calls `use` with each case. `thorough`: sizes and misalignments for a GPU; otherwise what a host can do in seconds.
 void for_each_copy_case(bool thorough, const std::function<void(const CopyCase&)>& use);
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

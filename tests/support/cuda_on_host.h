@@ -7,13 +7,13 @@
 
 #include "tests/support/host_copy.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 inline std::uint64_t wide_loads = 0;  ///< of whole groups, as one access
 inline std::uint64_t wide_stores = 0;
 inline std::uint64_t misaligned = 0;  ///< would be a fault on the device
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test
 
 struct alignas(8) uint2 {
   std::array<std::uint32_t, 2> words;
@@ -21,8 +21,8 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   std::array<std::uint32_t, 4> words;
 };
-using __half = hvd::nccl::test::Half;                                                     // NOLINT: CUDA's name
-using __nv_bfloat16 = hvd::nccl::test::Bfloat;                                            // NOLINT
+using __half = hvd::gpu::test::Half;                                                      // NOLINT: CUDA's name
+using __nv_bfloat16 = hvd::gpu::test::Bfloat;                                             // NOLINT
 inline float __half2float(__half value) { return static_cast<float>(value); }             // NOLINT
 inline float __bfloat162float(__nv_bfloat16 value) { return static_cast<float>(value); }  // NOLINT
 inline __half __float2half_rn(float value) { return static_cast<__half>(value); }         // NOLINT
@@ -30,14 +30,14 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(val
 
 template <class Word>
 Word __ldcs(const Word* from) {  // NOLINT
-  ++hvd::nccl::test::wide_loads;
-  if (reinterpret_cast<std::uintptr_t>(from) % alignof(Word) != 0) ++hvd::nccl::test::misaligned;
+  ++hvd::gpu::test::wide_loads;
+  if (reinterpret_cast<std::uintptr_t>(from) % alignof(Word) != 0) ++hvd::gpu::test::misaligned;
   return *from;
 }
 template <class Word>
 void __stwb(Word* to, Word value) {  // NOLINT
-  ++hvd::nccl::test::wide_stores;
-  if (reinterpret_cast<std::uintptr_t>(to) % alignof(Word) != 0) ++hvd::nccl::test::misaligned;
+  ++hvd::gpu::test::wide_stores;
+  if (reinterpret_cast<std::uintptr_t>(to) % alignof(Word) != 0) ++hvd::gpu::test::misaligned;
   *to = value;
 }
 

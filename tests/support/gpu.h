@@ -19,7 +19,7 @@ inline void require(cudaError_t error, const char* what) {
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
   std::exit(1);
 }
-inline void require(nccl::CudaCode code, const char* what) { require(static_cast<cudaError_t>(code), what); }
+inline void require(gpu::CudaCode code, const char* what) { require(static_cast<cudaError_t>(code), what); }
 
 class DeviceMemory {
  public:

@@ -6,7 +6,7 @@
 
 #include "tests/support/host_copy.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 namespace {
 
@@ -248,4 +248,4 @@ IpcHandle HostCluster::handle_of(std::size_t number) {
   return handle;
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -15,7 +15,7 @@
 
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 /// What one rank brings to a collective.
 struct Contribution {
@@ -134,4 +134,4 @@ class HostCluster {
   std::map<void*, int> open_;
 };
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

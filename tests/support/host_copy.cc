@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 namespace {
 
@@ -57,4 +57,4 @@ CudaCode copy_on_host(const CopyJob& job) {
   return CudaCode::Success;
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -10,7 +10,7 @@
 
 #include "ops/gpu/kernels/batched_copy.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 __extension__ using Half = _Float16;
 
@@ -71,4 +71,4 @@ void with_host_type(DataType dtype, const Use& use) {
 /// Carries the job out at once.
 CudaCode copy_on_host(const CopyJob& job);
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -11,7 +11,7 @@
 #include "tests/support/host_copy.h"
 #include "tests/support/host_reduce.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 struct HostDevice::Event {
   HostCluster::SharedEvent own;
@@ -835,4 +835,4 @@ void HostDevice::fill_collectives() {
   };
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -19,7 +19,7 @@
 #include "ops/gpu/api/gpu_api.h"
 #include "tests/support/host_cluster.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 class HostDevice {
  public:
@@ -164,4 +164,4 @@ class HostDevice {
   std::set<Comm*> grouped_;
 };
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -5,7 +5,7 @@
 
 #include "ops/kernels/reduce.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 CudaCode reduce_job_on_host(const ReduceJob& job) {
   if (!reduce_supported(job.dtype, job.op) || job.ins < 1 || job.ins > kMostSharers || job.outs < 1 || job.outs > kMostSharers)
@@ -24,4 +24,4 @@ CudaCode reduce_job_on_host(const ReduceJob& job) {
   return CudaCode::Success;
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

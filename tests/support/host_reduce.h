@@ -4,9 +4,9 @@
 
 #include "ops/gpu/kernels/shared_reduce.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 /// Carries the job out at once.
 CudaCode reduce_job_on_host(const ReduceJob& job);
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

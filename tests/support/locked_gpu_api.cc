@@ -7,7 +7,7 @@
 
 #include "ops/gpu/staged/staged_backend.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 GpuApi locked(GpuApi table, std::mutex& mutex) {
   const auto lock = [&mutex]<class Result, class... Arguments>(std::function<Result(Arguments...)>& entry) {
@@ -89,4 +89,4 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts, con
       std::make_unique<StagedBackend>(table, rank, rank, std::move(host), arena, parts.topology.domain_index, nullptr));
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

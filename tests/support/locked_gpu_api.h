@@ -15,7 +15,7 @@
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "tests/support/nccl_world.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 /// Returns `table` with every call under `mutex`. The texts of errors need none.
 GpuApi locked(GpuApi table, std::mutex& mutex);
@@ -51,4 +51,4 @@ class LockedDevices {
   IdExchange exchange_;
 };
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

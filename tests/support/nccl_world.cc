@@ -12,7 +12,7 @@
 #include "tests/support/host_copy.h"
 #include "tests/support/sanitized.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("expected " + what);
@@ -167,4 +167,4 @@ void World::body_of(int rank, const std::function<void(Rank&)>& body) {
   body(self);
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

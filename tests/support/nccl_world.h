@@ -17,7 +17,7 @@
 #include "ops/gpu/nccl/nccl_backend.h"
 #include "tests/support/host_gpu_api.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 /// For the ranks' threads, where doctest's macros would end the wrong thread.
 void expect(bool condition, const std::string& what);
@@ -94,4 +94,4 @@ class World {
   IdExchange exchange_;
 };
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -6,7 +6,7 @@
 
 #include "tests/support/host_copy.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 namespace {
 
@@ -121,4 +121,4 @@ void for_each_reduce_case(const std::function<void(const ReduceCase&)>& use) {
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -12,7 +12,7 @@
 #include "tests/support/copy_cases.h"
 #include "tests/support/host_reduce.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 struct ReduceCase {
   DataType dtype = DataType::Float32;
@@ -58,4 +58,4 @@ class ReduceMemory {
 
 void for_each_reduce_case(const std::function<void(const ReduceCase&)>& use);
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

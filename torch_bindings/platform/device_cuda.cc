@@ -138,7 +138,7 @@ void wait_on_current_stream(const at::Tensor& tensor, const std::vector<HandleSt
 }
 
 void set_up_device(int device, bool current) {
-  nccl::set_memory_relief([] { c10::cuda::CUDACachingAllocator::emptyCache(); });
+  gpu::set_memory_relief([] { c10::cuda::CUDACachingAllocator::emptyCache(); });
   if (current) check(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device)), "cudaSetDevice");
 }
 

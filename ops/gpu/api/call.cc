@@ -3,7 +3,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -45,4 +45,4 @@ void check_sharing(const CallContext& site, CudaCode code, std::string_view call
 
 std::string to_mib(std::size_t bytes) { return formatted("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024)); }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

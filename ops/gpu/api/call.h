@@ -9,7 +9,7 @@
 
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// The context of a call: the rank, GPU and tensors on whose behalf it is made.
 struct CallContext {
@@ -32,4 +32,4 @@ void check_sharing(const CallContext& site, CudaCode code, std::string_view call
 /// "64.0 MiB"
 std::string to_mib(std::size_t bytes);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -5,7 +5,7 @@
 
 #include "ops/gpu/api/memory_pressure.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 constexpr std::size_t kFirstSlab = std::size_t{32} << 20;
@@ -126,4 +126,4 @@ bool Peers::all_closed() const {
                      [](const SharedControl* control) { return control->closed.load(std::memory_order_acquire); });
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

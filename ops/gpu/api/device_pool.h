@@ -20,7 +20,7 @@
 #include "ops/gpu/api/handles.h"
 #include "ops/shm/memory/arena.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// A SharedControl is what a rank tells the ranks of its host, in its shared memory. It is written by its owner before it announces a
 /// tensor or arrives at a batch, which is what orders the others' reads.
@@ -117,4 +117,4 @@ class Peers {
   std::map<const IpcHandle*, CudaEvent*> events_;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -16,7 +16,7 @@
 #include "ops/gpu/kernels/poison.h"
 #include "ops/gpu/kernels/shared_reduce.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 struct NcclComm;  ///< what an ncclComm_t points to; never defined
 
@@ -143,4 +143,4 @@ std::string_view gpu_architectures();
 /// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.
 std::string gpu_libraries();
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

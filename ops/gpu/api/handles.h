@@ -7,7 +7,7 @@
 
 #include "ops/gpu/api/call.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
 /// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
@@ -147,4 +147,4 @@ class Group {
   bool open_ = false;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

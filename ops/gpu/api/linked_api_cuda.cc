@@ -10,7 +10,7 @@
 
 #include "ops/gpu/api/linked_nccl.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -261,4 +261,4 @@ std::string gpu_libraries() {
   return nccl_version() + ", CUDA " + std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

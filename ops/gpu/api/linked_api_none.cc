@@ -3,7 +3,7 @@
 
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 const GpuApi* linked_gpu_api() { return nullptr; }
 bool cuda_built() { return false; }
@@ -11,4 +11,4 @@ bool nccl_built() { return false; }
 std::string_view gpu_architectures() { return {}; }
 std::string gpu_libraries() { return "built without CUDA"; }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

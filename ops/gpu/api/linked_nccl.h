@@ -7,10 +7,10 @@
 
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 void fill_nccl(GpuApi& table);
 /// "NCCL 2.28.9", or that there is none.
 std::string nccl_version();
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -3,7 +3,7 @@
 
 #include "ops/gpu/api/linked_nccl.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -29,4 +29,4 @@ void fill_nccl(GpuApi& table) {
 bool nccl_built() { return false; }
 std::string nccl_version() { return "built without NCCL"; }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

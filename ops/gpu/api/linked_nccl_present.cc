@@ -12,7 +12,7 @@
 #include "ops/gpu/api/linked_nccl.h"
 #include "ops/kernels/scalar_formats.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -189,4 +189,4 @@ std::string nccl_version() {
   return "NCCL " + text(version / 10000) + "." + text(version / 100 % 100) + "." + text(version % 100);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -5,7 +5,7 @@
 
 #include "hvd/base/text.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks) {
   using Clock = std::chrono::steady_clock;
@@ -21,4 +21,4 @@ std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks) 
   };
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -8,7 +8,7 @@
 
 #include "hvd/errors.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// The calls to the domain about its ranks' lives (hvd/negotiation/board/board.h).
 struct DomainLife {
@@ -21,4 +21,4 @@ struct DomainLife {
 /// whose global number is then told as the world's failure. `ranks`: the domain's, by index. One thread at a time asks each copy.
 std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -40,4 +40,4 @@ bool relieve_memory() noexcept {
   }
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -5,7 +5,7 @@
 #include <functional>
 
 #pragma GCC visibility push(default)
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Sets what gives such memory back: it is called by any thread, under locks of the caller's, and must not use this library. An empty one:
 /// nothing does.
@@ -13,5 +13,5 @@ void set_memory_relief(std::function<void()> relief);
 /// Calls it. Returns whether it has been called and has not thrown: an allocation that has failed is then worth another attempt.
 bool relieve_memory() noexcept;
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu
 #pragma GCC visibility pop

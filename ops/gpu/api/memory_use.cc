@@ -2,7 +2,7 @@
 
 #include "hvd/base/text.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 MemoryUse::MemoryUse(const CallContext& site, const Remark& remark)
     : site_(site), remark_(remark), before_(remark ? free_now() : std::nullopt) {}
@@ -23,4 +23,4 @@ void MemoryUse::say(std::string_view what, std::size_t asked_bytes) const {
   if (const std::string text = describe(what, asked_bytes); !text.empty()) remark_(text);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -12,7 +12,7 @@
 
 #include "ops/gpu/api/call.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// A call with a text that a user may want to read. May be empty: nobody is told.
 using Remark = std::function<void(const std::string& text)>;
@@ -35,4 +35,4 @@ class MemoryUse {
   const std::optional<std::size_t> before_;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

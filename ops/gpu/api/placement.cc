@@ -6,7 +6,7 @@
 
 #include "hvd/base/text.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
                      bool has_nccl, std::optional<GpuRoute> wanted, bool has_ipc)
@@ -132,4 +132,4 @@ std::string gpu_id(const GpuApi& table, int device) {
   return id;
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -14,7 +14,7 @@
 
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// A GpuRoute says how GPU tensors of a set of ranks travel.
 enum class GpuRoute : std::uint8_t {
@@ -66,4 +66,4 @@ bool has_multicast(const GpuApi& table, int device);
 /// Returns the UUID of a device; empty where there is none.
 std::string gpu_id(const GpuApi& table, int device);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept {
   if (stream.get() == nullptr) return true;
@@ -21,4 +21,4 @@ bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::c
   return code == CudaCode::Success;
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -7,9 +7,9 @@
 
 #include "ops/gpu/api/handles.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Returns whether the stream (none made yet counts as well) has ended what it does.
 bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept;
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -9,7 +9,7 @@
 
 #include "hvd/base/signals.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -42,4 +42,4 @@ bool within(std::chrono::milliseconds limit, std::function<void()> work) noexcep
   return ending->changed.wait_for(lock, limit, [&] { return ending->over; });
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

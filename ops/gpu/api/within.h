@@ -6,10 +6,10 @@
 #include <chrono>
 #include <functional>
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Calls `work`, which must not throw, in a thread of its own. Returns true when it has ended, and false after `limit` if it has not: the
 /// thread is then left to itself until the process ends, so `work` owns what it uses. Where no thread can be had, calls it in this one.
 bool within(std::chrono::milliseconds limit, std::function<void()> work) noexcept;
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

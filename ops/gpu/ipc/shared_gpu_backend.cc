@@ -12,7 +12,7 @@
 #include "ops/host_ops.h"
 #include "ops/supports.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -434,4 +434,4 @@ bool SharedGpuBackend::abort() noexcept {
   return comes_to_rest(table_, device_, stream_, options_.rest_limit);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -31,7 +31,7 @@
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 struct SharedGpuOptions {
   /// Returns whether this backend works for the set; pure.
@@ -99,4 +99,4 @@ class SharedGpuBackend final : public Backend {
   std::string refusal_;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -8,7 +8,7 @@
 #define HVD_UNROLL _Pragma("unroll")
 #include "ops/gpu/kernels/batched_copy_kernel.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -39,4 +39,4 @@ CudaCode launch_batched_copy(const CopyJob& job, CudaStream* stream) {
   return device::copy_job(job, OnStream{reinterpret_cast<cudaStream_t>(stream)});
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -9,7 +9,7 @@
 #include "hvd/types.h"
 #include "ops/gpu/cuda_types.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// `count` elements from `src` to `dst`. Both are aligned to their element; nothing more is required, 16 bytes are fastest.
 struct CopyItem {
@@ -55,4 +55,4 @@ inline constexpr int kItemsPerLaunch = 1024;
 /// Items without elements are skipped; a job without elements launches nothing. InvalidValue for what `copy_supported` refuses.
 CudaCode launch_batched_copy(const CopyJob& job, CudaStream* stream);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

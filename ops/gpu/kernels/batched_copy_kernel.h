@@ -23,7 +23,7 @@
 #include "ops/gpu/kernels/batched_copy.h"
 #include "ops/gpu/kernels/device_parts.h"
 
-namespace hvd::nccl::device {
+namespace hvd::gpu::device {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kUnroll = 4;                       // loads in flight per thread
@@ -287,4 +287,4 @@ CudaCode copy_job(const CopyJob& job, const Launcher& launcher) {
   return is_plain(job) ? copy_bits(job.items, element_bytes(job.from), launcher) : copy_scaled(job, launcher);
 }
 
-}  // namespace hvd::nccl::device
+}  // namespace hvd::gpu::device

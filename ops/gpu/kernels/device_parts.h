@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace hvd::nccl::device {
+namespace hvd::gpu::device {
 
 /// Returns the last item of a launch's table that starts at or before chunk `block`.
 template <class Table>
@@ -44,4 +44,4 @@ HVD_DEVICE D narrowed(Wide value) {
   }
 }
 
-}  // namespace hvd::nccl::device
+}  // namespace hvd::gpu::device

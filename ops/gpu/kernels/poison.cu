@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -29,4 +29,4 @@ CudaCode launch_poison(const PoisonJob& job, CudaStream* stream) {
   });
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -17,7 +17,7 @@
 #define HVD_ON_BOTH
 #endif
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// `bytes` from `begin`; no alignment is required.
 struct PoisonItem {
@@ -93,4 +93,4 @@ CudaCode in_launches(const PoisonJob& job, const Launch& launch) {
 
 }  // namespace poison
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -9,7 +9,7 @@
 #define HVD_UNROLL _Pragma("unroll")
 #include "ops/gpu/kernels/shared_reduce_kernel.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -40,4 +40,4 @@ CudaCode launch_shared_reduce(const ReduceJob& job, CudaStream* stream) {
   return reduction::reduce_job(job, OnStream{reinterpret_cast<cudaStream_t>(stream)});
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

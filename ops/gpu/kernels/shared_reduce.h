@@ -9,7 +9,7 @@
 #include "hvd/types.h"
 #include "ops/gpu/cuda_types.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// A ReduceJob is what `kernels::reduce` (ops/kernels/reduce.h) does on the host, bit for bit (but for the payloads of NaNs): every element
 /// is folded in the order of the inputs; Float16 and BFloat16 in float, rounded once; averages of integers exactly.
@@ -43,4 +43,4 @@ constexpr bool reduce_supported(DataType dtype, ReduceOp op) {
 /// Launches: one for each 256 items, or fewer where 1024 addresses are not enough for them. InvalidValue for what is not supported.
 CudaCode launch_shared_reduce(const ReduceJob& job, CudaStream* stream);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -18,7 +18,7 @@
 #include "ops/gpu/kernels/device_parts.h"
 #include "ops/gpu/kernels/shared_reduce.h"
 
-namespace hvd::nccl::reduction {
+namespace hvd::gpu::reduction {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kPointers = 1024;
@@ -331,4 +331,4 @@ CudaCode reduce_job(const ReduceJob& job, const Launcher& launcher) {
   }
 }
 
-}  // namespace hvd::nccl::reduction
+}  // namespace hvd::gpu::reduction

@@ -5,7 +5,7 @@
 
 #include "ops/gpu/nccl/pieces.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -198,4 +198,4 @@ void enqueue_allgather(const LaunchContext& context, DataType dtype, std::span<c
   });
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

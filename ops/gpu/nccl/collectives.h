@@ -14,7 +14,7 @@
 #include "ops/gpu/nccl/pieces.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// By the types, operations and factors of `plan_reduction`. With `levels`: each host's ranks sum a share each (ncclReduceScatter), the
 /// ranks of the same place sum theirs across hosts, and each host's put the shares together (ncclAllGather), as Horovod's hierarchical
@@ -32,4 +32,4 @@ void enqueue_alltoall(const LaunchContext& context, DataType dtype, std::span<co
 /// ncclReduce per rank, in one group.
 void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

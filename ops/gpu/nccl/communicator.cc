@@ -11,7 +11,7 @@
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/api/within.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 using Clock = std::chrono::steady_clock;
 
@@ -147,4 +147,4 @@ void Communicators::abort_all() noexcept {
   if (!live.empty()) abort_within(table_, device_, patience_, std::move(live));
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

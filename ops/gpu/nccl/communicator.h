@@ -18,7 +18,7 @@
 
 #include "ops/gpu/api/call.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Blocking broadcast of bytes from the first of a communicator's ranks to the others; each of them calls it, when the communicator is
 /// made. `mine` is empty except on the first rank; returns the first rank's bytes. May throw.
@@ -118,4 +118,4 @@ class Communicators {
   bool aborted_ = false;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -6,7 +6,7 @@
 #include "hvd/base/text.h"
 #include "ops/gpu/api/memory_pressure.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 FusionMemory::~FusionMemory() {
   for (const auto& [communicator, as, handle] : registrations_) {
@@ -83,4 +83,4 @@ void FusionBuffer::leak() noexcept {
   for (auto& old : outgrown_) old.memory->leak();
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -22,7 +22,7 @@
 #include "ops/gpu/api/memory_use.h"
 #include "ops/gpu/nccl/communicator.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Registration says what NCCL is told of a buffer.
 enum class Registration : std::uint8_t {
@@ -93,4 +93,4 @@ class FusionBuffer {
   std::vector<Outgrown> outgrown_;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

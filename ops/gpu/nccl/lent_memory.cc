@@ -7,7 +7,7 @@
 #include "hvd/errors.h"
 #include "ops/gpu/api/memory_pressure.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 std::shared_ptr<void> LentMemory::lend(std::size_t bytes) {
   if (bytes == 0) return nullptr;
@@ -93,4 +93,4 @@ void LentMemory::free(const std::vector<Block>& blocks) const noexcept {
   for (const Block& block : blocks) table_.device_free(block.data);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -16,7 +16,7 @@
 
 #include "ops/gpu/api/handles.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
@@ -47,4 +47,4 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   bool closed_ = false, given_up_ = false;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

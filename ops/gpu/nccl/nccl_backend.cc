@@ -15,7 +15,7 @@
 #include "ops/host_ops.h"
 #include "ops/supports.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -263,8 +263,8 @@ void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
 /// Waits for what the streams still do, for a limited time; whether it has ended.
 bool NcclBackend::comes_to_rest() noexcept {
   bool rests = true;
-  for (const auto& track : tracks_) rests = nccl::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
+  for (const auto& track : tracks_) rests = gpu::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
   return rests;
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -30,7 +30,7 @@
 #include "ops/gpu/nccl/fusion_buffer.h"
 #include "ops/gpu/nccl/lent_memory.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Blocking broadcast of bytes from the first rank of the set to its other ranks; every rank of the set calls it, at its first use of the
 /// set on each stream, on the thread that has the turn; by levels for the parts of the set that then take its place. `mine` is empty except
@@ -103,4 +103,4 @@ class NcclBackend : public Backend {
   LaunchOrder order_;  ///< of what NCCL does on all of them
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -5,7 +5,7 @@
 
 #include "hvd/types.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 void LaunchOrder::begin(const CallContext& site, const Stream& stream) {
   if (!last_) last_.emplace(site);
@@ -106,4 +106,4 @@ bool moves_anything(const Piece& piece) {
   return std::any_of(piece.counts.begin(), piece.counts.end(), [](std::int64_t count) { return count != 0; });
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -16,7 +16,7 @@
 #include "ops/gpu/nccl/lent_memory.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// Ranks that share a communicator.
 struct CommGroup {
@@ -130,4 +130,4 @@ bool equal_counts(const Piece& piece);
 /// Returns whether any of its counts is not zero.
 bool moves_anything(const Piece& piece);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

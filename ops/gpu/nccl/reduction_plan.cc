@@ -5,7 +5,7 @@
 #include "hvd/errors.h"
 #include "ops/kernels/scalar_formats.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 bool reducible(DataType dtype, ReduceOp op) {
   if (op == ReduceOp::Adasum || is_bitwise(op)) return false;
@@ -119,4 +119,4 @@ NcclType nccl_type(DataType wire) {
   }
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -30,7 +30,7 @@
 #include "hvd/types.h"
 #include "ops/gpu/api/gpu_api.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 /// A Reduction is what was asked for.
 struct Reduction {
@@ -79,4 +79,4 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
 /// NCCL's name of a type that `plan_reduction` gave as `wire`.
 NcclType nccl_type(DataType wire);
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -6,7 +6,7 @@
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/pieces.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -130,4 +130,4 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   unpack(context, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire, plan.type, plan.after);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -8,7 +8,7 @@
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/api/within.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 constexpr std::size_t kFirstSlab = std::size_t{32} << 20;
@@ -68,4 +68,4 @@ void PinnedPool::free(std::byte* block) noexcept {
   slab->blocks->free(block);
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

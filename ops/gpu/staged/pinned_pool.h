@@ -19,7 +19,7 @@
 #include "ops/gpu/api/memory_use.h"
 #include "ops/shm/memory/arena.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 class PinnedPool {
  public:
@@ -56,4 +56,4 @@ class PinnedPool {
   bool refused_ = false;  ///< by CUDA, which is not asked again
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -12,7 +12,7 @@
 #include "ops/gpu/api/wait_idle.h"
 #include "ops/host_ops.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 namespace {
 
@@ -219,4 +219,4 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
   return execution;
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

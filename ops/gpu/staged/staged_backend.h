@@ -24,7 +24,7 @@
 #include "ops/gpu/staged/pinned_pool.h"
 #include "ops/shm/memory/arena.h"
 
-namespace hvd::nccl {
+namespace hvd::gpu {
 
 class StagedBackend final : public Backend {
  public:
@@ -83,4 +83,4 @@ class StagedBackend final : public Backend {
   std::uint64_t tickets_ = 0;
 };
 
-}  // namespace hvd::nccl
+}  // namespace hvd::gpu

@@ -16,7 +16,7 @@
 #include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 using hvd::test::ThreadWorld;
@@ -365,4 +365,4 @@ TEST_CASE("gpu backends: their names, and what they leave to others") {
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

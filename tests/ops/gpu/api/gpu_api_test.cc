@@ -9,7 +9,7 @@
 
 #include "tests/support/host_gpu_api.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 /// The host devices of a host with two GPUs, of which this is the second.
@@ -71,4 +71,4 @@ TEST_CASE("host table: what belongs to a device is refused while another one is 
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

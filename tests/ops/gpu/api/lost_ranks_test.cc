@@ -11,7 +11,7 @@
 #include "hvd/negotiation/board/board.h"
 #include "ops/gpu/api/lost_ranks.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 
 TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names it, and finds what others say") {
   struct alignas(64) Line {
@@ -40,4 +40,4 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   CHECK(others.failure().text() == own.failure().text());
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -22,7 +22,7 @@
 #include "tests/support/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 using hvd::test::ThreadWorld;
@@ -744,4 +744,4 @@ TEST_CASE("placement: the rank's GPU becomes the current one where that makes no
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -17,7 +17,7 @@
 #include "ops/gpu/ipc/shared_gpu_backend.h"
 #include "tests/support/host_gpu_api.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 /// Rank 0 of so many on one GPU; the others exist in the shared memory only.
@@ -329,4 +329,4 @@ TEST_CASE("device pool: no more slabs than the other ranks can be told of") {
   CHECK(device.live_memory() == 0);
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

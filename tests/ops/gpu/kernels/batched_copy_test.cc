@@ -12,7 +12,7 @@
 // After what it needs.
 #include "ops/gpu/kernels/batched_copy_kernel.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 struct CopyInTurn {
@@ -91,4 +91,4 @@ TEST_CASE("batched copy: what is refused and what is nothing") {
   CHECK(device::copy_job({.items = {}, .divisor = 0}, CopyInTurn{&launches}) == CudaCode::InvalidValue);
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -12,7 +12,7 @@
 // After what it needs.
 #include "ops/gpu/kernels/shared_reduce_kernel.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 struct ReduceInTurn {
@@ -66,4 +66,4 @@ TEST_CASE("shared reduce: what is not supported is refused, nothing is launched 
   CHECK(launches == 0);
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

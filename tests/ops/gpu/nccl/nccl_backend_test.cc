@@ -13,7 +13,7 @@
 #include "tests/support/nccl_world.h"
 #include "tests/support/sanitized.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 /// Small integers, different for each rank, tensor and element: exact in every type, also summed or multiplied.
@@ -1141,4 +1141,4 @@ TEST_CASE("nccl: how reductions are planned") {
   }
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -19,7 +19,7 @@
 #include "tests/support/locked_gpu_api.h"
 #include "tests/support/nccl_world.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 std::vector<Tensor> tensors_of(std::size_t tensors, std::size_t floats) {
@@ -453,4 +453,4 @@ TEST_CASE("nccl: an abort that hangs holds nobody up") {
   while (!ended) std::this_thread::yield();
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

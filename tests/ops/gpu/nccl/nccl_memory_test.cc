@@ -21,7 +21,7 @@
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -337,4 +337,4 @@ TEST_CASE("nccl: types that NCCL has no sum for must travel as another") {
   CHECK(plan_reduction({DataType::Int16, ReduceOp::Sum, 1, 1}, 2).wire == DataType::Int32);
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test

@@ -18,7 +18,7 @@
 #include "ops/gpu/staged/staged_backend.h"
 #include "tests/support/host_gpu_api.h"
 
-namespace hvd::nccl::test {
+namespace hvd::gpu::test {
 namespace {
 
 /// Doubles floats, after so many calls that find nothing to do. Publishes nothing, as a backend without shared memory.
@@ -281,4 +281,4 @@ TEST_CASE("staged: what no backend of the host does, this one does not either") 
   CHECK_FALSE(backend->supports(stage.traits));
 }
 
-}  // namespace hvd::nccl::test
+}  // namespace hvd::gpu::test
