@@ -45,7 +45,6 @@ PARTS = [
     ("ops/gpu/nccl/", 6),
     ("ops/gpu/ipc/", 6),
     ("ops/gpu/staged/", 6),
-    ("ops/gpu/", 0),  # words of CUDA
     ("ops/host_ops.h", 2),
     ("ops/partition.h", 0),
     ("ops/supports.h", 0),

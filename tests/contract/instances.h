@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/gpu/api/placement.h"
-#include "ops/gpu/nccl/fusion_buffer.h"
+#include "ops/gpu/nccl/memory.h"
 #include "tests/contract/runner.h"
 
 namespace hvd::contract {

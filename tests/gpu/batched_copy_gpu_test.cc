@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/gpu/kernels/batched_copy.h"
+#include "ops/gpu/kernels/kernels.h"
 #include "tests/support/copy_cases.h"
 #include "tests/support/gpu.h"
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "ops/gpu/nccl/fusion_buffer.h"
+#include "ops/gpu/nccl/memory.h"
 #include "ops/kernels/scalar_formats.h"
 #include "tests/support/gpu.h"
 

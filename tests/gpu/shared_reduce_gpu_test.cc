@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "ops/gpu/kernels/shared_reduce.h"
+#include "ops/gpu/kernels/kernels.h"
 #include "tests/support/gpu.h"
 #include "tests/support/reduce_cases.h"
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "ops/gpu/cuda_types.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::test {
 

@@ -1,6 +1,6 @@
 #pragma once
-/// `batched_copy.h` done on host memory, one element at a time and written to be read: the oracle of the kernels on a GPU, and
-/// the kernel of the host table. Any thread, no state.
+/// `launch_batched_copy` (ops/gpu/kernels/kernels.h) done on host memory, one element at a time and written to be read: the oracle of the
+/// kernels on a GPU, and the kernel of the host table. Any thread, no state.
 
 #include <cmath>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "ops/gpu/kernels/batched_copy.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::gpu::test {
 

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "ops/gpu/kernels/poison_kernel.h"
 #include "tests/support/host_copy.h"
 #include "tests/support/host_reduce.h"
 

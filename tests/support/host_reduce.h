@@ -1,8 +1,8 @@
 #pragma once
-/// `shared_reduce.h` done on host memory, by the scalar kernels of the host: the oracle of the kernel on a GPU, and the kernel
-/// of the host table. Any thread, no state.
+/// `launch_shared_reduce` (ops/gpu/kernels/kernels.h) done on host memory, by the scalar kernels of the host: the oracle of the kernel on a
+/// GPU, and the kernel of the host table. Any thread, no state.
 
-#include "ops/gpu/kernels/shared_reduce.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::gpu::test {
 

@@ -9,7 +9,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "ops/gpu/api/memory_pressure.h"
+#include "ops/gpu/api/device_memory.h"
 #include "torch_bindings/platform/device.h"
 
 namespace hvd::detail {

@@ -1,5 +1,13 @@
 #include "ops/gpu/api/call.h"
 
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 
@@ -15,6 +23,20 @@ std::string list(std::span<const std::string_view> tensors) {
   if (tensors.size() > kNames) names += formatted(" and {} more", tensors.size() - kNames);
   return names;
 }
+
+struct Ending {
+  std::function<void()> work;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool over = false;
+
+  void run() {
+    work();
+    const std::lock_guard lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+};
 
 }  // namespace
 
@@ -44,5 +66,18 @@ void check_sharing(const CallContext& site, CudaCode code, std::string_view call
 }
 
 std::string to_mib(std::size_t bytes) { return formatted("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024)); }
+
+bool within(std::chrono::milliseconds limit, std::function<void()> work) noexcept {
+  const auto ending = std::make_shared<Ending>();
+  ending->work = std::move(work);
+  try {
+    const SignalsKeptOff of_it;
+    std::thread([ending] { ending->run(); }).detach();
+  } catch (const std::system_error&) {  // not covered: the system has no thread to give
+    ending->run();                      // not covered: likewise
+  }
+  std::unique_lock lock(ending->mutex);
+  return ending->changed.wait_for(lock, limit, [&] { return ending->over; });
+}
 
 }  // namespace hvd::gpu

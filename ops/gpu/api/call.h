@@ -1,8 +1,9 @@
 #pragma once
-/// These functions make a BackendError of a call that was refused: its text has the call's name, the rank, the device, the tensors and the
-/// library's words. They are for the thread that has the turn, and own nothing.
-// Tested in tests/ops/gpu/nccl/nccl_failure_test.cc
+/// Calls of CUDA's and NCCL's. What is refused becomes a BackendError: its text has the call's name, the rank, the device, the tensors and
+/// the library's words. What may hang is made within a limit. For the thread that has the turn, but for within(); owns nothing.
 
+#include <chrono>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +12,7 @@
 
 namespace hvd::gpu {
 
-/// The context of a call: the rank, GPU and tensors on whose behalf it is made.
+/// On whose behalf calls are made.
 struct CallContext {
   const GpuApi* table = nullptr;
   int rank = -1;  ///< global
@@ -31,5 +32,11 @@ void check_sharing(const CallContext& site, CudaCode code, std::string_view call
 
 /// "64.0 MiB"
 std::string to_mib(std::size_t bytes);
+
+/// Makes a call that may hang, and goes on without it after a while. It is for the ends of things (ncclCommAbort, when a network is gone or
+/// a kernel of the user's does not end): nobody who waits for a result may hang because they do. Any thread; never throws. Calls `work`,
+/// which must not throw, in a thread of its own. Returns true when it has ended, and false after `limit` if it has not: the thread is then
+/// left to itself until the process ends, so `work` owns what it uses. Where no thread can be had, calls it in this one.
+bool within(std::chrono::milliseconds limit, std::function<void()> work) noexcept;
 
 }  // namespace hvd::gpu

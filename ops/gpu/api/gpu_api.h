@@ -11,10 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/gpu/cuda_types.h"
-#include "ops/gpu/kernels/batched_copy.h"
-#include "ops/gpu/kernels/poison.h"
-#include "ops/gpu/kernels/shared_reduce.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::gpu {
 
@@ -142,5 +139,10 @@ bool nccl_built();
 std::string_view gpu_architectures();
 /// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.
 std::string gpu_libraries();
+
+/// NCCL's half of the linked table, for the other: fills it. Without NCCL every call is refused.
+void fill_nccl(GpuApi& table);
+/// "NCCL 2.28.9", or that there is none.
+std::string nccl_version();
 
 }  // namespace hvd::gpu

@@ -3,6 +3,8 @@
 /// has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
 // Tested in tests/gpu/staged_gpu_test.cc, tests/gpu/nccl_gpu_test.cc
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "ops/gpu/api/call.h"
@@ -122,6 +124,25 @@ class Event {
   int device_;
   CudaEvent* event_ = nullptr;
 };
+
+/// Returns whether the stream (none made yet counts as well) has ended what it does, which is waited for as long as `limit`: before memory
+/// is given back that its kernels use. For destructors and `abort`: where a call is refused it does without.
+inline bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept {
+  if (stream.get() == nullptr) return true;
+  const DeviceGuard guard(table, device);
+  CudaEvent* event = nullptr;
+  if (table.event_create(&event) != CudaCode::Success) return false;
+  CudaCode code = table.event_record(event, stream.get());
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (code == CudaCode::Success) {
+    code = table.event_query(event);
+    if (code != CudaCode::NotReady || std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    code = CudaCode::Success;
+  }
+  table.event_destroy(event);
+  return code == CudaCode::Success;
+}
 
 /// Calls between construction and `end` become one NCCL operation. Left early, the group is closed all the same: it is a state of the
 /// thread, and would swallow the next call on any communicator.

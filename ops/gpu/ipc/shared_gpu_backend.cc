@@ -8,7 +8,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
-#include "ops/gpu/api/wait_idle.h"
+#include "ops/gpu/api/handles.h"
 #include "ops/host_ops.h"
 #include "ops/supports.h"
 

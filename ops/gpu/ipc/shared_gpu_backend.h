@@ -27,9 +27,9 @@
 #include "hvd/backend.h"
 #include "hvd/negotiation/board/board.h"
 #include "hvd/topology.h"
-#include "ops/gpu/api/device_pool.h"
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
+#include "ops/gpu/ipc/device_pool.h"
 
 namespace hvd::gpu {
 

@@ -20,8 +20,8 @@
 #include <span>
 #include <type_traits>
 
-#include "ops/gpu/kernels/batched_copy.h"
 #include "ops/gpu/kernels/device_parts.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::gpu::device {
 

@@ -1,6 +1,6 @@
-// The kernel that makes results of an abort unusable: what it does is in poison.h.
+// The kernel that makes results of an abort unusable: what it does is in poison_kernel.h.
 
-#include "ops/gpu/kernels/poison.h"
+#include "ops/gpu/kernels/poison_kernel.h"
 
 #include <cuda_runtime.h>
 

@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "ops/gpu/kernels/device_parts.h"
-#include "ops/gpu/kernels/shared_reduce.h"
+#include "ops/gpu/kernels/kernels.h"
 
 namespace hvd::gpu::reduction {
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "ops/gpu/nccl/pieces.h"
-
 namespace hvd::gpu {
 
 namespace {

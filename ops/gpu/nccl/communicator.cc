@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "ops/gpu/api/call.h"
 #include "ops/gpu/api/handles.h"
-#include "ops/gpu/api/within.h"
 
 namespace hvd::gpu {
 
@@ -18,6 +18,19 @@ using Clock = std::chrono::steady_clock;
 /// In the steady state NCCL's thread, which only enqueues then, has long done its part by this time: nothing sleeps. What takes longer
 /// waits for other ranks.
 constexpr std::chrono::milliseconds kYielding{1};
+
+std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks) {
+  return [life = std::move(life), ranks = std::move(ranks), next = Clock::time_point()]() mutable {
+    if (life.failed()) return true;
+    if (Clock::now() < next) return false;
+    next = Clock::now() + std::chrono::milliseconds(100);
+    const auto dead = life.find_dead();
+    if (!dead) return false;
+    life.set_failure(
+        {Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", ranks.at(static_cast<std::size_t>(*dead)))});
+    return true;
+  };
+}
 
 namespace {
 

@@ -12,10 +12,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "hvd/errors.h"
 #include "ops/gpu/api/call.h"
 
 namespace hvd::gpu {
@@ -23,6 +25,20 @@ namespace hvd::gpu {
 /// Blocking broadcast of bytes from the first of a communicator's ranks to the others; each of them calls it, when the communicator is
 /// made. `mine` is empty except on the first rank; returns the first rank's bytes. May throw.
 using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> mine)>;
+
+// What ends a wait inside NCCL, by the thread that has the turn: while it waits, nobody else of this rank looks whether the others live,
+// and where all that live wait so, nobody would find that one has died.
+
+/// What is asked of the domain, and told to it (hvd/negotiation/board/board.h).
+struct DomainLife {
+  std::function<bool()> failed;                            ///< whether the world has
+  std::function<std::optional<int>()> find_dead;           ///< the index of a rank that has died, if any has
+  std::function<void(const Status& failure)> set_failure;  ///< tells all
+};
+
+/// Returns the question whether the world has failed. It is asked often; ten times a second it looks whether a rank of the domain has died,
+/// whose global number is then told as the world's failure. `ranks`: the domain's, by index. One thread at a time asks each copy.
+std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks);
 
 /// Patience says how long, and for what, a call that is not answered is waited for.
 struct Patience {
@@ -68,8 +84,8 @@ class Communicator {
 };
 
 /// An AbortMark is a word of host memory that says, before the first communicator is aborted, that what NCCL's kernels leave from then on
-/// is not to be trusted. The device reads it behind each batch (kernels/poison.h): ncclCommAbort makes a kernel leave with its work half
-/// done, and its stream, and the user's that waits for it, go on. For the thread that has the turn.
+/// is not to be trusted. The device reads it behind each batch (PoisonJob in kernels/kernels.h): ncclCommAbort makes a kernel leave with
+/// its work half done, and its stream, and the user's that waits for it, go on. For the thread that has the turn.
 class AbortMark {
  public:
   AbortMark(const GpuApi& table, int device) : table_(table), device_(device) {}

@@ -9,7 +9,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
-#include "ops/gpu/api/wait_idle.h"
+#include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "ops/host_ops.h"

@@ -10,7 +10,7 @@
 /// several streams, each with its own communicators and buffer, the batches of a process set go to them in turn, by their order in the set,
 /// which is the same on all its ranks: the pack of a batch then overlaps the reduction of the one before, which its own reduction follows.
 ///
-/// Gradients may live in memory that it leases (`allocate`): they are then reduced where they are, without pack and unpack.
+/// Gradients may live in memory that it lends (`allocate`): they are then reduced where they are, without pack and unpack.
 ///
 /// Ranks that have joined are left out, by a communicator of those that have not; their zeros count where they change something.
 
@@ -27,8 +27,7 @@
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/communicator.h"
-#include "ops/gpu/nccl/fusion_buffer.h"
-#include "ops/gpu/nccl/lent_memory.h"
+#include "ops/gpu/nccl/memory.h"
 
 namespace hvd::gpu {
 
@@ -41,7 +40,7 @@ struct NcclOptions {
   Patience patience;
   /// Up to here the fusion buffer grows generously: the planner's fusion threshold. Higher: more device memory held.
   std::size_t fusion_threshold_bytes = std::size_t{128} << 20;
-  /// The registration of the fusion buffers, equal on all ranks. With one, nothing is leased (see lent_memory.h): all that travels fused is
+  /// The registration of the fusion buffers, equal on all ranks. With one, nothing is lent (see memory.h): all that travels fused is
   /// packed. `Window` needs the table's `window_register`.
   Registration registration = Registration::None;
   /// NCCL sums, and scales nothing, as over windows in any case: for GPUs whose switches sum. Equal on all ranks.
@@ -53,11 +52,10 @@ struct NcclOptions {
   /// The host of each rank, by its global rank: sums across hosts that have equally many of a batch's ranks, more than one, are then made
   /// on each host first (the levels of collectives.h). Empty: as NCCL thinks best.
   std::vector<int> host_of_rank;
-  /// The time for which `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller
-  /// gets back and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes
-  /// it last.
+  /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
+  /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
-  /// The call that is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
+  /// Is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
   Remark remark;
 };
 

@@ -1,4 +1,4 @@
-#include "ops/gpu/nccl/pieces.h"
+#include "ops/gpu/nccl/collectives.h"
 
 #include <algorithm>
 #include <functional>

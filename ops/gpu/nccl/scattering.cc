@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "ops/gpu/nccl/collectives.h"
-#include "ops/gpu/nccl/pieces.h"
 
 namespace hvd::gpu {
 

@@ -6,7 +6,6 @@
 
 #include "ops/gpu/api/call.h"
 #include "ops/gpu/api/handles.h"
-#include "ops/gpu/api/within.h"
 
 namespace hvd::gpu {
 

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/gpu/api/memory_use.h"
+#include "ops/gpu/api/device_memory.h"
 #include "ops/shm/memory/arena.h"
 
 namespace hvd::gpu {

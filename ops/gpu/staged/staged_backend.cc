@@ -9,7 +9,7 @@
 
 #include "hvd/base/log.h"
 #include "hvd/routes.h"
-#include "ops/gpu/api/wait_idle.h"
+#include "ops/gpu/api/handles.h"
 #include "ops/host_ops.h"
 
 namespace hvd::gpu {

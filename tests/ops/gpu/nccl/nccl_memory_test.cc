@@ -15,9 +15,8 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/gpu/api/device_pool.h"
-#include "ops/gpu/api/memory_pressure.h"
-#include "ops/gpu/api/memory_use.h"
+#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/ipc/device_pool.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/nccl_world.h"
 

@@ -1,5 +1,8 @@
-// The table of the real libraries: CUDA's half. Compiled where CUDA is found; its twin is linked_api_none.cc.
-// Tested in tests/gpu/errors_gpu_test.cc
+// The table of the real libraries: CUDA's half, and what there is instead where this is built without CUDA.
+
+#include "ops/gpu/api/gpu_api.h"
+
+#ifdef HVD_HAVE_CUDA
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -7,8 +10,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-
-#include "ops/gpu/api/linked_nccl.h"
 
 namespace hvd::gpu {
 
@@ -18,7 +19,7 @@ static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue)
 static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
 
-/// Returns the error as a code, and clears it: the thread's next check, which is the user's, must not find it.
+/// What is returned is told: it must not be found by the thread's next check, which is the user's.
 CudaCode code_of(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return static_cast<CudaCode>(error);
@@ -262,3 +263,17 @@ std::string gpu_libraries() {
 }
 
 }  // namespace hvd::gpu
+
+#else
+
+namespace hvd::gpu {
+
+const GpuApi* linked_gpu_api() { return nullptr; }
+bool cuda_built() { return false; }
+bool nccl_built() { return false; }
+std::string_view gpu_architectures() { return {}; }
+std::string gpu_libraries() { return "built without CUDA"; }
+
+}  // namespace hvd::gpu
+
+#endif

@@ -1,8 +1,46 @@
-#include "ops/gpu/api/memory_use.h"
+#include "ops/gpu/api/device_memory.h"
+
+#include <mutex>
+#include <utility>
 
 #include "hvd/base/text.h"
 
 namespace hvd::gpu {
+
+namespace {
+
+struct Relief {
+  std::mutex mutex;
+  std::function<void()> call;
+};
+
+/// Never destroyed: allocations may fail while the process ends.
+Relief& relief() {
+  static auto* const instance = new Relief;
+  return *instance;
+}
+
+}  // namespace
+
+void set_memory_relief(std::function<void()> call) {
+  const std::lock_guard lock(relief().mutex);
+  relief().call = std::move(call);
+}
+
+bool relieve_memory() noexcept {
+  try {
+    std::function<void()> call;
+    {
+      const std::lock_guard lock(relief().mutex);
+      call = relief().call;
+    }
+    if (!call) return false;
+    call();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
 
 MemoryUse::MemoryUse(const CallContext& site, const Remark& remark)
     : site_(site), remark_(remark), before_(remark ? free_now() : std::nullopt) {}

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "hvd/negotiation/board/board.h"
-#include "ops/gpu/api/lost_ranks.h"
+#include "ops/gpu/nccl/communicator.h"
 
 namespace hvd::gpu::test {
 

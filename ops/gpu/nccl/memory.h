@@ -1,4 +1,6 @@
 #pragma once
+/// The device memory that NCCL works on: what batches are packed into, and what is lent to users.
+///
 /// A FusionBuffer is the device memory that batches are packed into. There is one per stream, grown when a batch needs more; it is from
 /// ncclMemAlloc, and registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation).
 /// It is for the thread that has the turn, and fails with BackendError, which says how much was asked for.
@@ -10,16 +12,25 @@
 ///
 /// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
 /// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
-// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc, tests/gpu/nccl_gpu_test.cc
+///
+/// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they are; it is from cudaMalloc. Any thread may
+/// use it. It is shared by the backend and by what it has lent.
+///
+/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
+/// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
+/// A block that comes back is lent again, in the order of the user's stream; it is freed with the backend, or when it comes back after
+/// that, by cudaFree, which waits until the device is done with it.
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
+#include "ops/gpu/api/device_memory.h"
 #include "ops/gpu/api/handles.h"
-#include "ops/gpu/api/memory_use.h"
 #include "ops/gpu/nccl/communicator.h"
 
 namespace hvd::gpu {
@@ -42,7 +53,7 @@ class FusionMemory {
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
-  /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered as a buffer.
+  /// Once with each. Where NCCL has no use for a window it is registered as a buffer.
   void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
@@ -71,7 +82,7 @@ class FusionBuffer {
   FusionBuffer(std::size_t threshold_bytes, Registration registration, const Remark& remark)
       : threshold_bytes_(threshold_bytes), registration_(registration), remark_(remark) {}
 
-  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are lost when it grows.
+  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
   std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
@@ -91,6 +102,35 @@ class FusionBuffer {
   const Remark& remark_;
   std::unique_ptr<FusionMemory> current_;
   std::vector<Outgrown> outgrown_;
+};
+
+class LentMemory : public std::enable_shared_from_this<LentMemory> {
+ public:
+  LentMemory(const GpuApi& table, int device) : table_(table), device_(device) {}
+
+  /// At least `bytes`; null when the GPU has no more.
+  std::shared_ptr<void> lend(std::size_t bytes);
+  /// Returns whether these bytes lie in one of the blocks that are out.
+  [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
+  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is given up.
+  void close(bool free) noexcept;
+
+ private:
+  struct Block {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  std::optional<Block> take_idle(std::size_t bytes);
+  std::optional<Block> make(std::size_t bytes);
+  bool free_idle();
+  void take_back(const void* data) noexcept;
+  void free(const std::vector<Block>& blocks) const noexcept;
+
+  const GpuApi& table_;
+  const int device_;
+  mutable std::mutex mutex_;  // of the rest
+  std::vector<Block> out_, idle_;
+  bool closed_ = false, given_up_ = false;
 };
 
 }  // namespace hvd::gpu

@@ -1,15 +1,12 @@
 #pragma once
-/// This kernel makes results unusable that an abort may have left half done. `launch_poison` (poison.cu) enqueues on a stream and returns.
-/// Any thread may call it; it keeps no state and fails by its return value. It needs no CUDA header, so that the backend and its tests
-/// build anywhere.
+/// This is the code of the kernel that makes results unusable, and of its launches, but for the launch itself: poison.cu compiles it for
+/// the device, and the table on host memory (tests/support) for the host.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "hvd/types.h"
-#include "ops/gpu/cuda_types.h"
+#include "ops/gpu/kernels/kernels.h"
 
 #ifdef __CUDACC__
 #define HVD_ON_BOTH __host__ __device__
@@ -17,35 +14,7 @@
 #define HVD_ON_BOTH
 #endif
 
-namespace hvd::gpu {
-
-/// `bytes` from `begin`; no alignment is required.
-struct PoisonItem {
-  void* begin = nullptr;
-  std::size_t bytes = 0;
-};
-
-/// If `*mark` is not zero when the stream gets there, every byte of the items becomes that of `poison_byte`; otherwise nothing happens.
-struct PoisonJob {
-  std::span<const PoisonItem> items;
-  const std::uint32_t* mark = nullptr;  ///< host memory that the device reads
-  DataType dtype = DataType::Float32;
-};
-
-/// What every byte of a poisoned value is. Floats and complex numbers: all bits, which is NaN in every format. Integers: 0x80, which is a
-/// large negative number where there is a sign, and 128 in UInt8. Bool: 1, as no other byte but 0 is a truth value.
-constexpr std::uint8_t poison_byte(DataType dtype) {
-  if (dtype == DataType::Bool) return 1;
-  return is_integer(dtype) ? 0x80 : 0xff;
-}
-
-/// Enqueues the job on `stream` of the current device; the list is read before it returns. Launches one kernel for each 128 items that have
-/// bytes.
-CudaCode launch_poison(const PoisonJob& job, CudaStream* stream);
-
-// ---- the code of the kernel
-
-namespace poison {
+namespace hvd::gpu::poison {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kItems = 128;
@@ -91,6 +60,4 @@ CudaCode in_launches(const PoisonJob& job, const Launch& launch) {
   return flush();
 }
 
-}  // namespace poison
-
-}  // namespace hvd::gpu
+}  // namespace hvd::gpu::poison

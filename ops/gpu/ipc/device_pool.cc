@@ -1,9 +1,9 @@
-#include "ops/gpu/api/device_pool.h"
+#include "ops/gpu/ipc/device_pool.h"
 
 #include <algorithm>
 #include <span>
 
-#include "ops/gpu/api/memory_pressure.h"
+#include "ops/gpu/api/device_memory.h"
 
 namespace hvd::gpu {
 

@@ -1,5 +1,8 @@
-// The calls of NCCL. Compiled where NCCL is found; its twin is linked_nccl_absent.cc.
-// Tested in tests/gpu/nccl_gpu_test.cc
+// The table of the real libraries: NCCL's half, and what there is instead where this is built with CUDA alone.
+
+#include "ops/gpu/api/gpu_api.h"
+
+#ifdef HVD_HAVE_NCCL
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -9,7 +12,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "ops/gpu/api/linked_nccl.h"
 #include "ops/kernels/scalar_formats.h"
 
 namespace hvd::gpu {
@@ -190,3 +192,35 @@ std::string nccl_version() {
 }
 
 }  // namespace hvd::gpu
+
+#else
+
+namespace hvd::gpu {
+
+namespace {
+
+template <class... Arguments>
+void refuse(std::function<NcclCode(Arguments...)>& entry) {
+  entry = [](Arguments... /*unused*/) { return NcclCode::InvalidUsage; };
+}
+
+template <class... Entries>
+void refuse_all(Entries&... entries) {
+  (refuse(entries), ...);
+}
+
+}  // namespace
+
+void fill_nccl(GpuApi& table) {
+  refuse_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
+             table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
+             table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
+  table.nccl_error = [](NcclCode /*code*/, NcclComm* /*comm*/) { return std::string("built without NCCL"); };
+}
+
+bool nccl_built() { return false; }
+std::string nccl_version() { return "built without NCCL"; }
+
+}  // namespace hvd::gpu
+
+#endif
