@@ -100,7 +100,7 @@ void call_all(const GpuApi& table) {
   char at[8] = {};
   using enum NcclType;
   expect("ncclGetUniqueId", [&] { table.get_unique_id(&id); });
-  expect("ncclCommInitRankConfig", [&] { table.comm_init_rank(&comm, 1, id, 0, true); });
+  expect("ncclCommInitRankConfig", [&] { table.comm_init_rank(&comm, 1, id, 0, true, "name"); });
   expect("ncclCommGetAsyncError", [&] { table.comm_get_async_error(comm, &state); });
   expect("ncclCommRegister", [&] { table.comm_register(comm, at, 8, &out); });
   expect("ncclCommDeregister", [&] { table.comm_deregister(comm, at); });

@@ -103,6 +103,7 @@ std::string HostDevice::leaks() const {
   for (const auto& comm : comms_)
     if (!comm->aborted) count("operations", comm->operators.size());
   count("open groups", static_cast<std::size_t>(group_depth_));
+  count("open ranges", static_cast<std::size_t>(open_ranges_));
   return text;
 }
 
@@ -404,6 +405,11 @@ void HostDevice::fill_cuda() {
     return enter<CudaCode>("cudaMemGetInfo");
   };
   fill_kernels();
+  table_.range_push = [this](const char* text) {
+    ranges.emplace_back(text);
+    ++open_ranges_;
+  };
+  table_.range_pop = [this] { --open_ranges_; };
   fill_contexts();
   fill_streams();
   fill_events();
@@ -726,7 +732,7 @@ void HostDevice::fill_nccl() {
     if (code == NcclCode::Success) *id = cluster_.new_id();
     return code;
   };
-  table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
+  table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking, const char* name) {
     const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
     if (code != NcclCode::Success) return code;
     if (current() != index_) cluster_.note("a communicator on the wrong device");
@@ -734,6 +740,7 @@ void HostDevice::fill_nccl() {
     ++live_comms_;
     made.comm_group = cluster_.join(id, ranks, rank);
     made.rank = rank;
+    names.emplace_back(name);
     made.blocking = blocking;
     *comm = reinterpret_cast<NcclComm*>(&made);
     if (!blocking) return NcclCode::InProgress;

@@ -65,6 +65,8 @@ class HostDevice {
   std::vector<Launch> launches;
   /// Each collective that goes through `collective`, as it was called.
   std::vector<Contribution> collectives;
+  std::vector<std::string> ranges;       ///< what profilers would have shown
+  std::vector<std::string> names;        ///< of communicators
   std::vector<std::size_t> allocations;  ///< sizes asked of ncclMemAlloc
   std::map<NcclComm*, int> aborts;       ///< how often each communicator was aborted
 
@@ -160,6 +162,7 @@ class HostDevice {
   std::uintptr_t last_registration_ = 0;
   std::map<void*, Comm*> registrations_;
   std::set<Comm*> at_work_;  ///< of which a collective has begun, and waits for other ranks
+  int open_ranges_ = 0;
   int group_depth_ = 0;
   std::set<Comm*> grouped_;
 };

@@ -84,13 +84,16 @@ struct GpuApi {
   std::function<CudaCode(IpcHandle* handle, CudaEvent* event)> ipc_get_event;       ///< cudaIpcGetEventHandle
   /// cudaIpcOpenEventHandle; of another process only. Ends by `event_destroy`.
   std::function<CudaCode(CudaEvent** event, const IpcHandle& handle)> ipc_open_event;
+  std::function<void(const char* text)> range_push;      ///< nvtxDomainRangePushEx: what the thread does from now on, for profilers
+  std::function<void()> range_pop;                       ///< nvtxDomainRangePop
   std::function<std::string(CudaCode code)> cuda_error;  ///< cudaGetErrorName and cudaGetErrorString
 
   // NCCL
   std::function<NcclCode(NcclUniqueId* id)> get_unique_id;  ///< ncclGetUniqueId
   /// ncclCommInitRankConfig. Not `blocking`: this and every later call on the communicator may return InProgress, after which only
   /// `comm_get_async_error` and `comm_abort` are allowed until the former no longer says InProgress.
-  std::function<NcclCode(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking)> comm_init_rank;
+  /// `name`: what NCCL's messages and profilers call it (since 2.27); the caller keeps it as long as the communicator.
+  std::function<NcclCode(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking, const char* name)> comm_init_rank;
   std::function<NcclCode(NcclComm* comm)> comm_abort;                                                           ///< ncclCommAbort
   std::function<NcclCode(NcclComm* comm, NcclCode* error)> comm_get_async_error;                                ///< ncclCommGetAsyncError
   std::function<NcclCode(NcclComm* comm, void* memory, std::size_t bytes, void** registration)> comm_register;  ///< ncclCommRegister

@@ -1,9 +1,9 @@
 #pragma once
-/// This header has one owner for each CUDA handle, the current device included, and for an open NCCL group. They are for the thread that
-/// has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
-// Tested in tests/gpu/staged_gpu_test.cc, tests/gpu/nccl_gpu_test.cc
+/// This header has one owner for each CUDA handle, the current device included, for an open NCCL group, and for a range of profilers. They
+/// are for the thread that has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
 
 #include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -14,8 +14,8 @@ namespace hvd::gpu {
 /// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
 /// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
 /// that needs a context is made under a guard: it would make one on the device that is current, which is half a gigabyte on the first GPU
-/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on gets that of
-/// `site` instead for a while, and is then as it was.
+/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on is lent that
+/// of `site` instead, and is then as it was.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {
@@ -59,6 +59,18 @@ class DeviceGuard {
   bool changed_ = false;  ///< to be set again
   bool pushed_ = false;
   bool relaxed_ = false;
+};
+
+/// While it lives, profilers show what the thread does.
+class Range {
+ public:
+  Range(const GpuApi& table, const std::string& text) : table_(table) { table_.range_push(text.c_str()); }
+  ~Range() { table_.range_pop(); }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  const GpuApi& table_;
 };
 
 /// A stream of the highest priority that does not wait for the default stream. Empty until `create`.

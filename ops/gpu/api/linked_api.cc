@@ -6,6 +6,9 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
 
 #include <cstring>
 #include <map>
@@ -216,6 +219,25 @@ void fill_sharing(GpuApi& table) {
   };
 }
 
+#ifdef NVTX_VERSION
+nvtxDomainHandle_t profilers_domain() {
+  static const nvtxDomainHandle_t domain = nvtxDomainCreateA("hvd");
+  return domain;
+}
+void push_range(const char* text) {
+  nvtxEventAttributes_t range{};
+  range.version = NVTX_VERSION;
+  range.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  range.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  range.message.ascii = text;
+  nvtxDomainRangePushEx(profilers_domain(), &range);
+}
+void pop_range() { nvtxDomainRangePop(profilers_domain()); }
+#else
+void push_range(const char* /*text*/) {}
+void pop_range() {}
+#endif
+
 GpuApi make_table() {
   GpuApi table;
   table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
@@ -236,6 +258,8 @@ GpuApi make_table() {
   table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
   table.batched_copy = launch_batched_copy;
   table.poison = launch_poison;
+  table.range_push = push_range;
+  table.range_pop = pop_range;
   fill_sharing(table);
   table.cuda_error = [](CudaCode code) {
     const auto error = static_cast<cudaError_t>(code);

@@ -51,11 +51,14 @@ NcclCode get_unique_id(NcclUniqueId* id) {
   return code;
 }
 
-NcclCode init_rank(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking) {
+NcclCode init_rank(NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking, [[maybe_unused]] const char* name) {
   ncclUniqueId native_id;
   std::memcpy(native_id.internal, id.bytes.data(), id.bytes.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = blocking ? 1 : 0;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  config.commName = name;
+#endif
   ncclComm_t made = nullptr;
   const NcclCode code = quietly([&] { return ncclCommInitRankConfig(&made, ranks, native_id, rank, &config); });
   *comm = reinterpret_cast<NcclComm*>(made);

@@ -46,9 +46,9 @@ void abort_within(const GpuApi& table, int device, const Patience& patience, std
 
 }  // namespace
 
-Communicator::Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank)
-    : table_(site.table), device_(site.device), patience_(&patience), ranks_(ranks) {
-  const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking);
+Communicator::Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank, std::string name)
+    : table_(site.table), device_(site.device), patience_(&patience), ranks_(ranks), name_(std::move(name)) {
+  const NcclCode code = table_->comm_init_rank(&comm_, ranks, id, rank, !patience.nonblocking, name_.c_str());
   try {
     settle(site, code, "ncclCommInitRankConfig");
   } catch (...) {
@@ -109,6 +109,23 @@ void AbortMark::close(bool free) noexcept {
   table_.host_free(word);
 }
 
+namespace {
+
+/// "hvd 0-3,8 stream 1"
+std::string title_of(const std::vector<int>& ranks, int track) {
+  std::string name = "hvd ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    name += formatted("{}{}", i == 0 ? "" : ",", ranks[i]);
+    if (end - i > 1) name += formatted("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return name + formatted(" stream {}", track);
+}
+
+}  // namespace
+
 Communicators::Communicators(const GpuApi& table, int device, Patience patience)
     : table_(table), device_(device), patience_(std::move(patience)), mark_(table, device) {}
 
@@ -119,7 +136,7 @@ std::shared_ptr<Communicator> Communicators::of(const CallContext& site, const s
   if (communicator == nullptr) {
     static_cast<void>(mark_.get(site));  // before any kernel waits for another rank: CUDA may wait for the device
     const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
-    communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank);
+    communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank, title_of(ranks, track));
   }
   return communicator;
 }

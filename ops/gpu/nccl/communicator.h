@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -54,8 +55,8 @@ struct Patience {
 
 class Communicator {
  public:
-  /// Waits for the other ranks of the communicator.
-  Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank);
+  /// Waits for the other ranks of the communicator. `name`: what NCCL calls it.
+  Communicator(const CallContext& site, const Patience& patience, int ranks, const NcclUniqueId& id, int rank, std::string name);
   ~Communicator() { abort(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -80,6 +81,7 @@ class Communicator {
   int device_;
   const Patience* patience_;
   int ranks_;
+  const std::string name_;
   NcclComm* comm_ = nullptr;
 };
 

@@ -131,6 +131,13 @@ std::vector<std::string_view> names_of(const Batch& batch) {
   return names;
 }
 
+/// For profilers: "hvd allreduce 'layer0' and 7 more".
+std::string text_of(const Batch& batch) {
+  if (batch.members.empty()) return formatted("hvd {}", name_of(batch.traits.kind));
+  const std::string more = batch.members.size() > 1 ? formatted(" and {} more", batch.members.size() - 1) : std::string();
+  return formatted("hvd {} '{}'{}", name_of(batch.traits.kind), batch.members.front().name, more);
+}
+
 }  // namespace
 
 NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange, NcclOptions options)
@@ -187,6 +194,7 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   communicators_->require_alive(site);  // a rank alone asks for none
   try {
     const DeviceGuard guard(site);
+    const Range range(table_, text_of(batch));
     auto execution = std::make_unique<NcclExecution>(site, names, std::move(batch));
     const LaunchContext context = launch_context_of(execution->site(), execution->batch());
     enqueue(context, execution->batch());

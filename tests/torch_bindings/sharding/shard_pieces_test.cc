@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <random>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@ using hvd::detail::NamedParameters;
 using hvd::detail::ShardPieces;
 using hvd::detail::ShardRuns;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
+using Rows = std::vector<std::string>;
 
 Named named(const std::vector<at::Tensor>& tensors) {
   Named all;
@@ -32,11 +32,11 @@ Named zeros(const std::vector<std::int64_t>& sizes) {
   return named(tensors);
 }
 
-/// Returns the pieces as {parameter, begin, end, owner}.
-using Row = std::tuple<std::string, std::int64_t, std::int64_t, std::size_t>;
-std::vector<Row> rows(const ShardPieces& pieces) {
-  std::vector<Row> all;
-  for (const auto& piece : pieces) all.emplace_back(piece.name, piece.begin, piece.end, piece.owner);
+/// Returns the pieces in words: "p0 0-256 in 1".
+Rows rows(const ShardPieces& pieces) {
+  Rows all;
+  for (const auto& piece : pieces)
+    all.push_back(piece.name + " " + std::to_string(piece.begin) + "-" + std::to_string(piece.end) + " in " + std::to_string(piece.owner));
   return all;
 }
 
@@ -68,33 +68,30 @@ void check_whole(const Named& parameters, const ShardPieces& pieces, bool in_ord
 
 TEST_CASE("shard pieces: parameters laid end to end are cut where a share of the bytes ends, at multiples of 64 elements") {
   const Named two = zeros({256, 256});
-  CHECK(rows(cut_into_shares(two, {}, 2, {})) == std::vector<Row>{{"p0", 0, 256, 0}, {"p1", 0, 256, 1}});
-  CHECK(rows(cut_into_shares(two, {}, 4, {})) ==
-        std::vector<Row>{{"p0", 0, 128, 0}, {"p0", 128, 256, 1}, {"p1", 0, 128, 2}, {"p1", 128, 256, 3}});
-  CHECK(rows(cut_into_shares(zeros({300}), {}, 2, {})) == std::vector<Row>{{"p0", 0, 192, 0}, {"p0", 192, 300, 1}});
-  CHECK(rows(cut_into_shares(zeros({70}), {}, 2, {})) == std::vector<Row>{{"p0", 0, 70, 0}});  // what is left is less than a grain
-  CHECK(rows(cut_into_shares(zeros({256}), {}, 1, {})) == std::vector<Row>{{"p0", 0, 256, 0}});
-  CHECK(rows(cut_into_shares(zeros({0}), {}, 2, {})) == std::vector<Row>{{"p0", 0, 0, 1}});
+  CHECK(rows(cut_into_shares(two, {}, 2, {})) == Rows{"p0 0-256 in 0", "p1 0-256 in 1"});
+  CHECK(rows(cut_into_shares(two, {}, 4, {})) == Rows{"p0 0-128 in 0", "p0 128-256 in 1", "p1 0-128 in 2", "p1 128-256 in 3"});
+  CHECK(rows(cut_into_shares(zeros({300}), {}, 2, {})) == Rows{"p0 0-192 in 0", "p0 192-300 in 1"});
+  CHECK(rows(cut_into_shares(zeros({70}), {}, 2, {})) == Rows{"p0 0-70 in 0"});  // what is left is less than a grain
+  CHECK(rows(cut_into_shares(zeros({256}), {}, 1, {})) == Rows{"p0 0-256 in 0"});
+  CHECK(rows(cut_into_shares(zeros({0}), {}, 2, {})) == Rows{"p0 0-0 in 1"});
 }
 
 TEST_CASE("shard pieces: each run is cut by itself, so that all shares have an equal part of it") {
   const Named three = zeros({256, 256, 512});
   const ShardRuns runs{{three[2].second}, {three[0].second, three[1].second}};
-  CHECK(rows(cut_into_shares(three, runs, 2, {})) ==
-        std::vector<Row>{{"p0", 0, 256, 0}, {"p1", 0, 256, 1}, {"p2", 0, 256, 0}, {"p2", 256, 512, 1}});
+  CHECK(rows(cut_into_shares(three, runs, 2, {})) == Rows{"p0 0-256 in 0", "p1 0-256 in 1", "p2 0-256 in 0", "p2 256-512 in 1"});
 }
 
 TEST_CASE("shard pieces: later parameters go first to the share that has least") {
   const Named first = zeros({70});
   ShardPieces known = cut_into_shares(first, {}, 2, {});
   for (auto& piece : known) piece.travels = piece.view();
-  CHECK(rows(cut_into_shares(zeros({256}), {}, 2, known)) == std::vector<Row>{{"p0", 0, 128, 1}, {"p0", 128, 256, 0}});
-  CHECK(rows(deal_to_shares(zeros({8, 100}), 2, known)) == std::vector<Row>{{"p0", 0, 8, 0}, {"p1", 0, 100, 1}});
+  CHECK(rows(cut_into_shares(zeros({256}), {}, 2, known)) == Rows{"p0 0-128 in 1", "p0 128-256 in 0"});
+  CHECK(rows(deal_to_shares(zeros({8, 100}), 2, known)) == Rows{"p0 0-8 in 0", "p1 0-100 in 1"});
 }
 
 TEST_CASE("shard pieces: whole parameters are dealt the largest first") {
-  CHECK(rows(deal_to_shares(zeros({10, 40, 20, 30}), 2, {})) ==
-        std::vector<Row>{{"p0", 0, 10, 0}, {"p1", 0, 40, 0}, {"p2", 0, 20, 1}, {"p3", 0, 30, 1}});
+  CHECK(rows(deal_to_shares(zeros({10, 40, 20, 30}), 2, {})) == Rows{"p0 0-10 in 0", "p1 0-40 in 0", "p2 0-20 in 1", "p3 0-30 in 1"});
 }
 
 TEST_CASE("shard pieces: a view has its elements in the order of memory, and of a parameter with gaps all") {

@@ -248,6 +248,24 @@ TEST_CASE("nccl: over windows, and where switches sum, NCCL sums alone; averages
     }
 }
 
+TEST_CASE("nccl: profilers are told what a batch is, and NCCL what a communicator is for") {
+  World world(4);
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(DataType::Float32, self.rank, {3, 4, 5});
+    self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    expect(self.device.ranges == std::vector<std::string>{"hvd allreduce 't0' and 2 more"}, "a batch's range");
+    expect(self.device.names == std::vector<std::string>{"hvd 0-3 stream 0"}, "a name for all ranks' communicator");
+    if (self.rank == 2) return;
+    ProcessSetInfo some{1, {0, 1, 3}, self.rank == 3 ? 2 : self.rank};
+    auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
+    traits.set = &some;
+    auto alone = tensors_of(DataType::Float32, self.rank, {3});
+    self.run(traits, alone);
+    expect(self.device.ranges.back() == "hvd broadcast 't0'", "a range for a tensor alone");
+    expect(self.device.names.back() == "hvd 0-1,3 stream 0", "a name for a set's communicator");
+  });
+}
+
 TEST_CASE("nccl: integer averages are exact where a sum in the type would wrap") {
   World world(4);
   world.run([&](Rank& self) {
