@@ -290,26 +290,26 @@ section_bench() {
   for way in nccl shared; do
     for amp in "" bf16; do
       local record=${name}_step_1_$way${amp:+_$amp}.json what="step, 1 rank, $way${amp:+, $amp}"
-      step "$what" 120 env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/examples/step_bench "${options[@]}" ${amp:+--amp "$amp"} --json "$record" &&
+      step "$what" 120 env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/tests/step_bench "${options[@]}" ${amp:+--amp "$amp"} --json "$record" &&
         step "$what: at most 1.01 of a plain one" 30 python3 tests/gpu_limits.py step "$record" 1.01
     done
   done
   local sizes=(--device cuda --versus memcpy --check --min-bytes 1K --max-bytes 256M)
-  step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
+  step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
   possible sharing "hvd_bench, 4 ranks" "allreduce of 4 ranks in place: 50 % of a copy" "hvd_bench, ResNet-50's gradients, 4 ranks" || return
-  step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
+  step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
     shared_rate "allreduce of 4 ranks in place: 50 % of a copy" "${name}_allreduce_4.json" 50
   if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d </dev/null >>"$log" 2>&1; then
-    step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/examples/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
+    step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
       shared_rate "allreduce of 4 ranks in place, MPS: 70 % of a copy" "${name}_allreduce_4_mps.json" 70
     echo quit | timeout 30 nvidia-cuda-mps-control >>"$log" 2>&1
   else
     echo "MPS cannot be started here: the rate with it was not measured" | tee -a "$log"
     printf '%s\t%s\t%s\n' "allreduce of 4 ranks in place, MPS: 70 % of a copy" "not measured (MPS cannot be started here)" 0 >>"$verdicts"
   fi
-  step "hvd_bench, ResNet-50's gradients, 4 ranks" 100 mpirun -np 4 build-gpu/examples/hvd_bench --device cuda --model resnet50 \
+  step "hvd_bench, ResNet-50's gradients, 4 ranks" 100 mpirun -np 4 build-gpu/tools/hvd_bench --device cuda --model resnet50 \
     --memory ordinary,arena --versus memcpy --check --json "${name}_gradients_4.json"
-  step "step, 4 ranks that share the GPU" 120 mpirun -np 4 build-gpu/examples/step_bench --device cuda --model resnet50 --image-size 224 \
+  step "step, 4 ranks that share the GPU" 120 mpirun -np 4 build-gpu/tests/step_bench --device cuda --model resnet50 --image-size 224 \
     --classes 1000 --batch-size 16 --rounds 10 --warmup 5 --amp bf16 --json "${name}_step_4.json"
 }
 

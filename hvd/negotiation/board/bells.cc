@@ -1,6 +1,6 @@
 #include "hvd/negotiation/board/bells.h"
 
-#include "hvd/base/cpu.h"
+#include "hvd/base/futex.h"
 #include "hvd/negotiation/board/layout.h"
 
 namespace hvd {

@@ -1,6 +1,6 @@
 #include "hvd/negotiation/board/rounds.h"
 
-#include "hvd/base/cpu.h"
+#include "hvd/base/futex.h"
 #include "hvd/base/waits.h"
 #include "hvd/negotiation/board/layout.h"
 

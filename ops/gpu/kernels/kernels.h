@@ -106,7 +106,7 @@ struct ReduceJob {
 inline constexpr int kMostSharers = 64;
 
 constexpr bool reduce_supported(DataType dtype, ReduceOp op) {
-  if (op == ReduceOp::Adasum) return false;
+  if (op == ReduceOp::Adasum || is_bitwise(op)) return false;
   if (dtype == DataType::Bool) return op == ReduceOp::Min || op == ReduceOp::Max;
   if (is_complex(dtype)) return op == ReduceOp::Sum || op == ReduceOp::Average;
   return true;
