@@ -4,6 +4,7 @@
 /// What the operations mean, and who learns of which error: docs/semantics.md.
 // Tested in tests/contract/endpoint_front.cc, tests/torch_bindings/collectives/world_test.cc
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -115,7 +116,7 @@ struct Buffer {
 template <class T>
 class Handle {
  public:
-  /// Makes an empty handle, on which `wait()` and `done()` throw InvalidArgument.
+  /// Makes an empty handle, on which its functions throw InvalidArgument.
   Handle() = default;
   /// Makes the handle of an operation; for front ends. `result` is called once for each `wait()`, after the operation has ended well.
   Handle(std::shared_ptr<Engine> engine, std::shared_ptr<HandleState> pending, std::function<T()> result)
@@ -125,6 +126,8 @@ class Handle {
   T wait() const;
   /// Returns whether `wait()` would return, or throw, at once. Does a little driving, so that polling alone gets there.
   [[nodiscard]] bool done() const;
+  /// Blocks until that is so, but for no longer than `time`, give or take a millisecond. Returns whether it is. The operation goes on.
+  [[nodiscard]] bool wait_for(std::chrono::nanoseconds time) const;
   /// Returns a handle of the same operation with another view of its result.
   template <class U, class View>
   Handle<U> map(View view) const {
@@ -307,19 +310,26 @@ std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_
 std::shared_ptr<Engine> engine();
 /// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
+/// Blocks until the submission is done, failed included, or the time is over. Returns whether it is done.
+bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time);
 /// Returns whether the submission is done, failed included.
 bool poll_for(Engine& engine, const HandleState& pending);
 
 template <class T>
 T Handle<T>::wait() const {
   if (!pending_) throw InvalidArgument("wait() on an empty handle");
-  wait_for(*engine_, *pending_);
+  hvd::wait_for(*engine_, *pending_);
   return result_();
 }
 template <class T>
 bool Handle<T>::done() const {
   if (!pending_) throw InvalidArgument("done() on an empty handle");
   return poll_for(*engine_, *pending_);
+}
+template <class T>
+bool Handle<T>::wait_for(std::chrono::nanoseconds time) const {
+  if (!pending_) throw InvalidArgument("wait_for() on an empty handle");
+  return hvd::wait_for(*engine_, *pending_, time);
 }
 
 }  // namespace hvd

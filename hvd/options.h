@@ -119,6 +119,9 @@ struct ReducescatterOptions {
   double prescale_factor = 1;       ///< see AllreduceOptions::prescale_factor
   double postscale_factor = 1;      ///< see AllreduceOptions::postscale_factor
   ProcessSet process_set{};         ///< the ranks that take part
+  /// Elements of the tensor for each rank of the set, in their order, the same on all ranks and all of them together: the result is then
+  /// one-dimensional. Empty: whole rows, the first ranks get one more. Not for groups of several tensors.
+  std::vector<std::int64_t> counts{};
 };
 
 /// BroadcastOptions are those of broadcast.

@@ -25,7 +25,8 @@ struct TensorArgument {
   void* ready_event = nullptr;         ///< native device event after which `input` may be read; null: it already may
   bool present = true;                 ///< false: this rank has nothing to say, its input counts as the zeros that it holds
   /// For each rank of the set, in the set's order. Alltoall: rows that go to it. Reducescatter: elements that it keeps, all of them
-  /// together, the same on all ranks; `output` may then be where this rank's lie in `input`. Empty: by rows, the first get one more.
+  /// together, the same on all ranks; `output` may then be where this rank's lie in `input`, or is allocated for so many rows of a tensor
+  /// of one dimension. Empty: by rows, the first get one more.
   std::vector<std::int64_t> splits = {};
   std::string name = {};  ///< of a member of a group: what messages call it; not negotiated
   bool padded = false;    ///< from the end of `output` to the next multiple of `kMemberAlignment` it may be overwritten

@@ -74,10 +74,15 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
   Submission& submission = made.submission;
   submission = request(kind, options, device_of(inputs, name_of(kind), options.name));
   std::vector<std::size_t> elements;
-  for (const auto& input : inputs) {
+  const auto counts = counts_of(options);
+  if (!counts.empty() && inputs.size() > 1)
+    throw InvalidArgument(
+        formatted("{} '{}': element counts for the ranks go with one tensor, not with {}", name_of(kind), options.name, inputs.size()));
+  for (const auto& given : inputs) {
+    const Buffer input = dealt(given, options);
     made.results->push_back({{}, input.shape});
     elements.push_back(element_bytes(input.dtype));
-    submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true});
+    submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true, counts});
   }
   submission.allocate = [results = made.results, elements, pool = result_pool()](std::size_t index, std::int64_t rows) {
     return make_rows((*results)[index], rows, elements[index], pool.get());
@@ -110,10 +115,10 @@ std::vector<Gathered> submit_and_wait(Gathering made) {
   return std::move(*made.results);
 }
 
-/// Of one tensor, by the way of small operations that come back where it can.
+/// Gathers or scatters one tensor, as a repeated small operation where it can.
 template <class Options>
 Gathered gather_one(OpKind kind, const Buffer& input, const Options& options) {
-  if (is_on_host(input) && !input.shape.empty()) {
+  if (is_on_host(input) && !input.shape.empty() && counts_of(options).empty()) {
     SmallCall call = small_call(kind, input, {}, options);
     if (auto result = run_by_rows(call, input)) return std::move(*result);
   }

@@ -3,6 +3,8 @@
 #include "hvd/hvd.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "hvd/api/buffers.h"
@@ -84,6 +86,16 @@ ProcessSet process_set(int id) {
 }
 
 void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
+bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time) {
+  constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(1);
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
+    if (engine.poll(pending)) return true;
+    const auto left = time - (std::chrono::steady_clock::now() - begin);
+    if (left.count() <= 0) return false;
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+  }
+}
 bool poll_for(Engine& engine, const HandleState& pending) { return engine.poll(pending); }
 
 ProcessSet add_process_set(const std::vector<int>& ranks) {

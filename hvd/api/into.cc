@@ -62,10 +62,11 @@ void allgather_into(const Buffer& output, const Buffer& input, const AllgatherOp
 }
 
 Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  return submit_only(writing(OpKind::Reducescatter, output, input, options));
+  return submit_only(writing(OpKind::Reducescatter, output, dealt(input, options), options, options.counts));
 }
 void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  if (!run_small(OpKind::Reducescatter, output, input, options)) submit_and_wait(writing(OpKind::Reducescatter, output, input, options));
+  if (options.counts.empty() && run_small(OpKind::Reducescatter, output, input, options)) return;
+  submit_and_wait(writing(OpKind::Reducescatter, output, dealt(input, options), options, options.counts));
 }
 
 Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {

@@ -24,12 +24,14 @@ void check_rows(OpKind kind, const std::string& name, const Buffer& output, cons
   const int self = set.rank();
   if (self < 0) return;  // the engine says so
   std::int64_t least = input.shape.front();
-  if (kind == OpKind::Reducescatter) {
+  const bool has_splits = splits.size() == static_cast<std::size_t>(ranks);
+  if (!splits.empty() && !has_splits) return;  // a wrong number of splits: the engine says so
+  if (has_splits) {
+    least = splits[static_cast<std::size_t>(self)];
+  } else if (kind == OpKind::Reducescatter) {
     least = scattered_rows(input.shape.front(), static_cast<std::size_t>(ranks), static_cast<std::size_t>(self));
   } else if (kind == OpKind::Alltoall) {
-    const auto place = static_cast<std::size_t>(self);
-    if (!splits.empty() && splits.size() != static_cast<std::size_t>(ranks)) return;  // a wrong number of splits: the engine says so
-    least = splits.empty() ? input.shape.front() / ranks : splits[place];
+    least = input.shape.front() / ranks;
   }
   const bool exact = kind == OpKind::Reducescatter || ranks == 1;
   if (exact ? room == least : room >= least) return;

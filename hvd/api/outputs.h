@@ -13,7 +13,8 @@ namespace hvd {
 /// Throws InvalidArgument if no `input` of other ranks could make the result fit `output`: its type, device and dimensions beyond the first
 /// must be the input's, and it must have room for what this rank itself gives. Whether it has just as many rows as come is known when all
 /// ranks have said theirs (a Mismatch on all of them if not), but for a reducescatter and in a set of one rank, where it is checked here.
-/// `splits`: of an alltoall; empty: the first dimension is divided evenly.
+/// `splits`: rows of an alltoall for each rank, or elements of a reducescatter of one dimension; empty: the first dimension is divided
+/// evenly.
 HVD_BETWEEN_LIBRARIES void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input,
                                         const ProcessSet& set, const std::vector<std::int64_t>& splits = {});
 

@@ -197,7 +197,7 @@ PersistentHandle<std::vector<std::int64_t>> alltoall_init(const Buffer& output, 
   return make_into<std::vector<std::int64_t>>(OpKind::Alltoall, output, input, options, splits_of(input, options));
 }
 PersistentHandle<void> reducescatter_init(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
-  return make_into<void>(OpKind::Reducescatter, output, input, options, {});
+  return make_into<void>(OpKind::Reducescatter, output, dealt(input, options), options, options.counts);
 }
 
 }  // namespace hvd

@@ -3,6 +3,7 @@
 /// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they throw nothing.
 
 #include "hvd/engine/core/persistent_op.h"
+#include "hvd/hvd.h"
 #include "hvd/options.h"
 #include "hvd/submission.h"
 
@@ -26,6 +27,21 @@ void fill(Call& call, OpKind kind, const Options& options) {
     call.postscale_factor = options.postscale_factor;
   }
   if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
+}
+
+/// Returns the tensor as options with element counts for each rank see it: in one dimension. As it is without them, and with other options.
+template <class Options>
+[[nodiscard]] Buffer dealt(Buffer buffer, const Options& options) {
+  if constexpr (requires { options.counts; })
+    if (!options.counts.empty()) buffer.shape = {element_count(buffer.shape)};
+  return buffer;
+}
+
+/// Returns the element counts of such options; none of others.
+template <class Options>
+[[nodiscard]] std::vector<std::int64_t> counts_of(const Options& options) {
+  if constexpr (requires { options.counts; }) return options.counts;
+  return {};
 }
 
 /// Returns the submission of such an operation, on tensors of this device; its tensors are to be added.

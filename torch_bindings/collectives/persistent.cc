@@ -151,10 +151,11 @@ class Into : public OnTensors<T, Options> {
        const std::vector<std::int64_t>& splits = {})
       : OnTensors<T, Options>(kind, checked(kind, output, input, options), options, std::move(last)), input_(input), async_(async) {
     const std::string what = std::string(name_of(kind)) + "_init";
-    const Buffer to = detail::buffer_of(output, what), from = detail::buffer_of(input, what);
+    const Buffer to = detail::buffer_of(output, what), from = dealt(detail::buffer_of(input, what), options);
     check_output(kind, options.name, to, from, options.process_set, splits);
     Submission submission = request(kind, options, from.device);
     submission.tensors.push_back(detail::argument(input, {}, what));
+    submission.tensors.front().shape = from.shape;
     submission.tensors.front().splits = splits;
     if (kind != OpKind::Reducescatter && output.dim() > 0) submission.tensors.front().output_rows = output.size(0);
     const bool is_direct = detail::is_plain(input) && detail::is_plain(output) && !overlap(to, from);
@@ -201,7 +202,8 @@ PersistentHandle<at::Tensor> in_place(OpKind kind, const at::Tensor& tensor, con
 template <class Options>
 PersistentHandle<at::Tensor> into(OpKind kind, const at::Tensor& output, const at::Tensor& input, const Options& options,
                                   typename Into<at::Tensor, Options>::Async async) {
-  return PersistentHandle<at::Tensor>(std::make_unique<Into<at::Tensor, Options>>(kind, output, input, options, async, output));
+  return PersistentHandle<at::Tensor>(
+      std::make_unique<Into<at::Tensor, Options>>(kind, output, input, options, async, output, counts_of(options)));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/into.h"
@@ -27,14 +28,25 @@ detail::GradientRule scatter_rule(const ReducescatterOptions& options) {
   };
 }
 
-std::shared_ptr<Operation> scattering(const Tensors& tensors, const ReducescatterOptions& options) {
+/// Returns the tensor in one dimension if elements are counted, and as it is otherwise, or where it is refused later.
+at::Tensor dealt(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  return options.counts.empty() || !tensor.defined() || tensor.layout() != at::kStrided ? tensor : tensor.reshape({-1});
+}
+
+std::shared_ptr<Operation> scattering(const Tensors& given, const ReducescatterOptions& options) {
+  if (!options.counts.empty() && given.size() > 1)
+    throw InvalidArgument(
+        formatted("reducescatter '{}': element counts for the ranks go with one tensor, not with {}", options.name, given.size()));
+  Tensors tensors;
+  for (const auto& tensor : given) tensors.push_back(dealt(tensor, options));
   auto operation = detail::operation_by_rows(OpKind::Reducescatter, tensors, options);
+  operation->submission.tensors.front().splits = options.counts;
   if (detail::needs_gradient(tensors)) operation->backward = scatter_rule(options);
   return operation;
 }
 
 Handle<Tensors> scatter_into(const detail::Target& target, const ReducescatterOptions& options, After after) {
-  const auto operation = target.operation(options.process_set);
+  const auto operation = target.operation(options.process_set, options.counts);
   operation->submission.op = options.op;
   operation->submission.prescale_factor = options.prescale_factor;
   operation->submission.postscale_factor = options.postscale_factor;
@@ -44,7 +56,8 @@ Handle<Tensors> scatter_into(const detail::Target& target, const ReducescatterOp
 }  // namespace
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
-  if (const auto own = detail::run_by_rows(OpKind::Reducescatter, tensor, options); own.defined()) return own;
+  if (options.counts.empty())
+    if (const auto own = detail::run_by_rows(OpKind::Reducescatter, tensor, options); own.defined()) return own;
   return detail::start(scattering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {
@@ -58,12 +71,12 @@ Handle<Tensors> grouped_reducescatter_async(const Tensors& tensors, const Reduce
 }
 
 at::Tensor reducescatter_into(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
-  const detail::Target target(std::move(output), input, OpKind::Reducescatter, options.name);
-  if (!target.run_small(options)) scatter_into(target, options, After::Wait);
+  const detail::Target target(std::move(output), dealt(input, options), OpKind::Reducescatter, options.name);
+  if (!options.counts.empty() || !target.run_small(options)) scatter_into(target, options, After::Wait);
   return target.output();
 }
 Handle<at::Tensor> reducescatter_into_async(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
-  const detail::Target target(std::move(output), input, OpKind::Reducescatter, options.name);
+  const detail::Target target(std::move(output), dealt(input, options), OpKind::Reducescatter, options.name);
   return detail::first(scatter_into(target, options, After::Return));
 }
 

@@ -46,8 +46,8 @@ bool PersistentOp::fits(const SmallCall& call) const {
   if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) || group.empty() != call.group.empty()) return false;
   const TensorSignature& tensor = signature->tensors.front();
   const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
-  if (call.kind == OpKind::Alltoall && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(), call.splits.end()))
-    return false;
+  const bool has_splits = call.kind == OpKind::Alltoall || call.kind == OpKind::Reducescatter;
+  if (has_splits && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(), call.splits.end())) return false;
   const bool same_shapes = call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
                                               : std::ranges::equal(signature->tensors, call.group, [](const auto& one, const auto& other) {
                                                   return std::ranges::equal(one.shape, other.shape);

@@ -104,7 +104,8 @@ BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index
     member.counts = tensor.splits;
     for (std::size_t i = member.counts.size(); i < set.ranks.size(); ++i)
       member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
-    own = scattered_rows(tensor.shape.front(), set.ranks.size(), static_cast<std::size_t>(set.rank));
+    const auto self = static_cast<std::size_t>(set.rank);
+    own = tensor.splits.empty() ? scattered_rows(tensor.shape.front(), set.ranks.size(), self) : tensor.splits[self];
   } else {
     for (const auto rows : entry.rows[place]) member.counts.push_back(rows * row);
     own = std::accumulate(entry.rows[place].begin(), entry.rows[place].end(), std::int64_t{0});
