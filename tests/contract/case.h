@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/contract/endpoint.h"
-#include "tests/support/oracle.h"
+#include "tests/support/oracle/oracle.h"
 
 namespace hvd::contract {
 

@@ -1,7 +1,7 @@
 // Instances whose ranks are threads.
 
 #include "tests/contract/instances.h"
-#include "tests/support/locked_gpu_api.h"
+#include "tests/support/gpu/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::contract {

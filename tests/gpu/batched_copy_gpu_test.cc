@@ -1,7 +1,7 @@
 // The copy kernels on a real GPU against the host oracle, then their speed on ResNet-50's gradients. A plain program: prints what it found,
 // returns 1 if anything differs, 77 (a skip) where there is no GPU.
 //
-//   Right: the cases of tests/support/copy_cases.h.
+//   Right: the cases of tests/support/oracle/copy_cases.h.
 //   Speed: bytes read plus bytes written over the time of the fastest of 20 launches; "of copy" against cudaMemcpyAsync of the same bytes,
 //   device to device, counted the same way. Below 85 % is a failure where tensors lie as LibTorch aligns them.
 
@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "ops/gpu/kernels/kernels.h"
-#include "tests/support/copy_cases.h"
-#include "tests/support/gpu.h"
+#include "tests/support/oracle/copy_cases.h"
+#include "tests/support/gpu/gpu.h"
 
 namespace {
 

@@ -20,7 +20,7 @@
 
 #include "ops/gpu/nccl/memory.h"
 #include "ops/kernels/scalar_formats.h"
-#include "tests/support/gpu.h"
+#include "tests/support/gpu/gpu.h"
 
 namespace {
 

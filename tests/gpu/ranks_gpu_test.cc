@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/gpu.h"
+#include "tests/support/gpu/gpu.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The reduction kernel of ranks that share a GPU, on a real one: against the host oracle, then its speed. A plain program: prints what it
 // found, returns 1 if anything differs, 77 (a skip) where there is no GPU.
 //
-//   Right: the cases of tests/support/reduce_cases.h, bit for bit.
+//   Right: the cases of tests/support/oracle/reduce_cases.h, bit for bit.
 //   Speed: 4 ranks' buffers of 64 MiB reduced in place: bytes read plus bytes written over the time of the fastest of 20 launches; "of
 //   copy" against cudaMemcpyAsync, device to device, counted the same way. The target is 70 %.
 
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "ops/gpu/kernels/kernels.h"
-#include "tests/support/gpu.h"
-#include "tests/support/reduce_cases.h"
+#include "tests/support/gpu/gpu.h"
+#include "tests/support/oracle/reduce_cases.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/staged/pinned_pool.h"
-#include "tests/support/gpu.h"
+#include "tests/support/gpu/gpu.h"
 
 namespace {
 

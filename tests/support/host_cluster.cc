@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "tests/support/host_copy.h"
+#include "tests/support/gpu/host_copy.h"
 
 namespace hvd::gpu::test {
 

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "tests/support/program_runner.h"
-#include "tests/support/random_program.h"
+#include "tests/support/programs/program_runner.h"
+#include "tests/support/programs/random_program.h"
 #include "tests/support/sanitized.h"
 
 namespace hvd::test {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hvd/negotiation/values/signature.h"
-#include "tests/support/locked_gpu_api.h"
+#include "tests/support/gpu/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::gpu::test {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/host_gpu_api.h"
+#include "tests/support/gpu/host_gpu_api.h"
 
 namespace hvd::gpu::test {
 namespace {

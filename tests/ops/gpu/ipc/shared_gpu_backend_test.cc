@@ -19,7 +19,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "tests/support/locked_gpu_api.h"
+#include "tests/support/gpu/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::gpu::test {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/support/cuda_on_host.h"
-#include "tests/support/reduce_cases.h"
+#include "tests/support/gpu/cuda_on_host.h"
+#include "tests/support/oracle/reduce_cases.h"
 
 // After what it needs.
 #include "ops/gpu/kernels/shared_reduce_kernel.h"

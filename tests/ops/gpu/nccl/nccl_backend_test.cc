@@ -10,7 +10,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/nccl/reduction_plan.h"
-#include "tests/support/nccl_world.h"
+#include "tests/support/gpu/nccl_world.h"
 #include "tests/support/sanitized.h"
 
 namespace hvd::gpu::test {

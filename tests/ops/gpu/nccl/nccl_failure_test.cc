@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "tests/support/locked_gpu_api.h"
-#include "tests/support/nccl_world.h"
+#include "tests/support/gpu/locked_gpu_api.h"
+#include "tests/support/gpu/nccl_world.h"
 
 namespace hvd::gpu::test {
 namespace {

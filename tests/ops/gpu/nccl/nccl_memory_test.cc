@@ -18,7 +18,7 @@
 #include "ops/gpu/api/device_memory.h"
 #include "ops/gpu/ipc/device_pool.h"
 #include "ops/gpu/nccl/reduction_plan.h"
-#include "tests/support/nccl_world.h"
+#include "tests/support/gpu/nccl_world.h"
 
 namespace hvd::gpu::test {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "tests/support/host_gpu_api.h"
+#include "tests/support/gpu/host_gpu_api.h"
 
 namespace hvd::gpu::test {
 namespace {

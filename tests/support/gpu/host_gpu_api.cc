@@ -1,0 +1,846 @@
+#include "tests/support/gpu/host_gpu_api.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <new>
+#include <stdexcept>
+#include <type_traits>
+
+#include "ops/gpu/kernels/poison_kernel.h"
+#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_reduce.h"
+
+namespace hvd::gpu::test {
+
+struct HostDevice::Event {
+  HostCluster::SharedEvent own;
+  bool imported = false;                    ///< from another rank
+  int device = 0;                           ///< that was current when it was made
+  HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
+};
+
+struct HostDevice::Operation {
+  int delay = 0;
+  std::function<bool()> run;  ///< false: not yet
+};
+
+struct HostDevice::Stream {
+  std::deque<Operation> operations;
+};
+
+struct HostDevice::Comm {
+  HostCluster::CommGroup* comm_group = nullptr;
+  int rank = 0;
+  bool blocking = true, initialised = false, aborted = false;
+  int busy_polls = 0;
+  std::uint64_t next = 0;
+  std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
+  std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
+  /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
+  std::vector<std::pair<Stream*, std::function<bool()>>> messages;
+  /// Registered memory, by where it begins.
+  struct Place {
+    std::size_t bytes = 0;
+    std::string name;
+    void* handle = nullptr;
+  };
+  std::map<const std::byte*, Place> places;
+  /// Its operations of one's own, by their number.
+  struct Operator {
+    double factor = 1;
+    NcclType type = NcclType::Float32;
+  };
+  std::map<int, Operator> operators;
+  int last_operator = 100;
+  std::uint64_t windows = 0;
+  void** awaited_window = nullptr;  ///< where its handle belongs
+  void* awaited_memory = nullptr;
+};
+
+struct HostDevice::UserEvent {
+  Event* event;
+  int queries;
+  std::function<void()> before;
+  const std::atomic<bool>* gate = nullptr;
+};
+
+namespace {
+bool call_reduces(const std::string& call) { return call.find("Reduce") != std::string::npos; }
+}  // namespace
+
+HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) {
+  fill_cuda();
+  fill_nccl();
+}
+
+HostDevice::~HostDevice() {
+  for (void* memory : memory_) ::operator delete(memory, std::align_val_t(4096));
+  for (const void* memory : host_memory_) ::operator delete(const_cast<void*>(memory), std::align_val_t(4096));
+}
+
+int HostDevice::calls(const std::string& name) const {
+  const auto found = calls_.find(name);
+  return found == calls_.end() ? 0 : found->second;
+}
+
+std::string HostDevice::leaks() const {
+  std::string text;
+  const auto count = [&](const char* what, std::size_t number) {
+    if (number != 0) text += std::to_string(number) + " " + what + " ";
+  };
+  count("streams", streams_.size());
+  count("events", events_.size() - user_events_);
+  count("communicators", live_comms_);
+  count("pieces of memory", memory_.size());
+  count("pieces of pinned host memory", host_memory_.size());
+  count("opened pieces of memory", opened_);
+  count("registrations", registrations_.size());
+  count("capture modes", modes_.size());
+  count("pieces of registered host memory", pinned.size());
+  for (const auto& [thread, before] : pushed_) count("pushed contexts", before.size());
+  for (const auto& comm : comms_)
+    if (!comm->aborted) count("operations", comm->operators.size());
+  count("open groups", static_cast<std::size_t>(group_depth_));
+  count("open ranges", static_cast<std::size_t>(open_ranges_));
+  return text;
+}
+
+void* HostDevice::user_event(int queries, std::function<void()> before) {
+  auto& event = *events_.emplace_back(std::make_unique<Event>());
+  event.own.recorded = 1;
+  ++user_events_;
+  user_.push_back({&event, queries, std::move(before)});
+  return &event;
+}
+
+void* HostDevice::user_event(const std::atomic<bool>& gate) {
+  void* event = user_event(0, {});
+  user_.back().gate = &gate;
+  return event;
+}
+
+int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_id(), current_device).first->second; }
+
+/// A call that works on a device makes a context on the one that is current; some calls break the capture of a graph.
+void HostDevice::note_side_effects(const std::string& name) {
+  static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
+                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
+                                              "cuCtxPushCurrent",        "cuCtxPopCurrent",        "cuDeviceGetAttribute"};
+  static const std::set<std::string> unsafe{"cudaEventQuery",   "cudaMalloc",         "cudaFree",      "ncclMemAlloc", "ncclMemFree",
+                                            "cudaHostRegister", "cudaHostUnregister", "cudaHostAlloc", "cudaFreeHost"};
+  if (!harmless.contains(name)) contexts.insert(current());
+  if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
+    cluster_.note(name + " breaks the capture of a graph");
+}
+
+template <class Code>
+Code HostDevice::enter(const std::string& name) {
+  if (std::is_same_v<Code, CudaCode> || name.starts_with("ncclMem")) note_side_effects(name);
+  const int number = ++calls_[name];
+  const auto failure = failures_.find(name);
+  if (failure == failures_.end() || failure->second.second != number) return Code::Success;
+  const auto code = static_cast<Code>(failure->second.first);
+  failures_.erase(failure);
+  return code;
+}
+
+/// CUDA refuses what belongs to a device while another one is current.
+bool HostDevice::is_current(const std::string& call) {
+  if (current() == index_) return true;
+  cluster_.note(call + " while another device is current");
+  return false;
+}
+
+HostDevice::Stream* HostDevice::known(CudaStream* stream) {
+  for (auto& owned : streams_) {
+    if (owned.get() == reinterpret_cast<Stream*>(stream)) return owned.get();
+  }
+  throw std::logic_error("unknown stream");
+}
+
+HostDevice::Event* HostDevice::known(CudaEvent* event) {
+  for (auto& owned : events_) {
+    if (owned.get() == reinterpret_cast<Event*>(event)) return owned.get();
+  }
+  throw std::logic_error("unknown event");
+}
+
+HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_be_busy) {
+  auto* found = reinterpret_cast<Comm*>(comm);
+  for (auto& owned : comms_) {
+    if (owned.get() != found) continue;
+    if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
+    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr))
+      cluster_.note(std::string(call) + " on a communicator in progress");
+    return found;
+  }
+  throw std::logic_error("unknown communicator");
+}
+
+void HostDevice::enqueue(Stream* stream, std::function<bool()> run) {
+  const int wait = delay == 0 ? 0 : static_cast<int>(random_() % static_cast<unsigned>(delay + 1));
+  stream->operations.push_back({wait, std::move(run)});
+  if (eager) pump();
+}
+
+void HostDevice::pump() {
+  for (auto& user : user_) {
+    if (user.event->own.happened == 0 && (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
+      if (user.before) user.before();
+      user.event->own.happened = 1;
+    }
+  }
+  for (auto& stream : streams_) {
+    auto& operations = stream->operations;
+    while (!operations.empty() && operations.front().delay-- <= 0 && operations.front().run()) operations.pop_front();
+  }
+}
+
+NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle) {
+  Comm* comm = known(handle, contribution.call.c_str());
+  const NcclCode code = enter<NcclCode>(contribution.call);
+  if (code != NcclCode::Success) return code;
+  enqueued.push_back(contribution.call);
+  const std::uint64_t number = comm->next++;
+  Contribution placed = contribution;
+  if (const auto own = comm->operators.find(contribution.extra); own != comm->operators.end() && call_reduces(contribution.call)) {
+    if (own->second.type != contribution.type) cluster_.note("an operation of another type in " + contribution.call);
+    placed.extra = static_cast<int>(NcclOp::Sum);
+    placed.factor = own->second.factor;
+    placed.multiplied = true;
+  } else if (contribution.extra > 4 && call_reduces(contribution.call)) {
+    cluster_.note("an unknown operation in " + contribution.call);
+  }
+  placed.send_place = place_of(*comm, contribution.send);
+  placed.receive_place = place_of(*comm, contribution.receive);
+  collectives.push_back(placed);
+  auto run = [this, comm, number, contribution = std::move(placed)] {
+    begin_work(comm);
+    if (comm->aborted && !cluster_.has_met(*comm->comm_group, number)) spoil(*comm, contribution);
+    const bool over = comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
+    if (over) at_work_.erase(comm);
+    return over;
+  };
+  comm->issued.push_back({known(stream_handle), {0, run}});
+  return issue_or_group(comm);
+}
+
+NcclCode HostDevice::message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle) {
+  Comm* comm = known(handle, contribution.call.c_str());
+  const NcclCode code = enter<NcclCode>(contribution.call);
+  if (code != NcclCode::Success) return code;
+  enqueued.push_back(contribution.call);
+  const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
+  const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
+  comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
+    if (comm->aborted && !sends && !cluster_.has_moved(*comm->comm_group, way)) spoil(*comm, contribution);
+    return comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
+  });
+  return issue_or_group(comm);
+}
+
+void HostDevice::begin_work(Comm* comm) {
+  const auto is_another = [&](const Comm* other) { return other != comm && !other->aborted; };
+  if (at_work_.insert(comm).second && std::any_of(at_work_.begin(), at_work_.end(), is_another))
+    cluster_.note("communicators at work at the same time, in no order");
+}
+
+/// Where NCCL would have written in the end, something else is.
+void HostDevice::spoil(const Comm& comm, const Contribution& contribution) const {
+  const bool is_roots = contribution.call == "ncclReduce" && contribution.root != comm.rank;
+  const bool is_source = contribution.call == "ncclBroadcast" && contribution.extra == comm.rank;
+  if (contribution.receive == nullptr || is_roots || is_source) return;
+  const std::size_t parts = contribution.call == "ncclAllGather" ? comm.comm_group->ranks : 1;
+  std::memset(contribution.receive, aborted_byte, contribution.count * parts * bytes_of_type(contribution.type));
+}
+
+NcclCode HostDevice::issue_or_group(Comm* comm) {
+  if (group_depth_ == 0) return issue(comm);
+  grouped_.insert(comm);
+  return NcclCode::Success;
+}
+
+NcclCode HostDevice::issue(Comm* comm) {
+  comm->busy_polls = comm->blocking ? 0 : settle_polls;
+  if (comm->busy_polls > 0) return NcclCode::InProgress;
+  enqueue_issued(comm);
+  return NcclCode::Success;
+}
+
+void HostDevice::enqueue_issued(Comm* comm) {
+  for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
+  std::map<Stream*, std::vector<std::function<bool()>>> by_stream;
+  for (auto& [stream, run] : std::exchange(comm->messages, {})) by_stream[stream].push_back(std::move(run));
+  for (auto& [stream, runs] : by_stream) {
+    enqueue(stream, [this, comm, runs]() mutable {
+      begin_work(comm);
+      std::erase_if(runs, [](const auto& run) { return run(); });
+      if (runs.empty()) at_work_.erase(comm);
+      return runs.empty();
+    });
+  }
+}
+
+NcclCode HostDevice::end_group() {
+  if (--group_depth_ < 0) cluster_.note("ncclGroupEnd without ncclGroupStart");
+  NcclCode code = enter<NcclCode>("ncclGroupEnd");
+  for (Comm* comm : std::exchange(grouped_, {})) {
+    if (code != NcclCode::Success && code != NcclCode::InProgress) continue;
+    if (!comm->aborted && issue(comm) == NcclCode::InProgress) code = NcclCode::InProgress;
+  }
+  return code;
+}
+
+NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
+  const NcclCode code = enter<NcclCode>("ncclCommGetAsyncError");
+  if (code != NcclCode::Success) return code;
+  *state = NcclCode::Success;
+  if (!comm->initialised) {
+    if (cluster_.complete(*comm->comm_group)) {
+      comm->initialised = true;
+    } else {
+      *state = NcclCode::InProgress;
+    }
+    return code;
+  }
+  if (comm->awaited_window != nullptr) {
+    if (cluster_.window_complete(*comm->comm_group, comm->windows)) {
+      finish_window(comm);
+    } else {
+      *state = NcclCode::InProgress;
+    }
+    return code;
+  }
+  if (async_error_after >= 0 && async_error_after-- == 0) *state = async_error;
+  if (comm->busy_polls > 0) {
+    if (--comm->busy_polls > 0) {
+      *state = NcclCode::InProgress;
+    } else {
+      enqueue_issued(comm);
+    }
+  }
+  return code;
+}
+
+NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration) {
+  const NcclCode code = enter<NcclCode>("ncclCommRegister");
+  if (code != NcclCode::Success) return code;
+  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
+  *registration = reinterpret_cast<void*>(++last_registration_);
+  memory_bytes -= registration_bytes;
+  registrations_[*registration] = comm;
+  comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer", *registration};
+  return code;
+}
+
+NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes, void** window) {
+  const NcclCode code = enter<NcclCode>("ncclCommWindowRegister");
+  if (code != NcclCode::Success) return code;
+  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
+  cluster_.open_window(*comm->comm_group, ++comm->windows, comm->rank, bytes);
+  comm->awaited_window = window;
+  comm->awaited_memory = memory;
+  if (!comm->blocking) return windows_say_in_progress ? NcclCode::InProgress : NcclCode::Success;
+  cluster_.wait_for_window(*comm->comm_group, comm->windows);
+  finish_window(comm);
+  return code;
+}
+
+void HostDevice::finish_window(Comm* comm) {
+  void** const handle = std::exchange(comm->awaited_window, nullptr);
+  if (no_windows) return;
+  *handle = reinterpret_cast<void*>(++last_registration_);
+  memory_bytes -= registration_bytes;
+  registrations_[*handle] = comm;
+  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {sizes_[comm->awaited_memory],
+                                                                       "window " + std::to_string(comm->windows), *handle};
+}
+
+std::string HostDevice::place_of(const Comm& comm, const void* memory) {
+  const auto* at = static_cast<const std::byte*>(memory);
+  for (const auto& [begin, place] : comm.places) {
+    if (begin <= at && at < begin + place.bytes) return place.name + " at " + std::to_string(at - begin);
+  }
+  return {};
+}
+
+NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
+  allocations.push_back(bytes);
+  const NcclCode code = enter<NcclCode>("ncclMemAlloc");
+  if (code != NcclCode::Success) return code;
+  if (!is_current("ncclMemAlloc")) return NcclCode::UnhandledCudaError;
+  return take_memory(memory, bytes) ? code : NcclCode::UnhandledCudaError;
+}
+
+void HostDevice::fill_cuda() {
+  table_.get_device = [this](int* device) {
+    *device = current();
+    return enter<CudaCode>("cudaGetDevice");
+  };
+  table_.set_device = [this](int device) {
+    const CudaCode code = enter<CudaCode>("cudaSetDevice");
+    if (code != CudaCode::Success) return code;
+    current() = device;
+    contexts.insert(device);  // since CUDA 12
+    return code;
+  };
+  table_.has_context = [this](int device, bool* exists) {
+    *exists = contexts.contains(device);
+    return enter<CudaCode>("cuDevicePrimaryCtxGetState");
+  };
+  table_.exchange_capture_mode = [this](CaptureMode* mode) {
+    const CudaCode code = enter<CudaCode>("cudaThreadExchangeStreamCaptureMode");
+    if (code != CudaCode::Success) return code;
+    const auto own = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::Global).first;
+    std::swap(own->second, *mode);
+    if (own->second == CaptureMode::Global) modes_.erase(own);
+    return code;
+  };
+  table_.mem_info = [this](std::size_t* free_bytes, std::size_t* total_bytes) {
+    *free_bytes = memory_bytes;
+    *total_bytes = std::size_t{8} << 30;
+    if (current() != index_) cluster_.note("cudaMemGetInfo of the wrong device");
+    return enter<CudaCode>("cudaMemGetInfo");
+  };
+  fill_kernels();
+  table_.range_push = [this](const char* text) {
+    ranges.emplace_back(text);
+    ++open_ranges_;
+  };
+  table_.range_pop = [this] { --open_ranges_; };
+  fill_contexts();
+  fill_streams();
+  fill_events();
+  fill_memory();
+  fill_sharing();
+  fill_host_memory();
+  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_kernels() {
+  table_.batched_copy = [this](const CopyJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_batched_copy");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("launch_batched_copy")) return CudaCode::InvalidValue;
+    if (!copy_supported(job)) return CudaCode::InvalidValue;
+    enqueued.emplace_back("launch_batched_copy");
+    launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
+    enqueue(known(stream), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
+      CopyJob kept = job;
+      kept.items = items;
+      copy_on_host(kept);
+      return true;
+    });
+    return code;
+  };
+  table_.poison = [this](const PoisonJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_poison");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("launch_poison")) return CudaCode::InvalidValue;
+    enqueued.emplace_back("launch_poison");
+    if (!host_memory_.contains(job.mark)) cluster_.note("launch_poison with a mark that is not from cudaHostAlloc");
+    return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
+      enqueue(known(stream), [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
+        if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return true;
+        for (std::size_t thread = 0; thread < threads; ++thread) poison::fill(table, thread, threads);
+        return true;
+      });
+      return code;
+    });
+  };
+  table_.shared_reduce = [this](const ReduceJob& job, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("launch_shared_reduce");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
+    enqueued.emplace_back("launch_shared_reduce");
+    enqueue(known(stream),
+            [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
+             counts = std::vector(job.counts.begin(), job.counts.end())] {
+              ReduceJob kept = job;
+              kept.inputs = inputs;
+              kept.outputs = outputs;
+              kept.counts = counts;
+              reduce_job_on_host(kept);
+              return true;
+            });
+    return code;
+  };
+}
+
+void HostDevice::fill_contexts() {
+  table_.push_device = [this](int device) {
+    const CudaCode code = enter<CudaCode>("cuCtxPushCurrent");
+    if (code != CudaCode::Success) return code;
+    pushed_[std::this_thread::get_id()].push_back(current());
+    current() = device;
+    contexts.insert(device);
+    return code;
+  };
+  table_.pop_device = [this] {
+    auto& before = pushed_[std::this_thread::get_id()];
+    if (before.empty()) throw std::logic_error("nothing was pushed");
+    current() = before.back();
+    before.pop_back();
+    return enter<CudaCode>("cuCtxPopCurrent");
+  };
+}
+
+void HostDevice::fill_streams() {
+  table_.stream_create = [this](CudaStream** stream) {
+    const CudaCode code = enter<CudaCode>("cudaStreamCreateWithPriority");
+    if (current() != index_) cluster_.note("a stream on the wrong device");
+    if (code == CudaCode::Success) *stream = reinterpret_cast<CudaStream*>(streams_.emplace_back(std::make_unique<Stream>()).get());
+    return code;
+  };
+  table_.stream_destroy = [this](CudaStream* stream) {
+    Stream* found = known(stream);
+    if (!found->operations.empty()) cluster_.note("a stream destroyed with work pending");
+    std::erase_if(streams_, [&](const auto& owned) { return owned.get() == found; });
+    return enter<CudaCode>("cudaStreamDestroy");
+  };
+  table_.stream_wait_event = [this](CudaStream* stream, CudaEvent* event) {
+    const CudaCode code = enter<CudaCode>("cudaStreamWaitEvent");
+    if (code != CudaCode::Success) return code;
+    enqueued.emplace_back("cudaStreamWaitEvent");
+    HostCluster::SharedEvent* awaited = known(event)->shared;
+    enqueue(known(stream), [awaited, turn = awaited->recorded.load()] { return awaited->happened.load() >= turn; });
+    return code;
+  };
+}
+
+void HostDevice::fill_events() {
+  table_.event_create = [this](CudaEvent** event) {
+    const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
+    if (code != CudaCode::Success) return code;
+    Event* const made = events_.emplace_back(std::make_unique<Event>()).get();
+    made->device = current();
+    *event = reinterpret_cast<CudaEvent*>(made);
+    return code;
+  };
+  table_.event_destroy = [this](CudaEvent* event) {
+    Event* found = known(event);
+    if (found->imported) {
+      --found->shared->open;
+    } else if (found->shared->open.load() > 0) {
+      cluster_.note("cudaEventDestroy of an event that another rank has open");
+    }
+    if (found->own.happened < found->own.recorded) {
+      graveyard_.push_back(
+          std::move(*std::find_if(events_.begin(), events_.end(), [&](const auto& owned) { return owned.get() == found; })));
+    }
+    std::erase_if(events_, [&](const auto& owned) { return owned == nullptr || owned.get() == found; });
+    return enter<CudaCode>("cudaEventDestroy");
+  };
+  table_.event_record = [this](CudaEvent* event, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("cudaEventRecord");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("cudaEventRecord")) return CudaCode::InvalidValue;
+    enqueued.emplace_back("cudaEventRecord");
+    Event* const found = known(event);
+    if (found->device != index_) {
+      cluster_.note("cudaEventRecord of another device's event");
+      return CudaCode::InvalidValue;
+    }
+    HostCluster::SharedEvent* recorded = found->shared;
+    const std::uint64_t turn = ++recorded->recorded;
+    enqueue(known(stream), [recorded, turn] {
+      recorded->happened = turn;
+      return true;
+    });
+    return code;
+  };
+  table_.event_query = [this](CudaEvent* event) {
+    const CudaCode code = enter<CudaCode>("cudaEventQuery");
+    if (code != CudaCode::Success) return code;
+    pump();
+    const HostCluster::SharedEvent* asked = known(event)->shared;
+    return asked->happened >= asked->recorded ? CudaCode::Success : CudaCode::NotReady;
+  };
+}
+
+void HostDevice::fill_memory() {
+  table_.device_count = [this](int* count) {
+    *count = devices;
+    return enter<CudaCode>("cudaGetDeviceCount");
+  };
+  table_.device_id = [this](int device, std::string* id) {
+    *id = "host GPU " + std::to_string(device);
+    return enter<CudaCode>("cudaGetDeviceProperties");
+  };
+  table_.ipc_supported = [this](int, bool* supported) {
+    *supported = ipc;
+    return enter<CudaCode>("cudaDeviceGetAttribute");
+  };
+  table_.capability = [this](int, int* number) {
+    *number = capability;
+    return enter<CudaCode>("cudaDeviceGetAttribute");
+  };
+  table_.multicast_supported = [this](int, bool* supported) {
+    *supported = multicast;
+    return enter<CudaCode>("cuDeviceGetAttribute");
+  };
+  table_.device_malloc = [this](void** memory, std::size_t bytes) {
+    allocations.push_back(bytes);
+    const CudaCode code = enter<CudaCode>("cudaMalloc");
+    if (code != CudaCode::Success) return code;
+    if (!is_current("cudaMalloc")) return CudaCode::InvalidValue;
+    return take_memory(memory, bytes) ? code : CudaCode::OutOfMemory;
+  };
+  table_.device_free = [this](void* memory) {
+    if (cluster_.is_open(memory)) cluster_.note("cudaFree of memory that another rank has open");
+    give_memory(memory, "cudaFree");
+    return enter<CudaCode>("cudaFree");
+  };
+  table_.memcpy_async = [this](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
+    const CudaCode code = enter<CudaCode>("cudaMemcpyAsync");
+    if (code != CudaCode::Success) return code;
+    enqueued.emplace_back("cudaMemcpyAsync");
+    look_at_pinned(to, bytes);
+    look_at_pinned(from, bytes);
+    enqueue(known(stream), [=] {
+      std::memcpy(to, from, bytes);
+      return true;
+    });
+    return code;
+  };
+}
+
+/// CUDA refuses a copy of memory that is registered in part.
+void HostDevice::look_at_pinned(const void* memory, std::size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(memory);
+  for (const auto& [at, size] : pinned) {
+    const bool touches = begin < at + size && at < begin + bytes;
+    if (touches && (begin < at || begin + bytes > at + size)) cluster_.note("cudaMemcpyAsync of memory that is registered in part");
+  }
+}
+
+void HostDevice::fill_host_memory() {
+  table_.host_malloc = [this](void** memory, std::size_t bytes) {
+    const CudaCode code = enter<CudaCode>("cudaHostAlloc");
+    if (code != CudaCode::Success) return code;
+    *memory = ::operator new(bytes, std::align_val_t(4096));
+    std::memset(*memory, 0, bytes);
+    host_memory_.insert(*memory);
+    return code;
+  };
+  table_.host_free = [this](void* memory) {
+    if (host_memory_.erase(memory) != 1) {
+      cluster_.note("cudaFreeHost of something unknown");
+    } else {
+      ::operator delete(memory, std::align_val_t(4096));
+    }
+    return enter<CudaCode>("cudaFreeHost");
+  };
+  table_.host_register = [this](void* memory, std::size_t bytes) {
+    const CudaCode code = enter<CudaCode>("cudaHostRegister");
+    if (code != CudaCode::Success) return code;
+    auto* const begin = static_cast<std::byte*>(memory);
+    for (const auto& [at, size] : pinned)
+      if (begin < at + size && at < begin + bytes) cluster_.note("cudaHostRegister of memory that is registered");
+    pinned[begin] = bytes;
+    return code;
+  };
+  table_.host_unregister = [this](void* memory) {
+    if (pinned.erase(static_cast<std::byte*>(memory)) != 1) cluster_.note("cudaHostUnregister of something unknown");
+    return enter<CudaCode>("cudaHostUnregister");
+  };
+}
+
+void HostDevice::fill_sharing() {
+  table_.ipc_get_memory = [this](IpcHandle* handle, void* memory) {
+    const CudaCode code = enter<CudaCode>("cudaIpcGetMemHandle");
+    if (!memory_.contains(memory)) cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
+    if (code == CudaCode::Success) *handle = cluster_.publish(index_, memory);
+    return code;
+  };
+  table_.ipc_open_memory = [this](void** memory, const IpcHandle& handle) {
+    const CudaCode code = enter<CudaCode>("cudaIpcOpenMemHandle");
+    if (code != CudaCode::Success) return code;
+    const auto found = cluster_.published(handle);
+    if (found.memory == nullptr || found.owner == index_) return CudaCode::InvalidValue;
+    *memory = found.memory;
+    cluster_.opened(found.memory, 1);
+    ++opened_;
+    return code;
+  };
+  table_.ipc_close_memory = [this](void* memory) {
+    cluster_.opened(memory, -1);
+    --opened_;
+    return enter<CudaCode>("cudaIpcCloseMemHandle");
+  };
+  table_.ipc_event_create = [this](CudaEvent** event) {
+    const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
+    if (code == CudaCode::Success) *event = adopt(cluster_.new_event());
+    return code;
+  };
+  table_.ipc_get_event = [this](IpcHandle* handle, CudaEvent* event) {
+    const CudaCode code = enter<CudaCode>("cudaIpcGetEventHandle");
+    Event* found = known(event);
+    if (found->shared == &found->own) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
+    if (code == CudaCode::Success) *handle = cluster_.publish(index_, found->shared);
+    return code;
+  };
+  table_.ipc_open_event = [this](CudaEvent** event, const IpcHandle& handle) {
+    const CudaCode code = enter<CudaCode>("cudaIpcOpenEventHandle");
+    if (code != CudaCode::Success) return code;
+    const auto found = cluster_.published(handle);
+    if (found.event == nullptr || found.owner == index_) return CudaCode::InvalidValue;
+    *event = adopt(found.event);
+    reinterpret_cast<Event*>(*event)->imported = true;
+    ++found.event->open;
+    return code;
+  };
+}
+
+CudaEvent* HostDevice::adopt(HostCluster::SharedEvent* shared) {
+  auto& made = *events_.emplace_back(std::make_unique<Event>());
+  made.shared = shared;
+  made.device = current();
+  return reinterpret_cast<CudaEvent*>(&made);
+}
+
+bool HostDevice::take_memory(void** memory, std::size_t bytes) {
+  if (bytes > memory_bytes) return false;
+  memory_bytes -= bytes;
+  *memory = ::operator new(bytes, std::align_val_t(4096));
+  std::memset(*memory, 0x5a, bytes);
+  memory_.insert(*memory);
+  sizes_[*memory] = bytes;
+  return true;
+}
+
+void HostDevice::give_memory(void* memory, const char* call) {
+  for (auto& comm : comms_) {
+    const auto place = comm->places.find(static_cast<const std::byte*>(memory));
+    if (place == comm->places.end()) continue;
+    if (!comm->aborted && registrations_.contains(place->second.handle)) cluster_.note(std::string(call) + " of registered memory");
+    comm->places.erase(place);
+  }
+  if (memory_.erase(memory) != 1) {
+    cluster_.note(std::string(call) + " of something unknown");
+  } else {
+    memory_bytes += sizes_[memory];
+    ::operator delete(memory, std::align_val_t(4096));
+  }
+}
+
+void HostDevice::fill_nccl() {
+  table_.get_unique_id = [this](NcclUniqueId* id) {
+    const NcclCode code = enter<NcclCode>("ncclGetUniqueId");
+    if (code == NcclCode::Success) *id = cluster_.new_id();
+    return code;
+  };
+  table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking, const char* name) {
+    const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
+    if (code != NcclCode::Success) return code;
+    if (current() != index_) cluster_.note("a communicator on the wrong device");
+    auto& made = *comms_.emplace_back(std::make_unique<Comm>());
+    ++live_comms_;
+    made.comm_group = cluster_.join(id, ranks, rank);
+    made.rank = rank;
+    names.emplace_back(name);
+    made.blocking = blocking;
+    *comm = reinterpret_cast<NcclComm*>(&made);
+    if (!blocking) return NcclCode::InProgress;
+    cluster_.wait_until_complete(*made.comm_group);
+    made.initialised = true;
+    return code;
+  };
+  table_.comm_abort = [this](NcclComm* comm) {
+    Comm* found = known(comm, "ncclCommAbort", true);
+    ++aborts[comm];
+    found->aborted = true;
+    cluster_.withdraw(*found->comm_group, found->rank);
+    --live_comms_;
+    std::erase_if(registrations_, [&](const auto& entry) { return entry.second == found; });
+    return enter<NcclCode>("ncclCommAbort");
+  };
+  table_.comm_get_async_error = [this](NcclComm* comm, NcclCode* error) {
+    return async_state(known(comm, "ncclCommGetAsyncError", true), error);
+  };
+  fill_registration();
+  fill_collectives();
+  fill_operations();
+  table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
+}
+
+void HostDevice::fill_registration() {
+  table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
+    return register_buffer(known(comm, "ncclCommRegister"), memory, bytes, registration);
+  };
+  table_.window_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
+    return register_window(known(comm, "ncclCommWindowRegister"), memory, bytes, window);
+  };
+  table_.window_deregister = [this](NcclComm* comm, void* window) {
+    Comm* found = known(comm, "ncclCommWindowDeregister");
+    if (registrations_.erase(window) != 1) cluster_.note("ncclCommWindowDeregister of something unknown");
+    const auto place =
+        std::find_if(found->places.begin(), found->places.end(), [&](const auto& entry) { return entry.second.handle == window; });
+    if (place != found->places.end()) found->places.erase(place);
+    return enter<NcclCode>("ncclCommWindowDeregister");
+  };
+  table_.comm_deregister = [this](NcclComm* comm, void* registration) {
+    known(comm, "ncclCommDeregister");
+    if (registrations_.erase(registration) != 1) cluster_.note("ncclCommDeregister of something unknown");
+    return enter<NcclCode>("ncclCommDeregister");
+  };
+  table_.mem_alloc = [this](void** memory, std::size_t bytes) { return allocate(memory, bytes); };
+  table_.mem_free = [this](void* memory) {
+    give_memory(memory, "ncclMemFree");
+    return enter<NcclCode>("ncclMemFree");
+  };
+}
+
+void HostDevice::fill_operations() {
+  table_.op_create = [this](NcclOp* op, double factor, NcclType type, NcclComm* handle) {
+    Comm* comm = known(handle, "ncclRedOpCreatePreMulSum");
+    const NcclCode code = enter<NcclCode>("ncclRedOpCreatePreMulSum");
+    if (code != NcclCode::Success) return code;
+    comm->operators[++comm->last_operator] = {factor, type};
+    *op = static_cast<NcclOp>(comm->last_operator);
+    return code;
+  };
+  table_.op_destroy = [this](NcclOp op, NcclComm* handle) {
+    Comm* comm = known(handle, "ncclRedOpDestroy");
+    if (comm->operators.erase(static_cast<int>(op)) != 1) cluster_.note("ncclRedOpDestroy of something unknown");
+    return enter<NcclCode>("ncclRedOpDestroy");
+  };
+}
+
+void HostDevice::fill_collectives() {
+  table_.group_start = [this] {
+    const NcclCode code = enter<NcclCode>("ncclGroupStart");
+    if (code == NcclCode::Success) ++group_depth_;
+    return code;
+  };
+  table_.group_end = [this] { return end_group(); };
+  table_.all_reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                             CudaStream* stream) {
+    return collective({"ncclAllReduce", send, receive, count, type, static_cast<int>(op)}, comm, stream);
+  };
+  table_.broadcast = [this](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm,
+                            CudaStream* stream) {
+    return collective({"ncclBroadcast", send, receive, count, type, root}, comm, stream);
+  };
+  table_.all_gather = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
+    return collective({"ncclAllGather", send, receive, count, type, 0}, comm, stream);
+  };
+  table_.reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
+                         CudaStream* stream) {
+    return collective({"ncclReduce", send, receive, count, type, static_cast<int>(op), root}, comm, stream);
+  };
+  table_.reduce_scatter = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                                 CudaStream* stream) {
+    return collective({"ncclReduceScatter", send, receive, count, type, static_cast<int>(op)}, comm, stream);
+  };
+  table_.send = [this](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
+    return message({"ncclSend", send, nullptr, count, type}, true, to, comm, stream);
+  };
+  table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
+    return message({"ncclRecv", nullptr, receive, count, type}, false, from, comm, stream);
+  };
+}
+
+}  // namespace hvd::gpu::test

@@ -1,0 +1,97 @@
+#pragma once
+/// Ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A world that does not end within
+/// 20 s ends the program and says which ranks were still running.
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/gpu/nccl/nccl_backend.h"
+#include "tests/support/gpu/host_gpu_api.h"
+
+namespace hvd::gpu::test {
+
+/// For the ranks' threads, where doctest's macros would end the wrong thread.
+void expect(bool condition, const std::string& what);
+
+/// `count` numbers as elements of `dtype`; complex numbers take two each.
+std::vector<std::byte> encoded(DataType dtype, const std::vector<double>& numbers);
+
+std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes);
+
+/// A tensor of one rank. `in_place`: the output is the input.
+struct Tensor {
+  std::string name;
+  std::vector<std::byte> input;
+  std::vector<std::byte> output;
+  bool in_place = false;
+  void* ready_event = nullptr;
+  std::vector<std::int64_t> counts;  ///< as in BatchMember
+  std::vector<std::int64_t> sends;
+
+  const std::vector<std::byte>& result() const { return in_place ? input : output; }
+};
+
+class World;
+
+/// How the first rank of a set gives its bytes to the others. A set comes here several times, once for each of its communicators.
+class IdExchange {
+ public:
+  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed = nullptr);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::vector<int>, std::deque<std::vector<std::byte>>> given_;
+  std::map<std::pair<int, std::vector<int>>, std::size_t> turns_;
+};
+
+/// What a rank's thread has.
+struct Rank {
+  World& world;
+  int rank;
+  ProcessSetInfo set;
+  HostDevice& device;
+  std::unique_ptr<NcclBackend> backend;
+
+  BatchTraits traits(OpKind kind, DataType dtype, ReduceOp op = ReduceOp::Sum) const;
+  static Batch batch(const BatchTraits& traits, std::vector<Tensor>& tensors);
+  /// As the engine drives it: until done, or until another rank has failed.
+  void finish(Execution& execution) const;
+  void run(const BatchTraits& traits, std::vector<Tensor>& tensors) const { finish(*backend->launch(batch(traits, tensors))); }
+};
+
+class World {
+ public:
+  explicit World(int ranks);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  HostCluster cluster;
+  std::vector<std::unique_ptr<HostDevice>> devices;
+  NcclOptions options;
+  std::set<int> users_devices;      ///< on which the test itself has put contexts
+  std::atomic<bool> failed{false};  ///< as the engine would tell all ranks
+
+  /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing
+  /// may have leaked or been misused.
+  void run(const std::function<void(Rank&)>& body);
+
+  ProcessSetInfo everyone(int rank) const;
+
+ private:
+  void body_of(int rank, const std::function<void(Rank&)>& body);
+
+  IdExchange exchange_;
+};
+
+}  // namespace hvd::gpu::test
