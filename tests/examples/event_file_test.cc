@@ -1,4 +1,4 @@
-// TensorBoard's files, byte for byte; tests/system/scripts/train_options.sh has TensorBoard read one.
+// TensorBoard's files, byte for byte; tests/system/scripts/train/train_options.sh has TensorBoard read one.
 #include "examples/train/trainer/event_file.h"
 
 #include <doctest/doctest.h>
