@@ -54,7 +54,7 @@ gpu::Registration registration_of(NcclRegistration wanted, const gpu::GpuApi& ta
   return wanted == NcclRegistration::Window && table.window_register ? gpu::Registration::Window : gpu::Registration::Buffer;
 }
 
-/// What the ranks say of their GPUs.
+/// WorldGpus are what the ranks say of their GPUs.
 struct WorldGpus {
   std::vector<std::string> id_of_rank;
   bool can_share = true, switches_sum = true, have_kernels = true;  ///< all of them

@@ -34,14 +34,14 @@ class Bootstrap {
   /// BackendError if a launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
   explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
 
-  /// Whether this is a world of one, which nobody else can know of.
+  /// Returns whether this is a world of one, which nobody else can know of.
   [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
   /// Returns MPI, where the ranks met through it; otherwise null.
   [[nodiscard]] const MpiRendezvous* mpi() const { return mpi_; }
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
 
-  /// Not collective: what an `init()` calls first. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
+  /// Begins an `init()`, which calls it first. Not collective. Throws BackendError if MPI has ended, or the ranks cannot meet any more.
   void begin();
 
   /// Returns every rank's bytes, by rank. Throws what a rank has given `fail` instead of taking part.
@@ -65,7 +65,7 @@ class Bootstrap {
   /// a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
   std::string find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const;
 
-  /// As Rendezvous has it. For the thread that has the turn.
+  /// Does what Rendezvous::give_from_first does; in a world of one returns `mine`. For the thread that has the turn.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning. Throws RankFailed if one of this host has died before.

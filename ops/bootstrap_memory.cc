@@ -1,4 +1,5 @@
 // The board and the arenas of the ranks of a host, and who shares memory with whom.
+// Tested in tests/contract/instance_processes.cc
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
-/// How a thread waits for another rank, before it sleeps on a doorbell: it looks again and again where each rank of the host has a core,
-/// and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. This is the policy of
-/// all such waits, with the numbers and what they were measured by: no other file spins or gives way.
+/// This header says how a thread waits for another rank before it sleeps on a doorbell: it looks again and again where each rank of the
+/// host has a core, and offers its core between two looks where ranks share cores, for the one awaited may be the next to run there. This
+/// is the policy of all such waits, with the numbers and what they were measured by: no other file spins or gives way.
 ///
 /// Ranks that have a core each look for about 10 us, and then go on for about twice the time that it takes to fall asleep and be woken: a
 /// shorter time gives two ranks that wait for each other in turn a slow state that they do not leave, as the one that was woken is late by
@@ -28,7 +28,7 @@ inline void cpu_relax() {
 #endif
 }
 
-/// How long a wait goes on before its thread does something else.
+/// A WaitPlan says how long a wait goes on before its thread does something else.
 struct WaitPlan {
   // Where each rank has a core:
   int looks = 0;                      ///< so many; 0: as long as `time`
@@ -49,7 +49,7 @@ inline constexpr WaitPlan kBatch{.time = microseconds(100), .offers = 20, .longe
 inline constexpr WaitPlan kPieceToTake{.time = microseconds(20), .offers = 20, .longest = microseconds(4000)};
 /// The same of ranks that were just waited for in vain. Without a core of its own this rank offers the one that it has.
 inline constexpr WaitPlan kPieceInVain{.offers = 2, .longest = microseconds(4000)};
-/// For readers to empty a ring: as long as to fall asleep and be woken takes.
+/// This is for readers to empty a ring: as long as to fall asleep and be woken takes.
 inline constexpr WaitPlan kPieceToGive{.time = microseconds(100), .offers = 20, .longest = microseconds(4000)};
 /// For other hosts' messages, of leaders in a round that they end among themselves: who is looked for may need this core.
 inline constexpr WaitPlan kDirectRound{.looks = 1000, .looks_for_offer = 20, .offers = 200};
@@ -73,7 +73,7 @@ inline constexpr WaitPlan kOn{.time = microseconds(100), .offers = 20, .longest 
 class Pauses {
  public:
   explicit Pauses(bool has_core) : has_core_(has_core) {}
-  /// To be called after a look in vain: returns after a moment, or false, at once, if the plan's looks or time are over.
+  /// Called after a look in vain: returns true after a moment, or false, at once, if the plan's looks or time are over.
   bool pause(const WaitPlan& plan) {
     const int turn = turns_++;
     if (turn >= (has_core_ ? plan.looks : plan.offers) && !(has_core_ && plan.looks == 0 && plan.time.count() > 0)) return false;

@@ -30,10 +30,11 @@ std::shared_ptr<PersistentOp> SmallCalls::start(const SmallCall& call, After aft
   return op;
 }
 
-/// What cannot be done so, submit() knows what to say of.
+/// Returns whether an operation may start this way. Where it may not, submit() knows what to say.
 bool SmallCalls::may_start() { return !submitter_.is_stopping() && !board_.failed() && !parts_.timeline->on(); }
 
-/// What there is to drive after an operation has been started whose caller does not wait. Of a burst's the first alone travels at once.
+/// Returns what there is to drive after an operation has been started whose caller does not wait. Of a burst's the first alone travels at
+/// once.
 SmallCalls::Work SmallCalls::work_left(bool in_burst) {
   if (runner_.has_queued()) return runner_.has_only_small_ones() ? Work::Small : Work::Large;
   return leader_ && !in_burst ? Work::Small : Work::None;

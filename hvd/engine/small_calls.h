@@ -19,8 +19,8 @@
 
 namespace hvd {
 
-/// What a caller does next: goes on; waits at once, and so will drive the engine itself; or comes back with the same submission, once it
-/// has waited for this one.
+/// After says what a caller does next: it goes on; it waits at once, and so will drive the engine itself; or it comes back with the same
+/// submission, once it has waited for this one.
 enum class After : std::uint8_t { Return, Wait, Repeat };
 
 class SmallCalls {

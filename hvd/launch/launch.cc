@@ -276,7 +276,7 @@ Launch launch_by_mpi(const Environment& environment, Announcement mpi, const Ann
   return launch;
 }
 
-/// Also one rank alone that hvdrun has started: it has no number then, but HVD_INIT.
+/// Returns whether a launcher has started this process. A rank that hvdrun has started alone counts: it has no number, but HVD_INIT.
 bool is_launched() {
   try {
     const Launch launch = read_launch();

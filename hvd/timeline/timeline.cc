@@ -24,7 +24,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-/// What a rank's clocks say when its timeline starts; rank 0's name the run, and are the file's zero.
+/// Clocks are what a rank's clocks say when its timeline starts; rank 0's name the run, and are the file's zero.
 struct Clocks {
   TraceTime steady = Timeline::now();
   std::int64_t wall = std::chrono::system_clock::now().time_since_epoch() / 1ns;

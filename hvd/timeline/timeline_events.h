@@ -4,6 +4,7 @@
 ///
 /// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
 /// the first few thousand) share tracks, and say what they are in their arguments. Track 0 is the rank's own: cycles and counters.
+// Tested in tests/hvd/timeline/timeline_test.cc
 
 #include <cstdint>
 #include <initializer_list>

@@ -3,6 +3,7 @@
 /// line, which ends in "\n]\n" whenever nobody writes. Whoever appends holds the file's lock (flock) and writes over that end. Who reads it
 /// meanwhile holds the lock too, shared: a copy that is made in several reads would else have an end in its middle, and systems let a read
 /// see half of a write. A process that is killed within the call that writes may leave a torn line, which the next to append cuts off.
+// Tested in tests/hvd/timeline/timeline_test.cc
 
 #include <cstdint>
 #include <string>

@@ -2,6 +2,7 @@
 // products, scaled integers, integer averages). No intrinsics, nothing shared with reduce_impl.h.
 //
 // The accumulators of a block of elements stay in the first-level cache while the inputs pass by one after the other.
+// Tested in tests/ops/kernels/reduce_test.cc
 
 #include <algorithm>
 #include <cmath>

@@ -144,7 +144,7 @@ struct Max {
     return ((b > a) | (b != b)) ? b : a;
   }
 };
-/// Of integers.
+/// And, Or and Xor combine integers.
 struct And {
   template <class V>
   static V combine(V a, V b) {

@@ -46,7 +46,7 @@ class Peers {
  public:
   /// Names the kernel and the pid namespace of this process, where process ids mean the same; empty where it cannot be told.
   static std::string name_of_process_space();
-  /// What the others need to know to watch this process.
+  /// Returns what the others need to know to watch this process.
   static Bytes introduce();
   /// `all`: what each rank said of itself, by rank; `self` is this one.
   void watch(const std::vector<Bytes>& all, int self);

@@ -2,6 +2,7 @@
 /// StoreRendezvous is the Rendezvous of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
 /// two threads, one after the other; they wait without spinning. It fails with RankFailed or what else the server says, with RankFailed of
 /// rank 0 where the server has gone, and stays failed.
+// Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <chrono>
 #include <cstdint>
@@ -23,7 +24,7 @@
 
 namespace hvd {
 
-/// What came of an attempt to connect.
+/// An Attempt says what came of an attempt to connect.
 struct Attempt {
   enum class Result {
     Nobody,    ///< nobody listens there, or says anything

@@ -60,7 +60,8 @@ Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& o
 
 /// @{
 /// Averages or sums the tensors of all ranks and returns this rank's rows of the result: the first `dim0 % size` ranks of the set get one
-/// row more than the others, or each as many elements as `counts` says. The gradient is the ranks' gradients concatenated, times the number of ranks for Sum, times the scales.
+/// row more than the others, or each as many elements as `counts` says. The gradient is the ranks' gradients concatenated, times the number
+/// of ranks for Sum, times the scales.
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& tensors, const ReducescatterOptions& options = {});

@@ -28,7 +28,7 @@ class Burst {
   [[nodiscard]] bool has_complete() const { return complete_.load(std::memory_order_relaxed); }
   /// Says that something is announced and has not been passed on. Returns whether it is the first since `begin_to_drive`.
   bool announce() { return !announced_.exchange(true); }
-  /// Is to be called by who drives, before the log is read.
+  /// Begins to drive. Whoever drives calls it before it reads the log.
   void begin_to_drive() {
     if (announced_.load()) announced_.store(false);
   }

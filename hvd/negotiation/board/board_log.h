@@ -32,11 +32,11 @@ class BoardLog {
   /// record counts as read only when this is called again: until then its reader still acts on it, and needs the slots' words of its round.
   std::optional<Bytes> read_next();
   [[nodiscard]] std::uint64_t read_position() const { return position_; }
-  /// Up to where `rank` has read.
+  /// Returns up to where `rank` has read.
   [[nodiscard]] std::uint64_t read_position(int rank) const;
-  /// Up to where every rank that has not left has read.
+  /// Returns up to where every rank that has not left has read.
   [[nodiscard]] std::uint64_t slowest_reader() const { return find_slowest().position; }
-  /// Whose position that is; kNobody where all have read the whole log.
+  /// The SlowestReader is the rank whose position that is; kNobody where all have read the whole log.
   struct SlowestReader {
     int rank;
     std::uint64_t position;

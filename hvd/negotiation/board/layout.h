@@ -1,6 +1,6 @@
 #pragma once
-/// What lies where in the memory that the ranks of a domain share for a Board. Its parts alone know it. A field is either
-/// constant, or atomic, or guarded by the lock, or written by one rank before an atomic says that it may be read.
+/// This header says what lies where in the memory that the ranks of a domain share for a Board. The Board's parts alone know it. A field
+/// is either constant, or atomic, or guarded by the lock, or written by one rank before an atomic says that it may be read.
 ///
 /// The block for n ranks and s slots, each part from a new page of 4,096 bytes on:
 ///

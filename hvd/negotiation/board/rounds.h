@@ -24,8 +24,8 @@ class Rounds {
   // ---- readiness
   /// Some time before an arrival: the processor fetches meanwhile what it will write.
   void prepare_arrival(std::uint32_t slot) const;
-  /// Before an arrival: whether it is going to be the last of these ranks', and then all the others have arrived. The processor fetches
-  /// meanwhile what they have left.
+  /// Before an arrival: returns whether it is going to be the last of these ranks', and then all the others have arrived. The processor
+  /// fetches meanwhile what they have left.
   [[nodiscard]] bool expect_to_be_last(std::uint32_t slot, std::span<const int> indices) const;
   /// Counts this rank's arrival at `slot`; returns how many ranks have arrived, or 0 if `generation` is over (the name was evicted).
   std::uint32_t arrive(std::uint32_t slot, std::uint32_t generation);
@@ -69,17 +69,17 @@ class Rounds {
   [[nodiscard]] bool has_arrived(std::uint32_t slot, int rank) const;
   /// This rank has arrived, and a thread of it has been waiting for the rest for long.
   void set_stuck(std::uint32_t slot);
-  /// How often ranks of the domain have said so.
+  /// Returns how often ranks of the domain have said so.
   [[nodiscard]] std::uint64_t stuck_marks() const;
   /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one before.
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
   /// All threads of this rank that use the library wait for long, each in a slot that it has marked as stuck: so many slots; 0: no more.
   void set_blocked(std::uint32_t slots);
-  /// What that rank has said last; it holds as long as it `is_stuck` in so many.
+  /// Returns what that rank has said last; it holds as long as the rank `is_stuck` in so many.
   [[nodiscard]] std::uint32_t blocked(int rank) const;
 
   // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path/fast_path.h)
-  /// How a round was ended: by itself, or together with others, as the first of them or as one of the rest.
+  /// Company says how a round was ended: by itself, or together with others, as the first of them or as one of the rest.
   enum class Company : std::uint8_t { Alone, First, Rest };
   /// Tells the ranks with these indices that their results are there. Needs the claim; before `reset_arrivals`.
   void give_results(std::uint32_t slot, std::span<const int> indices, Company company = Company::Alone);

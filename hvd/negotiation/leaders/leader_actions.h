@@ -1,5 +1,5 @@
 #pragma once
-/// What the leader tree asks of its engine. A value of functions, each called by the thread that drives the leader.
+/// LeaderTreeActions are what the leader tree asks of its engine: a value of functions, each called by the thread that drives the leader.
 // Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstdint>

@@ -50,7 +50,7 @@ class LeaderDecisions {
   [[nodiscard]] bool is_promised(const UnitKey& key) const;
 
   // ---- ranks that wait for one another
-  /// As LeaderTree::stuck and LeaderTree::blocked.
+  /// These do what LeaderTree::stuck and LeaderTree::blocked do.
   void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks);
   void blocked(BlockedReport report);
   /// Root: takes note of what another domain says.

@@ -60,7 +60,7 @@ class LeaderTree {
   void announce_cut(int process_set) { links_.send_down(LeaderItems::cut(process_set)); }
   /// Others: tells the root that so many cuts of the set are over in this domain.
   void tell_credit(int process_set, int domain, std::uint64_t over) { links_.send_up(LeaderItems::credit(process_set, domain, over)); }
-  /// Root: whether all ranks have left, and everything they were ready for before is decided.
+  /// Root: returns whether all ranks have left, and everything they were ready for before is decided.
   [[nodiscard]] bool all_left() const { return decisions_.departed() == actions_.ranks_of(0)->size(); }
   /// Root: tells all other domains so, once what is decided is cut.
   void announce_end() { links_.send_down(LeaderItems::end()); }

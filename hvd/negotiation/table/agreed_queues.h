@@ -1,6 +1,6 @@
 #pragma once
-/// What is agreed and waits to be cut into batches: a queue for each process set. Changes with the log's records, alike on all ranks of a
-/// domain. Under the engine's mutex.
+/// AgreedQueues hold what is agreed and waits to be cut into batches: a queue for each process set. They change with the log's records,
+/// alike on all ranks of a domain. Under the engine's mutex.
 // Tested in tests/hvd/negotiation/negotiator_test.cc
 
 #include <cstddef>

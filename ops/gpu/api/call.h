@@ -1,6 +1,7 @@
 #pragma once
 /// Calls of CUDA's and NCCL's. What is refused becomes a BackendError: its text has the call's name, the rank, the device, the tensors and
 /// the library's words. What may hang is made within a limit. For the thread that has the turn, but for within(); owns nothing.
+// Tested in tests/ops/gpu/nccl/nccl_failure_test.cc, tests/ops/gpu/ipc/shared_gpu_limits_test.cc
 
 #include <chrono>
 #include <functional>
@@ -12,7 +13,7 @@
 
 namespace hvd::gpu {
 
-/// On whose behalf calls are made.
+/// A CallContext says on whose behalf calls are made.
 struct CallContext {
   const GpuApi* table = nullptr;
   int rank = -1;  ///< global
@@ -27,7 +28,7 @@ struct CallContext {
 void check(const CallContext& site, CudaCode code, std::string_view call);
 void check(const CallContext& site, NcclCode code, std::string_view call, NcclComm* comm = nullptr);
 
-/// Likewise, for what lets processes share a GPU: says how to do without.
+/// Does the same for what lets processes share a GPU: its error says how to do without.
 void check_sharing(const CallContext& site, CudaCode code, std::string_view call);
 
 /// "64.0 MiB"

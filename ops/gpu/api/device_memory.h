@@ -1,5 +1,7 @@
 #pragma once
-/// What a GPU's memory is asked for: how much a call has taken, and, where none is left for this library, what a front end keeps for later.
+/// This header tells how much of a GPU's memory a call has taken, and, where none is left for this library, gets back what a front end
+/// keeps for later.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc
 
 #include <cstddef>
 #include <functional>
@@ -23,7 +25,7 @@ bool relieve_memory() noexcept;
 
 namespace hvd::gpu {
 
-/// Is told something that a user may want to read. May be empty: nobody is.
+/// A Remark is told something that a user may want to read. It may be empty: nobody is told then.
 using Remark = std::function<void(const std::string& text)>;
 
 /// MemoryUse measures what a call takes of a GPU's memory: NCCL and CUDA round up what they are asked for, by how much depends on the

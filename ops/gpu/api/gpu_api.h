@@ -138,7 +138,7 @@ struct GpuApi {
 const GpuApi* linked_gpu_api();
 bool cuda_built();
 bool nccl_built();
-/// What the kernels are built for, as CMake spells it, with commas: "80-real,90-virtual". Empty without CUDA.
+/// Returns what the kernels are built for, as CMake spells it, with commas: "80-real,90-virtual". Empty without CUDA.
 std::string_view gpu_architectures();
 /// "NCCL 2.28.9, CUDA 13.0", or what this build lacks.
 std::string gpu_libraries();

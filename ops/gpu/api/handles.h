@@ -1,6 +1,7 @@
 #pragma once
 /// This header has one owner for each CUDA handle, the current device included, for an open NCCL group, and for a range of profilers. They
 /// are for the thread that has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,5 @@
 // The table of the real libraries: CUDA's half, and what there is instead where this is built without CUDA.
+// Tested in tests/gpu/errors_gpu_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include "ops/gpu/api/gpu_api.h"
 
@@ -22,7 +23,7 @@ static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue)
 static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
 
-/// What is returned is told: it must not be found by the thread's next check, which is the user's.
+/// Returns CUDA's error as a code, and takes it off the thread: the thread's next check, which is the user's, must not find it.
 CudaCode code_of(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return static_cast<CudaCode>(error);

@@ -4,6 +4,7 @@
 ///   batched_copy    copies, scales and converts many tensors: how a batch gets into the fusion buffer and out again
 ///   shared_reduce   reduces tensors of several ranks that lie on one GPU, into all of them at once
 ///   poison          makes results unusable that an abort may have left half done
+// Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/ops/gpu/kernels/shared_reduce_test.cc, tests/ops/gpu/kernels/poison_test.cc
 
 #include <array>
 #include <cstddef>
@@ -22,7 +23,7 @@ struct CudaEvent;   ///< what a cudaEvent_t points to; never defined
 /// cudaError_t: the numbers that the backend tells apart. Any other number is a failure.
 enum class CudaCode : int { Success = 0, InvalidValue = 1, OutOfMemory = 2, NotReady = 600 };
 
-/// cudaStreamCaptureMode: which calls of a thread are refused, and end the capture, while a CUDA graph is being captured.
+/// cudaStreamCaptureMode says which calls of a thread are refused, and end the capture, while a CUDA graph is being captured.
 enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
 
 /// CUDA hands out memory for sharing in pieces of this size, bytes.
@@ -87,9 +88,9 @@ CudaCode launch_batched_copy(const CopyJob& job, CudaStream* stream);
 /// A ReduceJob is what `kernels::reduce` (ops/kernels/reduce.h) does on the host, bit for bit (but for the payloads of NaNs): every element
 /// is folded in the order of the inputs; Float16 and BFloat16 in float, rounded once; averages of integers exactly.
 struct ReduceJob {
-  /// Of item `i` and rank `r`: inputs[i * ins + r]. Aligned to the element; 16 bytes everywhere are fastest.
+  /// The input of item `i` and rank `r` is inputs[i * ins + r]. It is aligned to the element; 16 bytes everywhere are fastest.
   std::span<const void* const> inputs;
-  /// Of item `i`: outputs[i * outs + j]. May be the same as an input; no other overlap.
+  /// The outputs of item `i` are outputs[i * outs + j]. Each may be the same as an input; no other overlap.
   std::span<void* const> outputs;
   std::span<const std::int64_t> counts;  ///< elements of each item
   int ins = 1;                           ///< at most kMostSharers, as is `outs`
@@ -131,8 +132,8 @@ struct PoisonJob {
   DataType dtype = DataType::Float32;
 };
 
-/// What every byte of a poisoned value is. Floats and complex numbers: all bits, which is NaN in every format. Integers: 0x80, which is a
-/// large negative number where there is a sign, and 128 in UInt8. Bool: 1, as no other byte but 0 is a truth value.
+/// Returns what every byte of a poisoned value is. Floats and complex numbers: all bits, which is NaN in every format. Integers: 0x80,
+/// which is a large negative number where there is a sign, and 128 in UInt8. Bool: 1, as no other byte but 0 is a truth value.
 constexpr std::uint8_t poison_byte(DataType dtype) {
   if (dtype == DataType::Bool) return 1;
   return is_integer(dtype) ? 0x80 : 0xff;

@@ -1,6 +1,7 @@
 #pragma once
 /// This is the code of the kernel that makes results unusable, and of its launches, but for the launch itself: poison.cu compiles it for
 /// the device, and the table on host memory (tests/support) for the host.
+// Tested in tests/ops/gpu/kernels/poison_test.cc
 
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +28,7 @@ struct Table {
   std::uint8_t value;
 };
 
-/// What thread `thread` of so many does of the whole table.
+/// Does what thread `thread` of so many does of the whole table.
 HVD_ON_BOTH inline void fill(const Table& table, std::size_t thread, std::size_t threads) {
   for (int item = 0; item < table.items; ++item)
     for (std::size_t i = thread; i < table.bytes[item]; i += threads) table.begin[item][i] = table.value;

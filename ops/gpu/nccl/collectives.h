@@ -6,6 +6,7 @@
 /// A single tensor goes from its input to its output without the fusion buffer, unless it has to travel in another type. Tensors
 /// whose outputs lie in lent memory (memory.h) as they would lie in the fusion buffer are reduced there, and packed there where their
 /// inputs lie elsewhere. Whether they do is this rank's own affair: the other ranks' calls are the same.
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstdint>
 #include <memory>
@@ -45,8 +46,8 @@ class LaunchOrder {
   const Stream* of_ = nullptr;
 };
 
-/// Where a batch runs: its ranks. Without a communicator where `levels` has them, and for the allreduce of a set of one rank. Roots are
-/// ranks in the communicator.
+/// A LaunchContext says where a batch runs: on which ranks. It has no communicator where `levels` has them, and for the allreduce of a set
+/// of one rank. Roots are ranks in the communicator.
 struct LaunchContext : CommGroup {
   /// All hosts have the same number of ranks: those on this rank's host, and those of the same place on every host.
   struct Levels {

@@ -30,7 +30,7 @@ using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> 
 // What ends a wait inside NCCL, by the thread that has the turn: while it waits, nobody else of this rank looks whether the others live,
 // and where all that live wait so, nobody would find that one has died.
 
-/// What is asked of the domain, and told to it (hvd/negotiation/board/board.h).
+/// DomainLife is what is asked of the domain, and told to it (hvd/negotiation/board/board.h).
 struct DomainLife {
   std::function<bool()> failed;                            ///< whether the world has
   std::function<std::optional<int>()> find_dead;           ///< the index of a rank that has died, if any has
@@ -122,7 +122,7 @@ class Communicators {
   void abort_all() noexcept;
   void require_alive(const CallContext& site) const;
   bool aborted() const { return aborted_; }
-  /// Is set before any of them is aborted.
+  /// Returns the mark, which is set before any of them is aborted.
   AbortMark& mark() { return mark_; }
 
  private:

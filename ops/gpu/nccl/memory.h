@@ -20,6 +20,7 @@
 /// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
 /// A block that comes back is lent again, in the order of the user's stream; it is freed with the backend, or when it comes back after
 /// that, by cudaFree, which waits until the device is done with it.
+// Tested in tests/ops/gpu/nccl/nccl_memory_test.cc, tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +54,7 @@ class FusionMemory {
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
-  /// Once with each. Where NCCL has no use for a window it is registered as a buffer.
+  /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered as a buffer.
   void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }

@@ -19,7 +19,7 @@ namespace hvd::gpu {
 
 namespace {
 
-/// Where the batch writes. A root's tensor that is its own result is only read.
+/// Returns where the batch writes. A root's tensor that is its own result is only read.
 std::vector<PoisonItem> outputs_of(const Batch& batch) {
   const BatchTraits& traits = batch.traits;
   const ProcessSetInfo& set = *traits.set;

@@ -52,10 +52,10 @@ struct NcclOptions {
   /// The host of each rank, by its global rank: sums across hosts that have equally many of a batch's ranks, more than one, are then made
   /// on each host first (the levels of collectives.h). Empty: as NCCL thinks best.
   std::vector<int> host_of_rank;
-  /// How long `abort` and the destructor wait for the stream to run dry, so that nothing is written to tensors that the caller gets back
-  /// and no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
+  /// `abort` and the destructor wait so long for the stream to run dry: nothing is written then to tensors that the caller gets back, and
+  /// no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
-  /// Is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
+  /// If it is not empty, it is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
   Remark remark;
 };
 

@@ -1,3 +1,4 @@
+// Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 #include "ops/gpu/nccl/collectives.h"
 
 #include <algorithm>

@@ -65,7 +65,7 @@ struct ReductionPlan {
 /// Returns whether NCCL can do this, with the help of the copy kernels.
 bool reducible(DataType dtype, ReduceOp op);
 
-/// What NCCL does besides sums.
+/// NcclScales says what NCCL does besides sums.
 enum class NcclScales : std::uint8_t {
   Nothing,   ///< all scaling is the copy kernel's
   Averages,  ///< its own average
