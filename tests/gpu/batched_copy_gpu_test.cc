@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "ops/gpu/kernels/kernels.h"
-#include "tests/support/oracle/copy_cases.h"
 #include "tests/support/gpu/gpu.h"
+#include "tests/support/oracle/copy_cases.h"
 
 namespace {
 

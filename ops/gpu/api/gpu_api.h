@@ -1,8 +1,8 @@
 #pragma once
 /// GpuApi is the table of the NCCL and CUDA calls that the GPU backends make. It is the outside world, injected, so that tests can lie with
-/// it (tests/support/gpu/host_gpu_api.h works on host memory). It needs neither nccl.h nor a CUDA header: handles are opaque, and numbers are
-/// those of the libraries (checked where the linked table is made).
-/// Its calls are made by whoever drives the backend, one thread at a time. The entries own nothing and fail by their return value only.
+/// it (tests/support/gpu/host_gpu_api.h works on host memory). It needs neither nccl.h nor a CUDA header: handles are opaque, and numbers
+/// are those of the libraries (checked where the linked table is made). Its calls are made by whoever drives the backend, one thread at a
+/// time. The entries own nothing and fail by their return value only.
 // Tested in tests/gpu/errors_gpu_test.cc, tests/gpu/nccl_gpu_test.cc
 
 #include <array>

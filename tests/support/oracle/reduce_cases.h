@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/oracle/copy_cases.h"
 #include "tests/support/gpu/host_reduce.h"
+#include "tests/support/oracle/copy_cases.h"
 
 namespace hvd::gpu::test {
 

@@ -4,8 +4,8 @@
 #include <array>
 #include <typeinfo>
 
-#include "tests/support/programs/expectations.h"
 #include "tests/support/oracle/oracle.h"
+#include "tests/support/programs/expectations.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/random.h"
 #include "tests/support/programs/random_program.h"
+#include "tests/support/random.h"
 
 namespace hvd::test {
 

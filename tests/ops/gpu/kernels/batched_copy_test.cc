@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/support/oracle/copy_cases.h"
 #include "tests/support/gpu/cuda_on_host.h"
+#include "tests/support/oracle/copy_cases.h"
 
 // After what it needs.
 #include "ops/gpu/kernels/batched_copy_kernel.h"
