@@ -1,5 +1,6 @@
 #include "ops/backends.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <new>
@@ -81,6 +82,31 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
   return gpus;
 }
 
+/// Of the ranks that have this rank's GPU. They are found by their places in the domain.
+std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int device, const gpu::Placement& placement,
+                                              const EngineParts& parts, const std::vector<gpu::SharedControl*>& controls) {
+  const Topology& topology = parts.topology;
+  Board* const board = parts.board.get();
+  std::vector<gpu::SharedControl*> sharers;
+  std::vector<int> others;
+  std::size_t self = 0;
+  for (const int rank : placement.sharers_of(topology.rank)) {
+    const auto index = std::lower_bound(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank) - topology.domain_ranks.begin();
+    if (rank == topology.rank) self = sharers.size();
+    if (rank != topology.rank) others.push_back(static_cast<int>(index));
+    sharers.push_back(controls.at(static_cast<std::size_t>(index)));
+  }
+  const auto ring = [board, others] {
+    for (const int index : others) board->ring_worker(index);
+    board->ring_waiters();
+  };
+  const auto refused = [rank = topology.rank](const std::string& why) {
+    log(LogLevel::Warning, "ranks cannot share a GPU here, as {} (rank {}): their tensors go through the host, which is slower", why, rank);
+  };
+  return std::make_shared<gpu::SharingProbe>(
+      table, device, std::move(sharers), self, ring, [board] { return board->failed(); }, refused);
+}
+
 /// Behind those for host tensors, which `made` has already.
 void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
@@ -132,7 +158,10 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
 
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
   gpu::SharedGpuOptions shared;
-  shared.takes = takes(gpu::GpuRoute::SharedGpu);
+  shared.probe = make_probe(table, device, *placement, parts, controls);
+  shared.takes = [placed = takes(gpu::GpuRoute::SharedGpu), probe = shared.probe](const ProcessSetInfo& set) {
+    return placed(set) && (set.rank < 0 || probe->possible());  // of others' sets nothing depends on it
+  };
   made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
 
   made.all.push_back(std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,

@@ -50,6 +50,15 @@ GpuRoute Placement::route_of_set(int id, const std::vector<int>& ranks) const {
   return way;
 }
 
+std::vector<int> Placement::sharers_of(int rank) const {
+  const auto own = static_cast<std::size_t>(rank);
+  std::vector<int> sharers;
+  for (std::size_t other = 0; other < gpu_.size(); ++other)
+    if (gpu_[own] >= 0 && gpu_[other] == gpu_[own] && domain_of_rank_[other] == domain_of_rank_[own])
+      sharers.push_back(static_cast<int>(other));
+  return sharers;
+}
+
 std::string Placement::describe() const {
   std::vector<int> everyone;
   std::map<int, int> sharers;

@@ -35,6 +35,8 @@ class Placement {
   [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
   /// Returns the same, remembered for each process set. Any thread.
   [[nodiscard]] GpuRoute route_of_set(int id, const std::vector<int>& ranks) const;
+  /// Returns the ranks of `rank`'s domain that have its GPU, itself among them, ascending; none if it has none.
+  [[nodiscard]] std::vector<int> sharers_of(int rank) const;
   /// "one rank per GPU, NCCL", "4 ranks share a GPU, through CUDA IPC", ...
   [[nodiscard]] std::string describe() const;
 

@@ -35,6 +35,11 @@ struct SharedControl {
   /// Says, by the batch's sequence number modulo the ring, which of `packed` this rank has recorded for it.
   std::array<std::uint32_t, kBatches> packed_turn;
   std::atomic<bool> closed;  ///< this rank has nothing of the others' open any more
+
+  /// How far a rank is with finding out whether memory and events can be shared at all (sharing_probe.h).
+  enum class Probe : std::uint32_t { None, Exported, Opened, Refused };
+  std::atomic<Probe> probe;
+  IpcHandle probe_memory, probe_event;
 };
 
 /// A PoolPlace is a place in some rank's pool. It fits beside the marks that engines put on a location.

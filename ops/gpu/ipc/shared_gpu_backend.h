@@ -30,13 +30,16 @@
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/ipc/device_pool.h"
+#include "ops/gpu/ipc/sharing_probe.h"
 
 namespace hvd::gpu {
 
 struct SharedGpuOptions {
   /// Returns whether this backend works for the set; pure.
   std::function<bool(const ProcessSetInfo& set)> takes;
-  /// The limit that NcclOptions has; the destructor also waits so long for the other ranks to close this rank's memory.
+  /// Is asked to look, now and then, whether another rank wants to know; may be null.
+  std::shared_ptr<SharingProbe> probe;
+  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's memory.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
 };
 
@@ -54,6 +57,9 @@ class SharedGpuBackend final : public Backend {
   std::unique_ptr<Execution> launch(Batch batch) override;
   std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override;
   bool abort() noexcept override;
+  void look_again() override {
+    if (options_.probe) options_.probe->look();
+  }
 
   // ---- for the executions; for the thread that has the turn
   struct Turn {

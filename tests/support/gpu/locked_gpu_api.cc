@@ -84,6 +84,16 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts, con
     for (auto& control : controls_) controls.push_back(&control);
     SharedGpuOptions options;
     options.rest_limit = std::chrono::milliseconds(0);  // the engines go one after the other, all in one thread
+    if (probes) {
+      Board* const board = parts.board.get();
+      const auto ring = [board, ranks = static_cast<int>(controls_.size())] {
+        for (int index = 0; index < ranks; ++index) board->ring_worker(index);
+        board->ring_waiters();
+      };
+      options.probe = std::make_shared<SharingProbe>(
+          table, rank, controls, static_cast<std::size_t>(rank), ring, [board] { return board->failed(); }, Remark());
+      options.takes = [probe = options.probe](const ProcessSetInfo&) { return probe->possible(); };
+    }
     parts.backends.push_back(std::make_unique<SharedGpuBackend>(table, rank, *parts.board, parts.topology, std::move(controls), options));
   }
   parts.backends.push_back(

@@ -29,6 +29,8 @@ class LockedDevices {
 
   /// How long NCCL backends wait after a failure for what their streams still do; set before they are made.
   std::chrono::milliseconds rest_limit{2000};
+  /// Whether ranks that share a GPU try it first; likewise.
+  bool probes = false;
   /// Of NCCL's fusion buffers, likewise.
   Registration registration = Registration::None;
 

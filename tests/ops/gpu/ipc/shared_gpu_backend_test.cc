@@ -204,6 +204,39 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
   }
 }
 
+TEST_CASE("shared gpu: where memory cannot be shared after all, tensors go through the host, also where a rank waits for other things") {
+  for (const bool refused : {false, true}) {
+    CAPTURE(refused);
+    constexpr int kRanks = 3;
+    LockedDevices devices(kRanks);
+    devices.probes = true;
+    if (refused) devices.device(1).fail_call("cudaIpcOpenMemHandle", 700);
+    {
+      ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+      world.run([&](int rank, Engine& engine) {
+        float word = 1;
+        const auto on_host = [&] {
+          Submission submission;
+          submission.name = "host";
+          submission.op = ReduceOp::Sum;
+          submission.tensors.push_back({&word, &word, DataType::Float32, {1}, nullptr, true});
+          return submission;
+        };
+        std::vector<std::vector<float>> tensors{std::vector<float>(100, static_cast<float>(rank + 1))};
+        // Rank 2 uses its GPU when the others have done what comes behind it.
+        if (rank == 2) CHECK(failure_of(engine, on_host()).empty());
+        const auto pending = engine.submit(sum_of(rank, tensors, "layer"), After::Return);
+        if (rank != 2) CHECK(failure_of(engine, on_host()).empty());
+        engine.wait(*pending);
+        CHECK(tensors[0] == std::vector<float>(100, 6));
+        CHECK(word == 3);
+      });
+    }
+    CHECK((calls(devices, kRanks, "launch_shared_reduce") == 0) == refused);
+    CHECK((calls(devices, kRanks, "cudaMemcpyAsync") > 0) == refused);
+  }
+}
+
 TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after trying the least that would do") {
   constexpr int kRanks = 2;
   LockedDevices devices(kRanks);
@@ -640,6 +673,9 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(way(one_host, {"a", "a", "a", "a"}, GpuRoute::Nccl) == GpuRoute::SharedGpu);
 
   const auto pairs = placed(one_host, {"a", "a", "b", "b"});
+  CHECK(pairs->sharers_of(3) == std::vector<int>{2, 3});
+  CHECK(placed(one_host, {"a", "a", "b", ""})->sharers_of(3).empty());
+  CHECK(placed(no_shared_memory, {"a", "a", "a", "a"})->sharers_of(1) == std::vector<int>{1});
   CHECK(pairs->route_of({0, 1}) == GpuRoute::SharedGpu);
   CHECK(pairs->route_of({1, 2}) == GpuRoute::Nccl);
   CHECK(pairs->route_of({0}) == GpuRoute::Nccl);
