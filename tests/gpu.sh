@@ -11,7 +11,7 @@
 #                   memory and windows up to, what a call costs the host, and NCCL's own arithmetic against the host's; calls that are
 #                   refused leave no error for the user's next check
 #     ranks         ranks that share the GPU: 10,000 small batches; the death of one of 4 in the middle of its work
-#     kernels       the copy and the reduction kernels against the host's, and their rates; host memory that is registered with CUDA; the
+#     kernels       the copy, the reduction and the abort's kernels against the host's, and their rates; host memory that is registered with CUDA; the
 #                   control flow over the host table
 #     contract      the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU
 #     bench         what a training step costs: ResNet-50, in fp32 and in mixed precision, by NCCL and by the way of a shared GPU; and
@@ -210,9 +210,10 @@ section_ranks() {
 }
 
 section_kernels() {
-  step "build the kernels' tests" 400 cmake --build build-gpu --target batched_copy_gpu_test shared_reduce_gpu_test staged_gpu_test unit_tests || return
+  step "build the kernels' tests" 400 cmake --build build-gpu --target batched_copy_gpu_test shared_reduce_gpu_test poison_gpu_test staged_gpu_test unit_tests || return
   step "copy kernels" 300 build-gpu/tests/batched_copy_gpu_test
   step "reduction kernel" 300 build-gpu/tests/shared_reduce_gpu_test
+  step "results of an abort" 60 build-gpu/tests/poison_gpu_test
   step "host memory registered with CUDA" 120 build-gpu/tests/staged_gpu_test
   step "control flow over the host table" 300 build-gpu/tests/unit_tests "--source-file=*tests/ops/gpu/*_test.cc"
 }
@@ -316,7 +317,7 @@ section_bench() {
 section_sanitizer() {
   local tool test
   for tool in memcheck initcheck; do
-    for test in batched_copy_gpu_test shared_reduce_gpu_test; do
+    for test in batched_copy_gpu_test shared_reduce_gpu_test poison_gpu_test; do
       step "compute-sanitizer $tool, $test" 280 compute-sanitizer --tool "$tool" --error-exitcode 1 build-gpu/tests/$test
     done
   done
