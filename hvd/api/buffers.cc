@@ -1,10 +1,10 @@
 #include "hvd/api/buffers.h"
 
 #include <array>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
-#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
@@ -20,6 +20,18 @@ Handle<void> submit_only(Submission submission) {
   auto running = engine();
   auto pending = running->submit(std::move(submission));
   return {std::move(running), std::move(pending), [] {}};
+}
+
+Detour::Detour(const Buffer& input, const Buffer& output, DataType wire)
+    : world_(current_world()), input_(input), output_(output), wire_(wire), count_(static_cast<std::size_t>(element_count(input.shape))) {
+  const std::size_t bytes = count_ * element_bytes(wire);
+  if (world_->allocate_shared && bytes > 0) memory_ = world_->allocate_shared(bytes);
+  if (!memory_) memory_ = std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
+}
+
+void Detour::convert(void* to, DataType to_type, const void* from, DataType from_type) const {
+  if (to_type != from_type) return world_->convert(to, to_type, from, from_type, count_);
+  if (count_ > 0) std::memcpy(to, from, count_ * element_bytes(to_type));
 }
 
 namespace {
@@ -50,44 +62,34 @@ Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
 class Travelling {
  public:
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
-      : world_(current_world()), inputs_(inputs), outputs_(outputs) {
+      : inputs_(inputs), outputs_(outputs) {
     options.compression.refuse_memory("allreduce");
     if (inputs.size() != outputs.size()) throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);
-      memory_.emplace_back();
       if (wire == input.dtype) continue;
       if (input.device != Device() || input.dtype != outputs[i].dtype || input.shape != outputs[i].shape)
         throw InvalidArgument(
             formatted("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
-      const auto count = static_cast<std::size_t>(element_count(input.shape));
-      const std::size_t bytes = count * element_bytes(wire);
-      if (world_->allocate_shared) memory_.back() = world_->allocate_shared(bytes);
-      if (!memory_.back()) memory_.back() = std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
-      world_->convert(memory_.back().get(), wire, input.data, input.dtype, count);
-      inputs_[i].data = outputs_[i].data = memory_.back().get();
+      const Detour& detour = detours_.emplace_back(input, outputs[i], wire);
+      detour.enter();
+      inputs_[i].data = outputs_[i].data = detour.memory();
       inputs_[i].dtype = outputs_[i].dtype = wire;
     }
-    kept_ = outputs;
   }
   [[nodiscard]] Submission submission(const AllreduceOptions& options) const { return reduction(inputs_, outputs_, options); }
   /// Once the operation is done; any thread, any number of times.
   void take_out() {
     std::call_once(taken_, [this] {
-      for (std::size_t i = 0; i < memory_.size(); ++i)
-        if (memory_[i])
-          world_->convert(kept_[i].data, kept_[i].dtype, outputs_[i].data, outputs_[i].dtype,
-                          static_cast<std::size_t>(element_count(kept_[i].shape)));
-      memory_.clear();
+      for (const Detour& detour : detours_) detour.leave();
+      detours_.clear();
     });
   }
 
  private:
-  std::shared_ptr<World> world_;
   std::vector<Buffer> inputs_, outputs_;  // as they travel
-  std::vector<Buffer> kept_;              // as the caller has them
-  std::vector<std::shared_ptr<void>> memory_;
+  std::vector<Detour> detours_;
   std::once_flag taken_;
 };
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hvd/api/request.h"
+#include "hvd/api/world.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 
@@ -33,6 +34,30 @@ SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, con
   call.output = output.data;
   return call;
 }
+/// A Detour is memory that an operation on the host works on instead of the caller's: it is of the type in which the operation travels, or
+/// apart from the output.
+class Detour {
+ public:
+  /// `wire`: the type of its elements; `output`: where the result goes, without memory if it goes there by itself.
+  Detour(const Buffer& input, const Buffer& output, DataType wire);
+  [[nodiscard]] void* memory() const { return memory_.get(); }
+  /// Brings the input here.
+  void enter() const { convert(memory_.get(), wire_, input_.data, input_.dtype); }
+  /// Brings the result to the output.
+  void leave() const {
+    if (output_.data != nullptr) convert(output_.data, output_.dtype, memory_.get(), wire_);
+  }
+
+ private:
+  void convert(void* to, DataType to_type, const void* from, DataType from_type) const;
+
+  std::shared_ptr<World> world_;
+  Buffer input_, output_;
+  DataType wire_;
+  std::size_t count_;
+  std::shared_ptr<void> memory_;
+};
+
 /// Returns how many rows of an alltoall's input each rank gets: as the options say, or as many each.
 std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options);
 /// Returns whether `Engine::try_fast_path` may be tried: it looks at no more than that.

@@ -1,7 +1,6 @@
 #include "hvd/api/persistent.h"
 
 #include <cstddef>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -73,45 +72,6 @@ void refuse_second_start(OpKind kind, const std::string& name) {
 
 namespace {
 
-/// Memory that the operation works on instead of the caller's, where it cannot work on that.
-class Detour {
- public:
-  /// Returns one in the type in which it travels; none where that is the input's own.
-  static std::optional<Detour> converting(const Buffer& input, const Buffer& output, DataType wire) {
-    if (wire == input.dtype) return std::nullopt;
-    return Detour(input, output, wire);
-  }
-  /// Returns one for an input that others may still read when this rank writes its output; none where the two do not overlap.
-  static std::optional<Detour> copying(const Buffer& input, const Buffer& output) {
-    if (!overlap(input, output)) return std::nullopt;
-    return Detour(input, {}, input.dtype);
-  }
-
-  [[nodiscard]] void* memory() const { return memory_.get(); }
-  void enter() const { convert(memory_.get(), wire_, input_.data, input_.dtype); }
-  void leave() const {
-    if (output_.data != nullptr) convert(output_.data, output_.dtype, memory_.get(), wire_);
-  }
-
- private:
-  Detour(const Buffer& input, const Buffer& output, DataType wire)
-      : world_(current_world()), input_(input), output_(output), wire_(wire), count_(static_cast<std::size_t>(element_count(input.shape))) {
-    const std::size_t bytes = count_ * element_bytes(wire);
-    if (world_->allocate_shared && bytes > 0) memory_ = world_->allocate_shared(bytes);
-    if (!memory_) memory_ = std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
-  }
-  void convert(void* to, DataType to_type, const void* from, DataType from_type) const {
-    if (to_type != from_type) return world_->convert(to, to_type, from, from_type, count_);
-    if (count_ > 0) std::memcpy(to, from, count_ * element_bytes(to_type));
-  }
-
-  std::shared_ptr<World> world_;
-  Buffer input_, output_;
-  DataType wire_;
-  std::size_t count_;
-  std::shared_ptr<void> memory_;
-};
-
 /// T: nothing, or the rows that came from each rank.
 template <class T>
 class OnBuffers final : public PersistentWork<T> {
@@ -158,7 +118,8 @@ PersistentHandle<T> make_into(OpKind kind, const Buffer& output, const Buffer& i
   check_output(kind, options.name, output, input, options.process_set, splits);
   if (overlap(output, input) && input.device != Device())
     throw InvalidArgument(formatted("{}_init '{}': the output overlaps the input; give it memory of its own", name_of(kind), options.name));
-  auto detour = Detour::copying(input, output);
+  std::optional<Detour> detour;  // of an input that others may still read when this rank writes its output
+  if (overlap(input, output)) detour.emplace(input, Buffer(), input.dtype);
   TensorArgument tensor{detour ? detour->memory() : input.data, nullptr, input.dtype, input.shape};
   tensor.splits = std::move(splits);
   if (kind != OpKind::Reducescatter && !output.shape.empty()) tensor.output_rows = output.shape.front();
@@ -176,7 +137,8 @@ PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output,
   const bool has_memory = input.data != nullptr && output.data != nullptr;
   if (wire != input.dtype && (input.device != Device() || (!has_memory && element_count(input.shape) > 0)))
     throw InvalidArgument(formatted("allreduce '{}': compression needs input and output in host memory", options.name));
-  auto detour = Detour::converting(input, output, wire);
+  std::optional<Detour> detour;
+  if (wire != input.dtype) detour.emplace(input, output, wire);
   void* const from = detour ? detour->memory() : input.data;
   void* const to = detour ? detour->memory() : output.data;
   TensorArgument tensor{from, to, wire, input.shape};
