@@ -5,6 +5,9 @@
 /// Switched off, a note costs one relaxed load. Any thread may note. `start` throws InvalidArgument; a file that can no longer be written
 /// ends the timeline with a warning; nothing else fails.
 ///
+/// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
+/// the first few thousand) share tracks, and say what they are in their arguments. Track 0 is the rank's own: cycles and counters.
+///
 /// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it MEMCPY_IN_FUSION_BUFFER, the copy that
 /// the submitting thread makes of a tensor outside shared memory, then "rank r ready" (each rank has its own), and "rank q was last".
 /// <OP>: until the result is there; within it WAIT_FOR_DATA until the batch is launched, then the transport (SHM_ALLREDUCE,
@@ -17,22 +20,26 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
 #include "hvd/options.h"
 #include "hvd/submission.h"
-#include "hvd/timeline/timeline_events.h"
 #include "hvd/timeline/timeline_file.h"
 #include "hvd/topology.h"
 
 namespace hvd {
+
+/// A TraceTime is a point of time: nanoseconds of the steady clock, which all processes of a host share.
+using TraceTime = std::int64_t;
 
 class Timeline {
  public:
@@ -72,11 +79,56 @@ class Timeline {
   void cut(std::size_t tensors, std::int64_t bytes);
 
  private:
+  struct Track {
+    std::uint32_t tid = 0;
+    bool shared = false;
+    TraceTime last = 0;  ///< its latest event
+  };
+  enum class Phase : std::uint8_t { Submitted, Agreed, Launched, CopyingOut };
+  struct Operation {
+    Track* track;
+    OpKind kind;
+    std::int64_t bytes;
+    std::string arguments;
+    Phase phase = Phase::Submitted;
+  };
+  /// What is known of the operations of one file.
+  struct Run {
+    int rank = 0;
+    TraceTime zero = 0;  ///< the point of this rank's clock that the file calls 0
+    std::string text;    ///< events that are to be written, each with ",\n" before it
+    std::unordered_map<std::string, Track> tracks;
+    std::vector<Track*> free_shared;
+    std::uint32_t next_tid = 1;
+    std::unordered_map<std::uint64_t, Operation> open;
+    std::int64_t queued = 0;  ///< submitted and not launched
+    std::int64_t bytes = 0;   ///< launched and not finished
+    std::int64_t left_out = 0, left_out_told = 0;
+    TraceTime changed_at = 0, counted_at = 0;  ///< the counters
+    bool hurry = false, stop = false;          ///< for the writer
+  };
+
   void begin_writing(bool marks_cycles);
   void end_writer();
   void write_on();
-  template <class Note>
-  void note(const Note& note);
+
+  // Require the mutex.
+  /// Returns null where there is none of this number, or in another phase: it is of an earlier file, or another batch of the same group.
+  Operation* find(std::uint64_t id, Phase phase);
+  Track& track_for(const Submission& submission, std::string_view name, bool once);
+  Track& make_track(const std::string& key, std::string_view label, bool shared);
+  void put(char phase, std::uint32_t tid, TraceTime at, std::initializer_list<std::string_view> rest);
+  void put_on(Track& track, char phase, TraceTime at, std::initializer_list<std::string_view> rest = {});
+  void begin(Track& track, TraceTime at, std::string_view name, std::string_view arguments = {});
+  void mark(Track& track, TraceTime at, int rank, std::string_view what);
+  void describe(std::string_view what, std::uint32_t tid, std::string_view argument);
+  void enter(Operation& operation, Phase phase, TraceTime at, std::string_view name);
+  void close(const Operation& operation, TraceTime at, std::string_view error);
+  void changed(TraceTime at);
+  void count();
+  void put_counter(std::string_view name, std::string_view unit, std::int64_t value);
+  [[nodiscard]] std::string full_event() const;
+  void hurry();
 
   const std::size_t capacity_;
   std::mutex control_;  // start and stop
@@ -85,9 +137,8 @@ class Timeline {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
-  TimelineEvents events_;
+  Run run_;
   std::uint64_t next_id_ = 1;
-  bool hurry_ = false, stop_ = false;
 
   std::unique_ptr<TimelineFile> file_;  // the writer's own while it runs
   std::uint64_t max_bytes_ = 0;
