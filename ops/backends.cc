@@ -97,8 +97,8 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
     sharers.push_back(controls.at(static_cast<std::size_t>(index)));
   }
   const auto ring = [board, others] {
-    for (const int index : others) board->ring_worker(index);
-    board->ring_waiters();
+    for (const int index : others) board->bells().ring_worker(index);
+    board->bells().ring_waiters();
   };
   const auto refused = [rank = topology.rank](const std::string& why) {
     log(LogLevel::Warning, "ranks cannot share a GPU here, as {} (rank {}): their tensors go through the host, which is slower", why, rank);
