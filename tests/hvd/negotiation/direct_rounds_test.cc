@@ -1,6 +1,7 @@
 // Rounds that leaders end among themselves: every order in which their messages may come.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
