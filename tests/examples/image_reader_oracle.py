@@ -168,7 +168,9 @@ def compare(program, folder, special, mode, size, resize, shrink):
         image = image.convert("RGB")
         crop = tuple(map(int, line[2:7]))
         if mode == "train":
-            assert crop == crop_of_torchvision(image, Stream(5, 3, i)), line
+            wanted = crop_of_torchvision(image, Stream(5, 3, i))
+            moved = [wanted[place] - crop[place] for place in (0, 1)]  # of a scaled image: to the left and up, by less than its pixel
+            assert crop[2:] == wanted[2:] and all(0 <= step < (8 if shrink else 1) for step in moved), (line, wanted)
         difference = np.abs(expected(mode, image, crop, size, resize) - values[i]) * np.array(DEVIATION).reshape(3, 1, 1) * 255
         equal += difference.max() == 0
         means.append(float(difference.mean()))

@@ -1,5 +1,8 @@
 #include "examples/train/images/reader.h"
 
+#include <ATen/ops/_upsample_bilinear2d_aa.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -44,24 +47,13 @@ Box random_box(Size image, Random& random) {
   return middle(image);
 }
 
-Stretch stretch(int pixels, int resized, int wanted) {
-  const int first = rounded((resized - wanted) / 2.0);
-  return {.begin = 0,
-          .end = static_cast<double>(pixels),
-          .limit_low = 0,
-          .limit_high = pixels,
-          .size = resized,
-          .first = first,
-          .count = wanted};
-}
-
 constexpr int kMostBadInARow = 100;
+constexpr std::int64_t kMostResized = std::int64_t{1} << 26;  // pixels of a resized image
 
 /// What a thread keeps from image to image.
 struct Buffers {
   std::vector<std::uint8_t> file;
   Pixels pixels;
-  Resampler resampler;
 };
 
 Buffers& buffers() {
@@ -103,45 +95,57 @@ class OpenFile {
   int descriptor_;
 };
 
-/// The image's pixels count as shrunk by this much.
-int shrink_for(const EncodedImage& image, const Stretch& across, const Stretch& down) {
-  if (!image.shrinks()) return 1;
-  const double factor = std::min((across.end - across.begin) / across.size, (down.end - down.begin) / down.size);
-  for (const int shrink : {8, 4, 2}) {
-    if (factor >= 2 * shrink) return shrink;
+/// What becomes of an image: a part of it is resized, and the output cut out of that.
+struct Cut {
+  Box part;
+  Size resized;
+  int left = 0, top = 0;
+};
+
+/// By how much a JPEG file is shrunk while it is decoded: at least twice the wanted pixels remain.
+int shrink_for(const Cut& cut) {
+  int shrink = 8;
+  while (shrink > 1 && (cut.part.width < 2 * shrink * cut.resized.width || cut.part.height < 2 * shrink * cut.resized.height)) shrink /= 2;
+  return shrink;
+}
+
+/// Resizes the part of an image that was shrunk so much, which is left without gaps between its rows: LibTorch would start threads to copy
+/// them. Returns bytes of [channel, y, x], in whatever order they lie.
+at::Tensor resize(Pixels& image, const Box& shrunk, const Cut& cut, int shrink) {
+  const at::InferenceMode guard;
+  const std::size_t row = 4 * static_cast<std::size_t>(shrunk.width);
+  for (int y = 0; y < shrunk.height; ++y)
+    std::memmove(image.bytes.data() + static_cast<std::size_t>(y) * row, image.at(shrunk.left, shrunk.top + y), row);
+  const std::int64_t width_in = shrunk.width, height_in = shrunk.height;
+  const auto pixels =
+      at::from_blob(image.bytes.data(), {1, 4, height_in, width_in}, {4 * width_in * height_in, 1, 4 * width_in, 4}, at::kByte);
+  // Of the part itself: that of the shrunk image may end with a piece of a pixel.
+  const auto scale = [shrink](int to, int from) { return static_cast<double>(to) * shrink / from; };
+  const auto [width, height] = cut.resized;
+  return at::_upsample_bilinear2d_aa(pixels, {height, width}, /*align_corners=*/false, scale(height, cut.part.height),
+                                     scale(width, cut.part.width))[0];
+}
+
+/// Writes the planes. Returns the part that they were made of: of a file that is shrunk it begins with a whole pixel of the shrunk image.
+Box make(EncodedImage& image, Cut cut, bool mirror, const ReaderOptions& options, const ByteTables& tables, float* planes) {
+  if (std::int64_t{cut.resized.width} * cut.resized.height > kMostResized) throw ImageError("its sides are too unlike to be resized");
+  const int shrink = image.shrinks() && options.shrink ? shrink_for(cut) : 1;
+  const int left = cut.part.left / shrink, top = cut.part.top / shrink;
+  cut.part.left = left * shrink;
+  cut.part.top = top * shrink;
+  const auto end = [shrink](int begin, int length) { return (begin + length + shrink - 1) / shrink; };
+  const Box shrunk{left, top, end(cut.part.left, cut.part.width) - left, end(cut.part.top, cut.part.height) - top};
+  auto& pixels = buffers().pixels;
+  image.decode(shrunk, pixels, shrink);
+  const at::Tensor resized = resize(pixels, shrunk, cut, shrink);
+  const auto from = resized.accessor<std::uint8_t, 3>();
+  for (int c = 0; c < 3; ++c) {
+    const auto& table = tables[static_cast<std::size_t>(c)];
+    for (int y = 0; y < options.size; ++y, planes += options.size) {
+      for (int x = 0; x < options.size; ++x) planes[mirror ? options.size - 1 - x : x] = table[from[c][cut.top + y][cut.left + x]];
+    }
   }
-  return 1;
-}
-
-Stretch shrunk(Stretch stretch, int shrink, int limit) {
-  stretch.begin /= shrink;
-  stretch.end /= shrink;
-  stretch.limit_low /= shrink;
-  stretch.limit_high = std::min((stretch.limit_high + shrink - 1) / shrink, limit);
-  return stretch;
-}
-
-void make(EncodedImage& image, Stretch across, Stretch down, bool mirror, bool may_shrink, const ChannelTables& tables, float* planes) {
-  auto& mine = buffers();
-  const int shrink = may_shrink ? shrink_for(image, across, down) : 1;
-  if (shrink > 1) {
-    const Size size = image.shrunk(shrink);
-    across = shrunk(across, shrink, size.width);
-    down = shrunk(down, shrink, size.height);
-  }
-  mine.resampler.prepare(across, down);
-  image.decode(mine.resampler.needed(), mine.pixels, shrink);
-  mine.resampler.run(mine.pixels, mirror, tables, planes);
-}
-
-Stretch stretch_of(int begin, int length, int size) {
-  return {.begin = static_cast<double>(begin),
-          .end = static_cast<double>(begin + length),
-          .limit_low = begin,
-          .limit_high = begin + length,
-          .size = size,
-          .first = 0,
-          .count = size};
+  return cut.part;
 }
 
 }  // namespace
@@ -149,13 +153,6 @@ Stretch stretch_of(int begin, int length, int size) {
 Crop random_crop(Size image, Random& random) {
   const Box box = random_box(image, random);
   return {box, random.below(2) == 1};
-}
-
-CenterCrop center_crop(Size image, int resize, int size) {
-  const auto other = [resize](int longer, int shorter) { return static_cast<int>(static_cast<double>(resize) * longer / shorter); };
-  const bool wide = image.width > image.height;
-  const int width = wide ? other(image.width, image.height) : resize, height = wide ? resize : other(image.height, image.width);
-  return {stretch(image.width, width, size), stretch(image.height, height, size)};
 }
 
 ImageReader::ImageReader(const ReaderOptions& options) : options_(options) {
@@ -166,16 +163,18 @@ ImageReader::ImageReader(const ReaderOptions& options) : options_(options) {
 
 Crop ImageReader::read_training(const std::string& file, Random random, float* planes) const {
   const auto image = EncodedImage::open(OpenFile(file).read(buffers().file));
-  const Crop crop = random_crop(image->size(), random);
-  make(*image, stretch_of(crop.box.left, crop.box.width, options_.size), stretch_of(crop.box.top, crop.box.height, options_.size),
-       crop.mirror, options_.shrink, tables_, planes);
+  Crop crop = random_crop(image->size(), random);
+  crop.box = make(*image, {crop.box, {options_.size, options_.size}}, crop.mirror, options_, tables_, planes);
   return crop;
 }
 
 void ImageReader::read_validation(const std::string& file, float* planes) const {
   const auto image = EncodedImage::open(OpenFile(file).read(buffers().file));
-  const auto crop = center_crop(image->size(), options_.resize, options_.size);
-  make(*image, crop.across, crop.down, false, options_.shrink, tables_, planes);
+  const auto [width, height] = image->size();
+  const auto other = [&](int longer, int shorter) { return static_cast<int>(static_cast<double>(options_.resize) * longer / shorter); };
+  const Size resized{width > height ? other(width, height) : options_.resize, width > height ? options_.resize : other(height, width)};
+  const auto first = [&](int pixels) { return rounded((pixels - options_.size) / 2.0); };
+  make(*image, {{0, 0, width, height}, resized, first(resized.width), first(resized.height)}, false, options_, tables_, planes);
 }
 
 int read_training_image(const ImageReader& reader, const ImageFolder& folder, std::size_t image, std::uint64_t seed, std::uint64_t epoch,

@@ -1,7 +1,7 @@
 #pragma once
-/// An ImageReader makes numbers for a network of an image file: it reads, decodes, crops, resizes, mirrors and normalises, as torchvision
-/// does with its default image loader. It is constant, so that any number of threads may use one; each thread keeps buffers of its own.
-/// An image that cannot be used is an ImageError.
+/// An ImageReader makes numbers for a network of an image file: it reads, decodes, crops, resizes (LibTorch's antialiased bilinear one),
+/// mirrors and normalises, as torchvision does with its default image loader. It is constant, so that any number of threads may use one;
+/// each thread keeps buffers of its own. An image that cannot be used is an ImageError.
 
 #include <array>
 #include <cstdint>
@@ -11,7 +11,6 @@
 #include "examples/train/images/folder.h"
 #include "examples/train/images/pixels.h"
 #include "examples/train/images/random.h"
-#include "examples/train/images/resample.h"
 
 namespace examples {
 
@@ -25,22 +24,17 @@ struct Crop {
 /// box that fits in the image, the middle of it.
 Crop random_crop(Size image, Random& random);
 
-/// For validation Resize with CenterCrop: the whole image, its shorter side resized to `resize`, of which the middle `size` x `size` pixels
-/// are taken.
-struct CenterCrop {
-  Stretch across, down;
-};
-/// `resize` is at least `size`.
-CenterCrop center_crop(Size image, int resize, int size);
-
 struct ReaderOptions {
   int size = 224;    ///< of what the network is given, both ways
-  int resize = 256;  ///< validation: of the shorter side, before the middle is cut out
+  int resize = 256;  ///< validation: of the shorter side, before the middle is cut out; at least `size`
   /// Whether JPEG files of which at least twice the wanted pixels remain are decoded to a half, quarter or eighth: less work, and not the
-  /// same bit for bit.
+  /// same values; a crop then begins at a multiple of 2, 4 or 8.
   bool shrink = true;
   std::array<float, 3> mean = {0.485F, 0.456F, 0.406F}, deviation = {0.229F, 0.224F, 0.225F};  ///< of pixel values from 0 to 1
 };
+
+/// What a byte becomes, for each channel.
+using ByteTables = std::array<std::array<float, 256>, 3>;
 
 class ImageReader {
  public:
@@ -53,7 +47,7 @@ class ImageReader {
 
  private:
   ReaderOptions options_;
-  ChannelTables tables_;
+  ByteTables tables_;
 };
 
 struct BadImage {
