@@ -9,6 +9,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@ using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
+
+static_assert(!std::is_copy_constructible_v<DistributedOptimizer> && !std::is_copy_assignable_v<DistributedOptimizer>);
 
 /// A factory, as users write them.
 DistributedOptimizer made(Sequential& net, const DistributedOptimizerOptions& options = {}, double rate = 0.1) {

@@ -57,7 +57,7 @@ void check_whole(const Named& parameters, const ShardPieces& pieces, bool in_ord
       CHECK(pieces[at].parameter.is_same(parameter));
       CHECK(pieces[at].name == name);
       CHECK(pieces[at].begin == end);
-      if (end > 0 && in_order) CHECK(pieces[at].owner > owner);
+      if (end > 0 && in_order) CHECK(pieces[at].owner >= owner);
       owner = pieces[at].owner;
       end = pieces[at++].end;
     } while (end < parameter.numel());
