@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "tools/hvd_bench/race.h"
-#include "tools/hvd_bench/raw_mpi.h"
+#include "tools/hvd_bench/report.h"
+#include "tools/hvd_bench/rivals.h"
 #include "tools/hvd_bench/workload.h"
 
 namespace bench {
@@ -116,28 +115,25 @@ std::vector<std::uint64_t> sizes(const Options& options) {
 void print_burst(const Options& options, const BurstRow& row) {
   const auto time = [](double microseconds) { return microseconds > 0 ? fmt::format("{:.1f}", microseconds) : std::string("-"); };
   const auto ratio = [](double one, double other) { return other > 0 ? fmt::format("{:.2f}", one / other) : std::string("-"); };
-  fmt::print("{}\n", fmt::format(kColumns, row.bytes, time(row.async), time(row.shuffled), time(row.group), time(row.plain), time(row.mpi),
-                                 ratio(row.async, row.group), ratio(row.async, row.plain), ratio(row.async, row.mpi),
-                                 fmt::format("{:.0f} %", 100 * row.fused), options.check ? fmt::format("{}", row.wrong) : "-"));
-  std::fflush(stdout);
+  say(fmt::format(kColumns, row.bytes, time(row.async), time(row.shuffled), time(row.group), time(row.plain), time(row.mpi),
+                  ratio(row.async, row.group), ratio(row.async, row.plain), ratio(row.async, row.mpi),
+                  fmt::format("{:.0f} %", 100 * row.fused), options.check ? fmt::format("{}", row.wrong) : "-"));
 }
 
 }  // namespace
 
 std::size_t run_burst(const Options& options) {
+  JsonFile file(options.json);
   nlohmann::ordered_json json{
       {"program", "hvd_bench"}, {"burst", options.burst}, {"ranks", hvd::size()}, {"rows", nlohmann::ordered_json::array()}};
-  if (hvd::rank() == 0) {
-    fmt::print("# {} allreduces at once, {} ranks, {} of {}; microseconds for all of them, median over {} rounds\n", options.burst,
-               hvd::size(), hvd::name_of(options.op), hvd::name_of(options.dtype), options.rounds);
-    fmt::print("{}\n", fmt::format(kColumns, "# bytes each", "async", "shuffled", "group", "plain", "MPI", "async/group", "async/plain",
-                                   "async/MPI", "fused", "wrong"));
-  }
+  say(fmt::format("# {} allreduces at once, {} ranks, {} of {}; microseconds for all of them, median over {} rounds", options.burst,
+                  hvd::size(), hvd::name_of(options.op), hvd::name_of(options.dtype), options.rounds));
+  say(fmt::format(kColumns, "# bytes each", "async", "shuffled", "group", "plain", "MPI", "async/group", "async/plain", "async/MPI",
+                  "fused", "wrong"));
   std::size_t wrong = 0;
   for (const auto bytes : sizes(options)) {
     const BurstRow row = measure_burst(options, bytes);
     wrong += row.wrong;
-    if (hvd::rank() != 0) continue;
     print_burst(options, row);
     json["rows"].push_back({{"bytes", row.bytes},
                             {"async_us", row.async},
@@ -148,9 +144,7 @@ std::size_t run_burst(const Options& options) {
                             {"fused", row.fused},
                             {"wrong", row.wrong}});
   }
-  bool written = true;
-  if (hvd::rank() == 0 && !options.json.empty()) written = static_cast<bool>(std::ofstream(options.json) << json.dump(2) << "\n");
-  if (total(written ? 0 : 1) > 0) throw std::runtime_error(fmt::format("--json {}: it cannot be written", options.json));
+  file.write(json);
   return wrong;
 }
 

@@ -7,7 +7,7 @@
 namespace bench {
 
 /// Prints a table with a line for each size on rank 0, and writes `options.json` where one is named. Collective. Returns how many elements
-/// were wrong, over all ranks, where `options.check` asks. Throws std::runtime_error if rank 0 cannot write the file.
+/// were wrong, over all ranks, where `options.check` asks. Throws std::runtime_error on all ranks if the file cannot be written.
 std::size_t run_burst(const Options& options);
 
 }  // namespace bench

@@ -1,23 +1,23 @@
 // This is hvd_bench: mpirun -np 4 hvd_bench [options]; --help lists them. Exit codes: 0 done, 1 failed or a wrong result, 2 wrong options.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <thread>
 
 #include "tools/hvd_bench/burst.h"
-#include "tools/hvd_bench/idle.h"
-#include "tools/hvd_bench/line.h"
 #include "tools/hvd_bench/models.h"
 #include "tools/hvd_bench/options.h"
 #include "tools/hvd_bench/race.h"
-#include "tools/hvd_bench/raw_mpi.h"
 #include "tools/hvd_bench/report.h"
+#include "tools/hvd_bench/rivals.h"
 #include "tools/hvd_bench/routes.h"
 #include "tools/hvd_bench/sweep.h"
 #include "tools/hvd_bench/workload.h"
@@ -26,14 +26,6 @@ namespace bench {
 namespace {
 
 constexpr std::uint64_t kSmallBytes = 64 << 10;
-
-/// The first mistake any rank found, on all ranks; empty if none did.
-std::string agree(const std::string& mistake) {
-  const auto all =
-      hvd::allgather({const_cast<char*>(mistake.data()), hvd::DataType::UInt8, {static_cast<std::int64_t>(mistake.size())}, {}},
-                     {.name = "hvd_bench.agree"});
-  return {reinterpret_cast<const char*>(all.data.data()), all.data.size()};
-}
 
 void require_backend(const Options& options) {
   if (options.backend == Backend::Shm && !ranks_share_memory())
@@ -126,40 +118,48 @@ std::vector<std::vector<std::size_t>> workloads(const Options& options) {
   return list;
 }
 
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Sleeps. Returns the processor time of each rank, all its threads, in percent of a core. Collective.
+std::vector<double> measure_idle(double seconds) {
+  hvd::barrier();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the others' way out of the barrier does not count
+  const auto start = std::chrono::steady_clock::now();
+  const double before = processor_seconds();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  const double used = processor_seconds() - before;
+  const double slept = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double percent = 100 * used / slept;
+  const auto all = hvd::allgather({&percent, hvd::DataType::Float64, {1}, {}}, {.name = "hvd_bench.idle"});
+  std::vector<double> result(static_cast<std::size_t>(hvd::size()));
+  std::memcpy(result.data(), all.data.data(), all.data.size());
+  return result;
+}
+
 /// Returns the exit code. A WrongOptions or std::runtime_error that leaves it was found by all ranks alike.
 int run(const Options& options) {
   require_backend(options);
   require_wires(options);
   if (options.sweep) return run_sweep(options) == 0 ? 0 : 1;
   if (options.burst > 0) return run_burst(options) == 0 ? 0 : 1;
-  std::unique_ptr<Report> report;
-  std::string mistake;
-  try {
-    if (hvd::rank() == 0) report = std::make_unique<Report>(options, hvd::size());
-  } catch (const std::runtime_error& error) {
-    mistake = error.what();
-  }
-  if (mistake = agree(mistake); !mistake.empty()) throw std::runtime_error(mistake);
-
-  if (report) report->begin(hvd::backend_description());
+  Report report(options);
   std::size_t wrong = 0;
   if (options.idle_seconds > 0) {
-    const auto percent = measure_idle(options.idle_seconds);
-    if (report) report->add_idle(options.idle_seconds, percent);
+    report.add_idle(options.idle_seconds, measure_idle(options.idle_seconds));
   } else {
     for (const auto& counts : workloads(options)) {
       for (const auto& row : measure(options, counts)) {
-        if (report) report->add(row);
+        report.add(row);
         wrong += row.wrong.value_or(0);
       }
     }
   }
-  try {
-    if (report) report->end();
-  } catch (const std::runtime_error& error) {
-    mistake = error.what();
-  }
-  if (mistake = agree(mistake); !mistake.empty()) throw std::runtime_error(mistake);
+  report.end();
   return wrong == 0 ? 0 : 1;
 }
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tools/hvd_bench/models.h"
-#include "tools/hvd_bench/raw_mpi.h"
+#include "tools/hvd_bench/rivals.h"
 
 namespace bench {
 
@@ -141,7 +141,6 @@ struct Words {
   std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", device = "cpu",
               model;
   std::vector<std::string> memory{"ordinary"}, place{"in"}, wire{"none"}, versus;
-  bool in_arena = false, out_of_place = false;
 };
 
 void add_options(CLI::App& app, Options& options, Words& words) {
@@ -154,10 +153,8 @@ void add_options(CLI::App& app, Options& options, Words& words) {
                  "float32 (default), float64, float16, bfloat16, uint8, int8, int16, int32, int64, bool, complex64 or "
                  "complex128");
   app.add_option("--memory", words.memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
-  app.add_flag("--in-arena", words.in_arena, "Same as --memory arena: memory shared by the ranks of a host");
   app.add_option("--device", words.device, "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that hvd has lent");
   app.add_option("--place", words.place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
-  app.add_flag("--out-of-place", words.out_of_place, "Same as --place out");
   app.add_option("--wire", words.wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")
       ->delimiter(',');
   app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
@@ -208,8 +205,8 @@ void look_up(const Words& words, Options& options) {
     for (const auto& name : model_names()) models.emplace(name, name);
     options.model = choose(models, "--model", words.model);
   }
-  options.in_arena = words.in_arena ? std::vector<bool>{true} : rows("--memory", words.memory, "ordinary", "arena");
-  options.in_place = words.out_of_place ? std::vector<bool>{false} : rows("--place", words.place, "out", "in");
+  options.in_arena = rows("--memory", words.memory, "ordinary", "arena");
+  options.in_place = rows("--place", words.place, "out", "in");
   for (const auto& word : words.versus) {
     const Choices<bool*> rivals{{"mpi", &options.versus_mpi},
                                 {"packed", &options.versus_packed},

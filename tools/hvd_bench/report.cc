@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 namespace bench {
 
@@ -34,11 +35,6 @@ double gigabytes_per_second(std::size_t bytes, double microseconds) { return sta
 /// Whether the table says how the values travel.
 bool compresses(const Options& options) { return options.wires != std::vector{hvd::Compression::none()}; }
 
-void print(const std::string& line) {
-  std::fputs((line + "\n").c_str(), stdout);
-  std::fflush(stdout);
-}
-
 nlohmann::ordered_json to_json(const Timing& time) {
   return {{"time_us", time.median}, {"p50_us", time.p50}, {"p90_us", time.p90}, {"p99_us", time.p99}, {"max_us", time.max}};
 }
@@ -48,18 +44,42 @@ std::string microseconds(double value) { return fmt::format("{:.{}f}", value, va
 
 }  // namespace
 
-Report::Report(const Options& options, int ranks) : options_(options), ranks_(ranks) {
-  if (options.json.empty()) return;
-  file_.open(options.json);
-  if (!file_) throw std::runtime_error(fmt::format("--json {}: {}", options.json, std::strerror(errno)));
+void say(const std::string& line) {
+  if (hvd::rank() != 0) return;
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
 }
 
-void Report::begin(const std::string& description) {
+std::string text_of_bytes(std::size_t bytes) {
+  for (const auto& [unit, name] : {std::pair{std::size_t{1} << 30, "GiB"}, {std::size_t{1} << 20, "MiB"}, {std::size_t{1} << 10, "KiB"}})
+    if (bytes >= unit && bytes % unit == 0) return fmt::format("{} {}", bytes / unit, name);
+  return fmt::format("{} B", bytes);
+}
+
+JsonFile::JsonFile(const std::string& path) : path_(path) {
+  if (!path_.empty() && hvd::rank() == 0) file_.open(path_);
+  agree();
+}
+
+void JsonFile::write(const nlohmann::ordered_json& json) {
+  if (file_.is_open()) {
+    file_ << json.dump(2) << "\n";
+    file_.close();
+  }
+  agree();
+}
+
+void JsonFile::agree() const {
+  const int error = static_cast<int>(largest(file_ ? 0 : errno != 0 ? errno : EIO));
+  if (error != 0) throw std::runtime_error(fmt::format("--json {}: {}", path_, std::strerror(error)));
+}
+
+Report::Report(const Options& options) : options_(options), file_(options.json) {
   const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   json_ = {{"program", "hvd_bench"},
-           {"ranks", ranks_},
+           {"ranks", hvd::size()},
            {"cores", std::thread::hardware_concurrency()},
-           {"description", description},
+           {"description", hvd::backend_description()},
            {"collective", name_of(options_.collective)},
            {"backend", name_of(options_.backend)},
            {"device", options_.on_gpu ? "cuda" : "cpu"},
@@ -70,10 +90,10 @@ void Report::begin(const std::string& description) {
            {"grouped", options_.grouped},
            {"rounds", options_.rounds},
            {"rows", nlohmann::ordered_json::array()}};
-  print(fmt::format("# hvd_bench: {}, {}", name_of(options_.collective), description));
+  say(fmt::format("# hvd_bench: {}, {}", name_of(options_.collective), hvd::backend_description()));
   if (options_.idle_seconds > 0) return;
-  print(fmt::format("# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: of single operations{}",
-                    options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
+  say(fmt::format("# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: of single operations{}",
+                  options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
   std::string names = fmt::format(kColumns, "#", "size", "count", "type", "redop", "memory", "place", "time", "algbw", "busbw", "#wrong",
                                   "p50", "p90", "p99", "max");
   std::string units =
@@ -91,13 +111,13 @@ void Report::begin(const std::string& description) {
   if (options_.versus_memcpy) versus("memcpy");
   if (options_.versus_line) versus("line");
   if (!options_.model.empty()) names += fmt::format(" {:>8}", "batches");
-  print(names);
-  print(units);
+  say(names);
+  say(units);
 }
 
 void Report::add(const Row& row) {
   const double algbw = gigabytes_per_second(row.bytes, row.time.median);
-  const double busbw = algbw * bus_factor(options_.collective, ranks_);
+  const double busbw = algbw * bus_factor(options_.collective, hvd::size());
   const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   const auto fixed = [](double value, int places) { return fmt::format("{:.{}f}", value, places); };
   std::string line =
@@ -105,21 +125,11 @@ void Report::add(const Row& row) {
                   microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2), row.wrong ? std::to_string(*row.wrong) : "N/A",
                   microseconds(row.time.p50), microseconds(row.time.p90), microseconds(row.time.p99), microseconds(row.time.max));
   if (compresses(options_)) line += fmt::format(" {:>4}", row.wire);
-  nlohmann::ordered_json record = {{"bytes", row.bytes},
-                                   {"elements", row.elements},
-                                   {"tensors", row.tensors},
-                                   {"memory", row.memory},
-                                   {"in_place", row.place == "in"},
-                                   {"persistent", row.place == "again"},
-                                   {"wire", row.wire},
-                                   {"time_us", row.time.median},
-                                   {"p50_us", row.time.p50},
-                                   {"p90_us", row.time.p90},
-                                   {"p99_us", row.time.p99},
-                                   {"max_us", row.time.max},
-                                   {"algbw_gbps", algbw},
-                                   {"busbw_gbps", busbw},
-                                   {"wrong", row.wrong ? nlohmann::ordered_json(*row.wrong) : nlohmann::ordered_json()}};
+  nlohmann::ordered_json record = {{"bytes", row.bytes},   {"elements", row.elements},      {"tensors", row.tensors},
+                                   {"memory", row.memory}, {"in_place", row.place == "in"}, {"persistent", row.place == "again"},
+                                   {"wire", row.wire}};
+  record.update(to_json(row.time));
+  record.update({{"algbw_gbps", algbw}, {"busbw_gbps", busbw}, {"wrong", json_of(row.wrong)}});
   const auto versus = [&](const std::optional<Timing>& other, const char* name) {
     if (!other) return;
     line += fmt::format(" {:>10} {:>6.2f}", microseconds(other->median), other->median / row.time.median);
@@ -134,7 +144,7 @@ void Report::add(const Row& row) {
     line += fmt::format(" {:>8.1f}", *row.batches);
     record["batches"] = *row.batches;
   }
-  print(line);
+  say(line);
   json_["rows"].push_back(record);
   bus_bandwidths_ += busbw;
   ++rows_;
@@ -144,19 +154,16 @@ void Report::add(const Row& row) {
 void Report::add_idle(double seconds, const std::vector<double>& percent) {
   std::string line = fmt::format("idle for {:.1f} s, processor time in % of a core:", seconds);
   for (std::size_t rank = 0; rank < percent.size(); ++rank) line += fmt::format(" rank {} {:.3f}", rank, percent[rank]);
-  print(line);
+  say(line);
   json_["idle"] = {{"seconds", seconds}, {"percent_of_a_core", percent}, {"largest", *std::max_element(percent.begin(), percent.end())}};
 }
 
 void Report::end() {
   if (rows_ > 0) {
-    if (options_.check) print(fmt::format("# Out of bounds values : {} {}", wrong_, wrong_ == 0 ? "OK" : "FAILED"));
-    print(fmt::format("# Avg bus bandwidth    : {:.3f}", bus_bandwidths_ / static_cast<double>(rows_)));
+    if (options_.check) say(fmt::format("# Out of bounds values : {} {}", wrong_, wrong_ == 0 ? "OK" : "FAILED"));
+    say(fmt::format("# Avg bus bandwidth    : {:.3f}", bus_bandwidths_ / static_cast<double>(rows_)));
   }
-  if (!file_.is_open()) return;
-  file_ << json_.dump(2) << "\n";
-  file_.close();
-  if (!file_) throw std::runtime_error(fmt::format("--json {}: could not be written", options_.json));
+  file_.write(json_);
 }
 
 }  // namespace bench

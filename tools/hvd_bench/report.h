@@ -1,6 +1,6 @@
 #pragma once
-/// A report says what was measured, as a table in the columns of nccl-tests and as JSON. Rank 0 alone makes it; a file that cannot be
-/// written throws std::runtime_error.
+/// What hvd_bench prints and writes: lines, the JSON file, and the Report of what was measured as a table in the columns of nccl-tests. All
+/// ranks make them; rank 0 alone prints and writes.
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +12,27 @@
 #include "tools/hvd_bench/race.h"
 
 namespace bench {
+
+/// Prints a line, on rank 0.
+void say(const std::string& line);
+/// "64 KiB", "1 MiB", "1000 B"
+std::string text_of_bytes(std::size_t bytes);
+/// Returns a number of wrong elements as JSON has it: null where nothing was checked.
+inline nlohmann::ordered_json json_of(const std::optional<std::size_t>& wrong) { return wrong ? nlohmann::ordered_json(*wrong) : nullptr; }
+
+/// The file that --json names; empty: none. Where it cannot be opened or written both throw std::runtime_error, on all ranks. Collective.
+class JsonFile {
+ public:
+  /// Opens it, so that a run whose file cannot be written ends before it has begun.
+  explicit JsonFile(const std::string& path);
+  void write(const nlohmann::ordered_json& json);
+
+ private:
+  void agree() const;
+
+  std::string path_;
+  std::ofstream file_;
+};
 
 /// One line of the table. algbw = bytes / time; busbw = algbw x 2(n-1)/n for an allreduce, (n-1)/n for an allgather, 1 for a broadcast:
 /// what each rank's link would have to carry, whatever the number of ranks.
@@ -28,9 +49,8 @@ struct Row {
 
 class Report {
  public:
-  /// Opens the JSON file, so that a run that cannot be written ends before it has begun.
-  Report(const Options& options, int ranks);
-  void begin(const std::string& description);
+  /// Opens the JSON file, and begins the table.
+  explicit Report(const Options& options);
   void add(const Row& row);
   /// CPU time of the ranks while they slept, in percent of a core.
   void add_idle(double seconds, const std::vector<double>& percent);
@@ -38,8 +58,7 @@ class Report {
 
  private:
   const Options& options_;
-  int ranks_;
-  std::ofstream file_;
+  JsonFile file_;
   nlohmann::ordered_json json_;
   double bus_bandwidths_ = 0;
   std::size_t rows_ = 0;

@@ -10,6 +10,7 @@
 
 #include "hvd/routes.h"
 #include "ops/shm/memory/peer_memory.h"
+#include "tools/hvd_bench/report.h"
 
 namespace bench {
 
@@ -21,12 +22,6 @@ using hvd::RouteChoice;
 using hvd::RouteQuestion;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
-
-std::string text_of(std::size_t bytes) {
-  for (const auto& [unit, name] : {std::pair{std::size_t{1} << 30, "GiB"}, {std::size_t{1} << 20, "MiB"}, {std::size_t{1} << 10, "KiB"}})
-    if (bytes >= unit && bytes % unit == 0) return fmt::format("{} {}", bytes / unit, name);
-  return fmt::format("{} B", bytes);
-}
 
 RouteQuestion question_of(const Options& options) {
   const auto copies = hvd::Config::from_environment().direct_copies;
@@ -87,7 +82,7 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
     }
     taken.insert({pair.repeated.route, pair.otherwise.route});
     const bool is_last = to == kMostBytes;
-    const std::string sizes = is_last ? (from == 0 ? "any" : "more") : "to " + text_of(to);
+    const std::string sizes = is_last ? (from == 0 ? "any" : "more") : "to " + text_of_bytes(to);
     text += fmt::format("| {} | {} | {} | {} |\n", from == 0 ? hvd::name_of(question.kind) : "", sizes, hvd::name_of(pair.repeated),
                         hvd::name_of(pair.otherwise));
     from = to + 1;
@@ -98,7 +93,7 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
 std::string limits_text() {
   std::string text = "| limit | of | why | measured |\n|---:|---|---|---|\n";
   for (const auto& row : hvd::kLimits) {
-    const std::string value = row.what.starts_with("bytes") ? text_of(row.value) : fmt::format("{}", row.value);
+    const std::string value = row.what.starts_with("bytes") ? text_of_bytes(row.value) : fmt::format("{}", row.value);
     text += fmt::format("| {} | {} | {} | {} |\n", value, row.what, row.why, row.measured);
   }
   return text;

@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "tools/hvd_bench/race.h"
-#include "tools/hvd_bench/sweep_report.h"
+#include "tools/hvd_bench/report.h"
+#include "tools/hvd_bench/rivals.h"
 #include "tools/hvd_bench/workload.h"
 
 namespace bench {
@@ -18,6 +23,82 @@ namespace {
 constexpr Collective kSweptCollectives[] = {Collective::Allreduce, Collective::Broadcast, Collective::Allgather, Collective::Alltoall,
                                             Collective::Reducescatter};
 constexpr std::size_t kGroup = 4;  // tensors of a grouped allreduce
+
+constexpr double kWon = 1.0;
+constexpr double kLevel = 0.95;
+constexpr const char* kSweepColumns = "{:<14} {:>10} {:<8} {:>11} {:>11} {:>7}  {}";
+
+const char* word_for(double ratio) { return ratio >= kWon ? "won" : ratio >= kLevel ? "level" : "lost"; }
+
+/// One way of one cell. Times are medians over the rounds, of the slowest rank, in microseconds.
+struct SweepRow {
+  std::string collective;
+  std::uint64_t bytes = 0;
+  std::string way;  ///< main, plain, arena, fp16, bf16 or grouped
+  double time = 0, mpi = 0;
+  std::optional<std::size_t> wrong;  ///< over all ranks; empty: not checked
+  [[nodiscard]] double ratio() const { return mpi / time; }
+};
+
+/// A row for each way of each cell, and at the end how many cells of each way are won, level or lost.
+class SweepReport {
+ public:
+  explicit SweepReport(const Options& options) : file_(options.json) {
+    json_ = {{"program", "hvd_bench"},
+             {"sweep", true},
+             {"ranks", hvd::size()},
+             {"cores", std::thread::hardware_concurrency()},
+             {"description", hvd::backend_description()},
+             {"dtype", hvd::name_of(options.dtype)},
+             {"op", hvd::name_of(options.op)},
+             {"rounds", options.rounds},
+             {"rows", nlohmann::ordered_json::array()}};
+    say(fmt::format("# hvd_bench --sweep: {}, {} {}, {}", hvd::backend_description(), hvd::name_of(options.dtype), hvd::name_of(options.op),
+                    fmt::format("{} rounds, all in turn", options.rounds)));
+    say("# main: ordinary memory, results into memory that exists, as MPI's; plain: results are new; arena: memory of the ranks' own;");
+    say(fmt::format("# grouped: the size in 4 tensors; ratio: MPI's time / hvd's; won: {:.2f} and more, level: {:.2f} and more", kWon,
+                    kLevel));
+    say(fmt::format(kSweepColumns, "# collective", "size", "way", "hvd (us)", "MPI (us)", "ratio", ""));
+  }
+
+  void add(const SweepRow& row) {
+    const std::string wrong = row.wrong.value_or(0) == 0 ? "" : fmt::format(", {} elements WRONG", *row.wrong);
+    say(fmt::format(kSweepColumns, row.collective, text_of_bytes(row.bytes), row.way, fmt::format("{:.2f}", row.time),
+                    fmt::format("{:.2f}", row.mpi), fmt::format("{:.2f}", row.ratio()), word_for(row.ratio()) + wrong));
+    json_["rows"].push_back({{"collective", row.collective},
+                             {"bytes", row.bytes},
+                             {"way", row.way},
+                             {"time_us", row.time},
+                             {"mpi_us", row.mpi},
+                             {"ratio", row.ratio()},
+                             {"wrong", json_of(row.wrong)}});
+    if (!counts_.contains(row.way)) ways_.push_back(row.way);
+    Count& count = counts_[row.way];
+    ++(row.ratio() >= kWon ? count.won : row.ratio() >= kLevel ? count.level : count.lost);
+    count.least = std::min(count.least, row.ratio());
+  }
+
+  void end() {
+    for (const auto& way : ways_) {
+      const Count& count = counts_[way];
+      say(fmt::format("# {:<8} {} cells: {} won, {} level, {} lost; least ratio {:.2f}", way, count.won + count.level + count.lost,
+                      count.won, count.level, count.lost, count.least));
+      json_["counts"][way] = {{"won", count.won}, {"level", count.level}, {"lost", count.lost}, {"least", count.least}};
+    }
+    file_.write(json_);
+  }
+
+ private:
+  struct Count {
+    int won = 0, level = 0, lost = 0;
+    double least = 1e9;
+  };
+
+  JsonFile file_;
+  nlohmann::ordered_json json_;
+  std::vector<std::string> ways_;  // in the order of their first rows
+  std::map<std::string, Count> counts_;
+};
 
 /// Operations in a row in one round: enough of them to be measured.
 int repeats_for(std::uint64_t bytes) {

@@ -1,13 +1,15 @@
 #include "tools/hvd_bench/values.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
+#include <type_traits>
+
+#include "ops/kernels/scalar_formats.h"
 
 namespace bench {
 
@@ -16,47 +18,17 @@ namespace {
 /// Inputs repeat after so many elements: a prime, so that no chunk boundary of the library falls in step with it.
 constexpr std::size_t kPeriod = 1009;
 
-struct Half {
-  std::uint16_t bits;
-};
-struct BFloat {
-  std::uint16_t bits;
-};
-
-double to_double(Half half) {
-  const int exponent = half.bits >> 10 & 31;
-  const double mantissa = half.bits & 1023;
-  const double sign = (half.bits & 0x8000) != 0 ? -1 : 1;
-  if (exponent == 31) return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
-  return sign * std::ldexp(1024 + mantissa, exponent - 25);
-}
-double to_double(BFloat value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
+using hvd::kernels::scalar::BFloat;
+using hvd::kernels::scalar::Half;
 template <class T>
-double to_double(T value) {
-  return static_cast<double>(value);
-}
+using Plain = hvd::kernels::scalar::Plain<T>;
 
-template <class T>
-T from_small(int value) {
-  if constexpr (std::is_same_v<T, Half>) {
-    if (value == 0) return {0};
-    const int exponent = std::ilogb(value);
-    return {static_cast<std::uint16_t>((exponent + 15) << 10 | ((value << (10 - exponent)) & 1023))};
-  } else if constexpr (std::is_same_v<T, BFloat>) {
-    return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16)};
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-/// Relative rounding of one operation in the type.
-template <class T>
+/// Relative rounding of one operation in the format.
+template <class Format>
 double rounding() {
-  if constexpr (std::is_same_v<T, Half>) return 0x1p-10;
-  if constexpr (std::is_same_v<T, BFloat>) return 0x1p-7;
-  if constexpr (std::is_floating_point_v<T>) return std::numeric_limits<T>::epsilon();
-  return 0;
+  if constexpr (std::is_same_v<Format, Half>) return 0x1p-10;
+  if constexpr (std::is_same_v<Format, BFloat>) return 0x1p-7;
+  return std::numeric_limits<typename Format::Value>::epsilon();  // 0 for integers
 }
 
 int input(const Question& question, int rank, std::size_t tensor, std::size_t place) {
@@ -94,31 +66,31 @@ auto with_type(hvd::DataType dtype, const Work& work) {
   switch (dtype) {
     case hvd::DataType::UInt8:
     case hvd::DataType::Bool:
-      return work(std::uint8_t{});
+      return work(Plain<std::uint8_t>{});
     case hvd::DataType::Int8:
-      return work(std::int8_t{});
+      return work(Plain<std::int8_t>{});
     case hvd::DataType::Int16:
-      return work(std::int16_t{});
+      return work(Plain<std::int16_t>{});
     case hvd::DataType::Int32:
-      return work(std::int32_t{});
+      return work(Plain<std::int32_t>{});
     case hvd::DataType::Int64:
-      return work(std::int64_t{});
+      return work(Plain<std::int64_t>{});
     case hvd::DataType::Float16:
       return work(Half{});
     case hvd::DataType::BFloat16:
       return work(BFloat{});
     case hvd::DataType::Float64:
     case hvd::DataType::Complex128:
-      return work(double{});
+      return work(Plain<double>{});
     default:
-      return work(float{});
+      return work(Plain<float>{});
   }
 }
 
 std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative, double absolute,
                         const std::function<double(std::size_t)>& expected) {
-  return with_type(question.dtype, [&](auto type) {
-    using T = decltype(type);
+  return with_type(question.dtype, [&](auto format) {
+    using T = typename decltype(format)::Stored;
     std::vector<double> tile(kPeriod);
     for (std::size_t place = 0; place < kPeriod; ++place) tile[place] = expected(place);
     const std::size_t count = got.size() / sizeof(T);
@@ -129,7 +101,7 @@ std::size_t count_wrong(const Question& question, std::span<const std::byte> got
         T value;
         std::memcpy(&value, got.data() + i * sizeof(T), sizeof(T));
         const double want = tile[i - begin];
-        wrong += !(std::abs(to_double(value) - want) <= relative * want + absolute);  // written so that NaN is wrong
+        wrong += !(std::abs(static_cast<double>(format.load(value)) - want) <= relative * want + absolute);  // written so that NaN is wrong
       }
     }
     return wrong;
@@ -140,7 +112,7 @@ std::size_t count_wrong(const Question& question, std::span<const std::byte> got
 std::size_t parts(hvd::DataType dtype) { return hvd::is_complex(dtype) ? 2 : 1; }
 
 double rounding(hvd::DataType dtype) {
-  return with_type(dtype, [](auto type) { return rounding<decltype(type)>(); });
+  return with_type(dtype, [](auto format) { return rounding<decltype(format)>(); });
 }
 
 /// Whose vector stands where in the tree of pairs: `factors[rank]` of each rank's input.
@@ -213,10 +185,12 @@ std::size_t count_wrong_adasum(const Question& question, std::size_t tensor, std
 }  // namespace
 
 void fill(const Question& question, int rank, std::size_t tensor, std::span<std::byte> to) {
-  with_type(question.dtype, [&](auto type) {
-    using T = decltype(type);
+  with_type(question.dtype, [&](auto format) {
+    using Format = decltype(format);
+    using T = typename Format::Stored;
     std::vector<T> tile(kPeriod);
-    for (std::size_t place = 0; place < kPeriod; ++place) tile[place] = from_small<T>(input(question, rank, tensor, place));
+    for (std::size_t place = 0; place < kPeriod; ++place)
+      tile[place] = Format::store(static_cast<typename Format::Value>(input(question, rank, tensor, place)));
     for (std::size_t begin = 0; begin < to.size(); begin += kPeriod * sizeof(T))
       std::memcpy(to.data() + begin, tile.data(), std::min(kPeriod * sizeof(T), to.size() - begin));
   });

@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "tools/hvd_bench/gpu.h"
-#include "tools/hvd_bench/raw_mpi.h"
 
 namespace bench {
 
@@ -233,38 +232,6 @@ std::size_t Subject::count_wrong_shares() const {
 void Subject::zero() const {
   input_.zero();
   if (output_) output_->zero();
-}
-
-Rival::Rival(const Options& options, const std::vector<std::size_t>& counts)
-    : options_(options),
-      input_(counts, options.dtype, {.on_gpu = options.on_gpu}),
-      output_(counts, options.dtype, {.on_gpu = options.on_gpu}) {
-  if (options.versus_packed)
-    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})}, options.dtype, Place{});
-}
-
-void Rival::run_mpi() const {
-  for (std::size_t i = 0; i < input_.size(); ++i)
-    run_raw(options_.collective, input_[i].data(), output_[i].data(), input_.count(i), options_.dtype, options_.op);
-}
-
-void Rival::run_packed() const {
-  const auto block = (*packed_)[0];
-  std::size_t place = 0;
-  for (std::size_t i = 0; i < input_.size(); place += input_[i++].size())
-    std::memcpy(block.data() + place, input_[i].data(), input_[i].size());
-  run_raw_in_place(block.data(), packed_->count(0), options_.dtype, options_.op);
-  place = 0;
-  for (std::size_t i = 0; i < output_.size(); place += output_[i++].size())
-    std::memcpy(output_[i].data(), block.data() + place, output_[i].size());
-}
-
-void Rival::run_memcpy() const {
-  if (options_.on_gpu) return gpu::copy(output_.data(), input_.data(), input_.bytes());
-  for (std::size_t i = 0; i < input_.size(); ++i) {
-    std::memcpy(output_[i].data(), input_[i].data(), input_[i].size());
-    asm volatile("" : : "r"(output_[i].data()) : "memory");  // it is not left out
-  }
 }
 
 }  // namespace bench

@@ -1,6 +1,6 @@
 #pragma once
-/// This header has the tensors of one measurement and the ways of working on them: a Subject works by hvd, a Rival in another way. They own
-/// their memory. Collective: all ranks build the same workloads in the same order.
+/// The tensors of one measurement, and the Subject that works on them by hvd. They own their memory. Collective: all ranks build the same
+/// workloads in the same order.
 
 #include <hvd/hvd.h>
 
@@ -97,20 +97,6 @@ class Subject {
   std::optional<hvd::PersistentHandle<std::vector<std::int64_t>>> exchange_again_;  ///< or this, of an alltoall
   hvd::Gathered gathered_;
   hvd::Exchanged exchanged_;
-};
-
-/// --versus: plain calls on ordinary memory of the same size.
-class Rival {
- public:
-  Rival(const Options& options, const std::vector<std::size_t>& counts);
-  void run_mpi() const;
-  void run_packed() const;
-  void run_memcpy() const;
-
- private:
-  const Options& options_;
-  Tensors input_, output_;
-  std::optional<Tensors> packed_;
 };
 
 }  // namespace bench

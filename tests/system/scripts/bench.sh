@@ -192,7 +192,7 @@ start refused "a group of broadcasts" 2 "--grouped goes with" "$bench" --collect
 start refused "16 bits of what has 16" 2 "of float32 or float64 only" "$bench" --wire bf16 --dtype float16
 start refused "one tensor to be packed" 2 "--versus packed goes with --model" "$bench" --versus packed
 start refused "a model that is broadcast" 2 "--model goes with --collective allreduce" "$bench" --model resnet18 --collective broadcast
-start refused "an arena where there is none" 2 "share no memory" -np 2 "$bench" --backend mpi --in-arena
+start refused "an arena where there is none" 2 "share no memory" -np 2 "$bench" --backend mpi --memory arena
 start refused "--backend shm where there is none" 2 "share no memory" -np 2 -x HVD_SHARED_MEMORY=off "$bench" --backend shm
 start refused "a sweep of one collective" 2 "--sweep measures all collectives" "$bench" --sweep --collective alltoall
 start refused "a burst of broadcasts" 2 "--burst measures allreduces" "$bench" --burst 10 --collective broadcast
