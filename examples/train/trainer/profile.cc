@@ -2,6 +2,7 @@
 
 #include <hvd/torch.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/cuda.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -139,8 +140,8 @@ void Profile::end() {
     for (auto& event : events) {
       if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first;
     }
-    replace_file(path_, [&](const std::string& name) {
-      std::ofstream(name) << Json{{"traceEvents", std::move(events)}}.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+    replace_file(path_, "--profile", [&](std::ostream& out) {
+      out << Json{{"traceEvents", std::move(events)}}.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
     });
   });
 }

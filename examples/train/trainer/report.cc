@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <stdexcept>
 
 #include "examples/train/trainer/atomic_file.h"
@@ -46,19 +45,6 @@ std::string csv_values(const Record& record) {
   const auto values = fields(record);
   for (const auto& value : values) line += (line.empty() ? "" : ",") + value.dump();
   return line;
-}
-
-void write_file(const std::string& path, const char* option, const std::function<void(std::ostream&)>& content) {
-  if (path.empty()) return;
-  replace_file(path, [&](const std::string& name) {
-    std::ofstream out(name);
-    content(out);
-    out.close();
-    if (!out) {
-      throw std::runtime_error("cannot write " + path + "; give " + option +
-                               " a name in a folder that exists, can be written to and is not full");
-    }
-  });
 }
 
 constexpr int kBarWidth = 30;
@@ -115,8 +101,9 @@ void RecordFile::add(const Record& record) {
 }
 
 void RecordFile::write() const {
-  write_file(json_, "--json", [&](std::ostream& out) { out << records_.dump(2) << '\n'; });
-  write_file(csv_, "--csv", [&](std::ostream& out) {
+  if (!json_.empty()) replace_file(json_, "--json", [&](std::ostream& out) { out << records_.dump(2) << '\n'; });
+  if (csv_.empty()) return;
+  replace_file(csv_, "--csv", [&](std::ostream& out) {
     out << csv_names() << '\n';
     for (const auto& line : lines_) out << line << '\n';
   });
