@@ -187,7 +187,8 @@ void PersistentOpFactory::make(const Entry& entry) noexcept {
     op->place = ledger_.take_out(placed);
     const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
     log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
-        display_name(entry.key.name), op->input_bytes, row.name, row.who, row.why);
+        display_name(entry.key.name), op->input_bytes, name_of(RouteChoice{op->route, op->is_pulled() ? Access::Lent : Access::None}),
+        row.who, row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
     log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
