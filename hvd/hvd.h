@@ -126,7 +126,7 @@ class Handle {
   T wait() const;
   /// Returns whether `wait()` would return, or throw, at once. Does a little driving, so that polling alone gets there.
   [[nodiscard]] bool done() const;
-  /// Blocks until that is so, but for no longer than `time`, give or take a millisecond. Returns whether it is. The operation goes on.
+  /// Polls until that is so, but for no longer than `time`, and returns whether it is. The operation goes on; nobody takes this for a wait.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds time) const;
   /// Returns a handle of the same operation with another view of its result.
   template <class U, class View>

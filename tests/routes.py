@@ -23,7 +23,7 @@ SIZES = {
     ("hvd/config.cc", ""): "bounds of knobs",
     ("hvd/config.h", ""): "defaults of knobs",
     ("hvd/engine/health/deadlocks.cc", "kRecordBytes"): "a record of the log",
-    ("hvd/negotiation/board/board.h", "kLogBytes"): "the log",
+    ("hvd/negotiation/board/board_view.h", "kLogBytes"): "the log",
     ("hvd/negotiation/leaders/direct_rounds.h", "kMostTogether"): "a message",
     ("hvd/timeline/timeline.h", "kCapacity"): "text that waits for the file",
     ("hvd/timeline/timeline_file.h", "kMostEventBytes"): "a line of the file",

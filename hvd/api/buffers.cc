@@ -72,6 +72,9 @@ class Travelling {
       if (input.device != Device() || input.dtype != outputs[i].dtype || input.shape != outputs[i].shape)
         throw InvalidArgument(
             formatted("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
+      if ((input.data == nullptr || outputs[i].data == nullptr) && element_count(input.shape) > 0)
+        throw InvalidArgument(formatted("allreduce '{}': tensor {} of shape {} has no memory: its {} is a null pointer", options.name, i,
+                                        to_string(input.shape), input.data == nullptr ? "input" : "output"));
       const Detour& detour = detours_.emplace_back(input, outputs[i], wire);
       detour.enter();
       inputs_[i].data = outputs_[i].data = detour.memory();

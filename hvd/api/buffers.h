@@ -24,7 +24,7 @@ namespace hvd {
 std::shared_ptr<HandleState> submit_and_wait(Submission submission);
 Handle<void> submit_only(Submission submission);
 
-/// Returns what `Engine::try_fast_path` is asked for. The call must not outlive the arguments.
+/// Returns what `SmallCalls::try_run` is asked for. The call must not outlive the arguments.
 template <class Options>
 SmallCall small_call(OpKind kind, const Buffer& input, const Buffer& output, const Options& options) {
   SmallCall call = small_request(kind, options);
@@ -60,7 +60,7 @@ class Detour {
 
 /// Returns how many rows of an alltoall's input each rank gets: as the options say, or as many each.
 std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options);
-/// Returns whether `Engine::try_fast_path` may be tried: it looks at no more than that.
+/// Returns whether `SmallCalls::try_run` may be tried: it looks at no more than that.
 inline bool is_on_host(const Buffer& buffer) { return buffer.device == Device() && buffer.data != nullptr; }
 
 /// Returns what each rank of `running` has, in the order of the ranks. Collective.

@@ -87,13 +87,13 @@ ProcessSet process_set(int id) {
 
 void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
 bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time) {
-  constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(1);
+  constexpr std::chrono::nanoseconds kLongestPause = std::chrono::microseconds(100);
   const auto begin = std::chrono::steady_clock::now();
   for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
     if (engine.poll(pending)) return true;
-    const auto left = time - (std::chrono::steady_clock::now() - begin);
-    if (left.count() <= 0) return false;
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+    const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
+    if (spent >= time) return false;
+    std::this_thread::sleep_for(std::min(pause, time - spent));
   }
 }
 bool poll_for(Engine& engine, const HandleState& pending) { return engine.poll(pending); }

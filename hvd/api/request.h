@@ -2,6 +2,10 @@
 /// request() and small_request() turn options (those of hvd/options.h, and any of a front end that has fields of these names) into what the
 /// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they throw nothing.
 
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "hvd/engine/core/persistent_op.h"
 #include "hvd/hvd.h"
 #include "hvd/options.h"
@@ -29,11 +33,20 @@ void fill(Call& call, OpKind kind, const Options& options) {
   if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
 }
 
-/// Returns the tensor as options with element counts for each rank see it: in one dimension. As it is without them, and with other options.
+/// Returns whether a tensor may have this shape: no size is negative, and their product is a number.
+[[nodiscard]] inline bool has_possible_sizes(const Shape& shape) {
+  std::int64_t elements = 1;
+  for (const auto size : shape)
+    if (size < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(1, size), &elements)) return false;
+  return true;
+}
+
+/// Returns the tensor as options with element counts for each rank see it: in one dimension. As it is without them, with other options, and
+/// where it is to be refused for its shape.
 template <class Options>
 [[nodiscard]] Buffer dealt(Buffer buffer, const Options& options) {
   if constexpr (requires { options.counts; })
-    if (!options.counts.empty()) buffer.shape = {element_count(buffer.shape)};
+    if (!options.counts.empty() && has_possible_sizes(buffer.shape)) buffer.shape = {element_count(buffer.shape)};
   return buffer;
 }
 
@@ -53,7 +66,7 @@ template <class Options>
   return submission;
 }
 
-/// Returns what Engine::try_fast_path is to be asked for; its tensor is to be added. It must not outlive the options, whose name it refers
+/// Returns what SmallCalls::try_run is to be asked for; its tensor is to be added. It must not outlive the options, whose name it refers
 /// to.
 template <class Options>
 [[nodiscard]] SmallCall small_request(OpKind kind, const Options& options) {

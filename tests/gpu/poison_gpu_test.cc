@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
-#include "tests/support/gpu.h"
+#include "tests/support/gpu/gpu.h"
 
 namespace {
 

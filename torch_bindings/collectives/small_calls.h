@@ -1,5 +1,5 @@
 #pragma once
-/// Small operations that are waited for at once: the engine is asked first, without an Operation (Engine::try_fast_path). Any thread; the
+/// Small operations that are waited for at once: the engine is asked first, without an Operation (SmallCalls::try_run). Any thread; the
 /// call must not outlive the tensors. Functions say by false, or by an undefined tensor, that the operation must be submitted.
 // Tested in tests/torch_bindings/collectives/allreduce_test.cc, tests/torch_bindings/collectives/into_test.cc
 

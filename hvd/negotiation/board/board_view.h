@@ -31,7 +31,7 @@ struct alignas(64) BatchState {
   std::atomic<bool> complete{false};         ///< the results are where they belong, for all ranks of the domain
   std::atomic<bool> retired{false};          ///< a rank knows that it is over: the next batch may be cut
   std::atomic<std::uint32_t> departed{0};    ///< ranks that need this state no more
-  std::atomic<bool> taken{false};            ///< from `open_batch` until all have departed
+  std::atomic<bool> taken{false};            ///< from `BatchPlaces::open` until all have departed
 };
 
 class BoardView {

@@ -165,6 +165,12 @@ TEST_CASE("reducescatter of element counts: what is wrong is told") {
   Counts with_one_more = counts;
   with_one_more.push_back(0);
   CHECK_THROWS_AS(reducescatter(from, {.name = "more", .counts = with_one_more}), InvalidArgument);
+  for (const Shape& impossible : {Shape{-2, -3}, Shape{std::int64_t{1} << 33, std::int64_t{1} << 33}})
+    CHECK_THROWS_AS(reducescatter({input.data(), DataType::Float32, impossible, {}}, {.name = "impossible", .counts = counts}),
+                    InvalidArgument);
+  CHECK_THROWS_AS(allreduce({input.data(), DataType::Float32, {4}, {}}, {nullptr, DataType::Float32, {4}, {}},
+                            {.name = "nowhere", .compression = Compression::fp16()}),
+                  InvalidArgument);
   if (size() == 1) return;
   Counts differs(static_cast<std::size_t>(size()), 0);
   differs[static_cast<std::size_t>(rank() == 0 ? 0 : size() - 1)] = 6;
@@ -187,10 +193,11 @@ TEST_CASE("wait_for: returns in time, whether it is done or not, and the operati
     const auto handle = allreduce_async(from, to, {.name = "late", .op = ReduceOp::Sum});
     if (rank() != size() - 1) {
       CHECK_FALSE(handle.wait_for(-1s));
+      CHECK_FALSE(handle.wait_for(std::chrono::nanoseconds::min()));
       CHECK_FALSE(handle.wait_for(20ms));
       CHECK(std::chrono::steady_clock::now() - begin >= 20ms);
     }
-    CHECK(handle.wait_for(60s));
+    CHECK(handle.wait_for(std::chrono::nanoseconds::max()));
     CHECK(handle.done());
     CHECK(handle.wait_for(0s));
     handle.wait();

@@ -23,7 +23,7 @@ verdict() { # verdict NAME PROBLEM
     failures=$((failures + 1))
   fi
 }
-overlap() { timeout 60 python3 "$root/examples/bench/overlap.py" "$@" >"$work/out" 2>&1; }
+overlap() { timeout 60 python3 "$root/tests/bench/overlap.py" "$@" >"$work/out" 2>&1; }
 has() { grep -qF -- "$1" "$work/out" || problem=${problem:-"it does not say '$1'"}; }
 
 # Three steps of 100 ms of two ranks, the last without communication. Of the first's batches 20 of 40 ms lie within the backward pass on rank 0, and 20 of

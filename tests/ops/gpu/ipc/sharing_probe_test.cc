@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/locked_gpu_api.h"
+#include "tests/support/gpu/locked_gpu_api.h"
 
 namespace hvd::gpu::test {
 namespace {
