@@ -9,7 +9,7 @@ if(NOT TARGET fmt::fmt-header-only)
   message(FATAL_ERROR "hvd needs the library fmt (Debian and Ubuntu: apt-get install libfmt-dev). ${_hvd_setup}")
 endif()
 
-find_package(OpenSSL COMPONENTS Crypto)
+find_package(OpenSSL 3.0 COMPONENTS Crypto)
 if(NOT TARGET OpenSSL::Crypto)
   message(FATAL_ERROR "hvd needs OpenSSL's libcrypto (Debian and Ubuntu: apt-get install libssl-dev). ${_hvd_setup}")
 endif()

@@ -54,7 +54,7 @@ function(hvd_shared_library name file)
                                              SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
                                              INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
   # LibTorch and threads call them until the process ends, also when the plugin that brought them is unloaded.
-  target_link_options(${target} PRIVATE -Wl,-z,nodelete)
+  target_link_options(${target} PRIVATE -Wl,-z,nodelete -Wl,--exclude-libs,libcrypto.a)
   set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)
 endfunction()
 

@@ -287,7 +287,8 @@ shared_rate() {
 # The tables are kept as JSON, too.
 section_bench() {
   local way amp options=(--device cuda --model resnet50 --image-size 224 --classes 1000 --batch-size 64 --warmup 10 --rounds 30)
-  step "build the benchmarks" 400 cmake --build build-gpu --target step_bench hvd_bench || return
+  step "build hvd_bench" 200 cmake --build build-gpu --target hvd_bench || return
+  step "build step_bench" 300 cmake --build build-gpu --target step_bench &&
   for way in nccl shared; do
     for amp in "" bf16; do
       local record=${name}_step_1_$way${amp:+_$amp}.json what="step, 1 rank, $way${amp:+, $amp}"

@@ -65,10 +65,17 @@ void TimelineFile::unlock() {
   errno = error;
 }
 
-std::string TimelineFile::read(std::uint64_t from, std::size_t bytes) const {
+std::optional<std::string> TimelineFile::read(std::uint64_t from, std::size_t bytes) const {
   std::string text(bytes, '\0');
-  const auto got = ::pread(descriptor_, text.data(), bytes, static_cast<off_t>(from));
-  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  std::size_t have = 0;
+  while (have < bytes) {
+    const auto got = ::pread(descriptor_, text.data() + have, bytes - have, static_cast<off_t>(from + have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return std::nullopt;
+    if (got == 0) break;
+    have += static_cast<std::size_t>(got);
+  }
+  text.resize(have);
   return text;
 }
 
@@ -95,7 +102,9 @@ TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::
   if (::fstat(descriptor_, &about) != 0) return Outcome::Broken;
   const auto size = static_cast<std::uint64_t>(about.st_size);
   std::uint64_t end = size - std::min<std::uint64_t>(size, 2 * kMostEventBytes);
-  std::string tail = read(end, 2 * kMostEventBytes);
+  auto last = read(end, 2 * kMostEventBytes);
+  if (!last) return Outcome::Broken;
+  std::string tail = std::move(*last);
   if (tail.ends_with(kEnd)) {
     tail.resize(tail.size() - kEnd.size());
   } else {  // torn: up to the last line that is whole, or to the beginning, if somebody has emptied it
@@ -103,6 +112,7 @@ TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::
     tail.resize(std::max(whole("}\n"), whole("},\n")));
     if (tail.empty()) end = 0;
     if (::ftruncate(descriptor_, static_cast<off_t>(end + tail.size())) != 0) return Outcome::Broken;
+    if (tail.ends_with(kFullMark) && !write(kEnd, end + tail.size())) return Outcome::Broken;  // nothing more is appended to that
   }
   if (tail.ends_with(kFullMark)) return Outcome::Full;
   end += tail.size();

@@ -6,6 +6,7 @@
 // Tested in tests/hvd/timeline/timeline_test.cc
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -38,7 +39,7 @@ class TimelineFile {
   bool lock();
   void unlock();
   bool write(std::string_view text, std::uint64_t at);
-  [[nodiscard]] std::string read(std::uint64_t from, std::size_t bytes) const;
+  [[nodiscard]] std::optional<std::string> read(std::uint64_t from, std::size_t bytes) const;
   Outcome append_locked(std::string_view events, std::uint64_t max_bytes, std::string_view full);
 
   int descriptor_;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <random>
 
+#include "hvd/errors.h"
+
 namespace hvd {
 
 namespace {
@@ -60,7 +62,7 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> me
   const auto* text = reinterpret_cast<const unsigned char*>(message.data());
   auto* made = reinterpret_cast<unsigned char*>(digest.data());
   if (::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), text, message.size(), made, nullptr) == nullptr)
-    throw WireError("libcrypto makes no HMAC");
+    throw BackendError("hvd::init(): libcrypto computes no HMAC-SHA256 (see OPENSSL_CONF, and whether a FIPS module is missing)");
   return digest;
 }
 

@@ -125,7 +125,7 @@ void StoreServer::read(Peer& peer) {
     try {
       peer.in.add(std::span(buffer).first(*received));
       while (auto frame = peer.ends ? std::nullopt : peer.in.next()) hear(peer, *frame);
-    } catch (const WireError&) {
+    } catch (const std::exception&) {  // a frame that is none; or libcrypto fails
       peer.gone = true;
     }
   }

@@ -96,7 +96,7 @@ of() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 shared=$scratch/shared_build
 options=(-DBUILD_SHARED_LIBS=ON -DHVD_CUDA=OFF -DHVD_TORCH_BINDINGS=OFF -DHVD_BUILD_TESTS=OFF -DHVD_WARNINGS_AS_ERRORS=ON)
 options+=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0)
-for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS MPI_HOME; do
+for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS MPI_HOME OPENSSL_ROOT_DIR OPENSSL_USE_STATIC_LIBS; do
   value=$(of "$variable")
   if [ -n "$value" ]; then options+=("-D$variable=$value"); fi
 done

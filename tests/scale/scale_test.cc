@@ -1,4 +1,4 @@
-// The scale simulator (examples/scale) against real engines, and what it is for: no leader's part grows like the number of hosts.
+// The scale simulator (tests/scale) against real engines, and what it is for: no leader's part grows like the number of hosts.
 // Real ranks are threads with engines of their own; messages and bytes are counted at the transports. No time is compared: a dozen polling
 // engines on a few cores say nothing about wires.
 #include <doctest/doctest.h>

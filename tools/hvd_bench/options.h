@@ -48,7 +48,7 @@ struct Options {
   bool versus_mpi = false;
   bool versus_packed = false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
   bool versus_memcpy = false;
-  bool versus_line = false;  ///< plain messages between hosts; see line.h
+  bool versus_line = false;  ///< plain messages between hosts; see rivals.h
   int burst = 0;             ///< above 0: so many allreduces at once; see burst.h
   bool routes = false;       ///< nothing but the ways of such a world; see routes.h
   int ranks = 0;             ///< of these; 0: as many as were started, or as there are cores

@@ -1,6 +1,5 @@
 #pragma once
 /// These are the values that decoding and resampling share: pixels, sizes, boxes. They are plain values without threads. An image that
-
 /// cannot be used is an ImageError, whose text says why and does not name the file: the caller knows it.
 
 #include <cstdint>

@@ -16,7 +16,12 @@ void replace_file(const std::string& file, const std::string& option, const std:
   const std::string fresh = file + ".new." + std::to_string(::getpid());
   std::error_code error;
   std::ofstream out(fresh);
-  write(out);
+  try {
+    write(out);
+  } catch (...) {
+    fs::remove(fresh, error);
+    throw;
+  }
   out.close();
   if (out) fs::rename(fresh, file, error);
   if (out && !error) return;
@@ -28,7 +33,10 @@ void replace_file(const std::string& file, const std::string& option, const std:
 void check_writable(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (!error && ::access(folder.c_str(), W_OK | X_OK) != 0) error = {errno, std::generic_category()};
+  const fs::path probe = fs::path(folder) / (".writable." + std::to_string(::getpid()));
+  if (!error && !(std::ofstream(probe) << '\n').flush()) error = {errno, std::generic_category()};
+  std::error_code ignored;
+  fs::remove(probe, ignored);
   if (error)
     throw std::runtime_error("cannot write into the folder " + folder + ": " + error.message() + "; name a place that can be written to");
 }

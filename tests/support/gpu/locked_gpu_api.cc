@@ -87,8 +87,8 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts, con
     if (probes) {
       Board* const board = parts.board.get();
       const auto ring = [board, ranks = static_cast<int>(controls_.size())] {
-        for (int index = 0; index < ranks; ++index) board->ring_worker(index);
-        board->ring_waiters();
+        for (int index = 0; index < ranks; ++index) board->bells().ring_worker(index);
+        board->bells().ring_waiters();
       };
       options.probe = std::make_shared<SharingProbe>(
           table, rank, controls, static_cast<std::size_t>(rank), ring, [board] { return board->failed(); }, Remark());

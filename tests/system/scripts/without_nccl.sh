@@ -37,7 +37,7 @@ options+=(-DHVD_WARNINGS_AS_ERRORS=ON -DHVD_INSTALL=OFF -DHVD_BUILD_TESTS=OFF)
 architectures=$(of HVD_CUDA_ARCHITECTURES)
 options+=(-DHVD_CUDA_ARCHITECTURES="${architectures%%;*}") # one is enough here
 for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_CUDA_COMPILER CMAKE_CUDA_HOST_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS \
-  CMAKE_CUDA_FLAGS CUDAToolkit_ROOT MPI_HOME; do
+  CMAKE_CUDA_FLAGS CUDAToolkit_ROOT MPI_HOME OPENSSL_ROOT_DIR OPENSSL_USE_STATIC_LIBS; do
   value=$(of "$variable")
   if [ -n "$value" ]; then options+=("-D$variable=$value"); fi
 done
