@@ -102,9 +102,9 @@ TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::
   if (::fstat(descriptor_, &about) != 0) return Outcome::Broken;
   const auto size = static_cast<std::uint64_t>(about.st_size);
   std::uint64_t end = size - std::min<std::uint64_t>(size, 2 * kMostEventBytes);
-  auto last = read(end, 2 * kMostEventBytes);
-  if (!last) return Outcome::Broken;
-  std::string tail = std::move(*last);
+  auto read_tail = read(end, 2 * kMostEventBytes);
+  if (!read_tail) return Outcome::Broken;
+  std::string tail = std::move(*read_tail);
   if (tail.ends_with(kEnd)) {
     tail.resize(tail.size() - kEnd.size());
   } else {  // torn: up to the last line that is whole, or to the beginning, if somebody has emptied it
