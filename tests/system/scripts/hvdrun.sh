@@ -121,8 +121,8 @@ start says "no program" 2 1 "no program is named" "$run" -np 2
 start says "an option that is none" 2 1 "^hvdrun: --nope: no such option" "$run" -np 2 --nope "$meets"
 start says "a knob that is wrong" 3 2 "^\[[01]\]<stderr>:.*HVD_LOG_LEVEL: 'loud' is not allowed" "$run" -np 2 --log-level loud bash -c '"$0"; code=$?; sleep 1; exit $code' "$meets"
 
-start says "what is planned" 0 2 "^A='?b c'? |^'A=b c' RANK=[01] WORLD_SIZE=2 LOCAL_RANK=[01] LOCAL_WORLD_SIZE=2 ./train --lr 0.1$" \
-  bash -c 'cd "$(dirname "$1")" && "$0" -np 2 --dry-run -x "A=b c" ./train --lr 0.1' "$run" "$build/examples/train"
+start says "what is planned" 0 2 "^A='?b c'? |^'A=b c' RANK=[01] WORLD_SIZE=2 LOCAL_RANK=[01] LOCAL_WORLD_SIZE=2 ./meets --lr 0.1$" \
+  bash -c 'cd "$(dirname "$1")" && "$0" -np 2 --dry-run -x "A=b c" ./meets --lr 0.1' "$run" "$meets"
 hosts() {
   printf 'first slots=2 # the first\n\nsecond slots=2\n' >"$work/hosts"
   says "several hosts" 0 1 "^HVD_TIMELINE=t.json mpirun -np 4 --hostfile $work/hosts .*-x HVD_CACHE_CAPACITY .*-x HVD_TIMELINE .*--report-bindings ./train" \

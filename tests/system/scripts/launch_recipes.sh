@@ -72,7 +72,7 @@ by_torchrun_on_hosts() {
   for node in "${nodes[@]}"; do wait "$node" || code=$?; done
   return $code
 }
-agent=$cases_folder/ssh # mpirun's way to other hosts, in one word
+agent=$cases_folder/agent # mpirun's way to other hosts, in one word; to one that is called ssh it gives options of ssh's
 ln -s "$root/tests/support/fake_ssh.sh" "$agent"
 chmod +x "$root/tests/support/fake_ssh.sh" 2>/dev/null
 
