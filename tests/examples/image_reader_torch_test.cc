@@ -33,17 +33,17 @@ Bytes picture(Size size) {
   return rgb;
 }
 
-class Folder {
+class ImageFiles {
  public:
-  Folder() : path_(fs::temp_directory_path() / ("hvd_image_test." + std::to_string(::getpid()))) { fs::create_directories(path_); }
-  ~Folder() {  // not fs::remove_all: LibTorch brings its own, which crashes
+  ImageFiles() : path_(fs::temp_directory_path() / ("hvd_image_test." + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  ~ImageFiles() {  // not fs::remove_all: LibTorch brings its own, which crashes
     std::vector<fs::path> entries;
     for (const auto& entry : fs::recursive_directory_iterator(path_)) entries.push_back(entry.path());
     for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) fs::remove(*entry);
     fs::remove(path_);
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
+  ImageFiles(const ImageFiles&) = delete;
+  ImageFiles& operator=(const ImageFiles&) = delete;
 
   std::string put(const std::string& name, const Bytes& bytes) const {
     fs::create_directories((path_ / name).parent_path());
@@ -96,7 +96,7 @@ TEST_CASE("a part of a JPEG file is decoded as it is in the whole") {
 }
 
 TEST_CASE("sizes: larger, smaller, one pixel; a picture of one colour keeps it; sides that are too unlike are refused") {
-  const Folder folder;
+  const ImageFiles folder;
   const ImageReader reader({.size = 24, .resize = 30, .mean = {0, 0, 0}, .deviation = {1, 1, 1}});
   std::vector<float> planes(3 * 24 * 24);
   for (const auto& size : {Size{50, 37}, {24, 24}, {7, 61}, {300, 5}, {1, 1}, {500, 400}}) {
@@ -114,7 +114,7 @@ TEST_CASE("sizes: larger, smaller, one pixel; a picture of one colour keeps it; 
 }
 
 TEST_CASE("a mirrored crop is the other way round") {
-  const Folder folder;
+  const ImageFiles folder;
   Bytes ramp;  // lighter from left to right
   for (int i = 0; i < 40 * 40; ++i) ramp.insert(ramp.end(), 3, static_cast<std::uint8_t>(20 + 5 * (i % 40)));
   const auto file = folder.put("ramp.jpg", encode_jpeg(ramp, {40, 40}));
@@ -148,7 +148,7 @@ TEST_CASE("random crops are torchvision's: inside, of the right areas and shapes
 }
 
 TEST_CASE("files that are no images, or end early, are bad whatever the part; damaged ones never crash") {
-  const Folder folder;
+  const ImageFiles folder;
   const ImageReader reader({.size = 16, .resize = 20});
   std::vector<float> planes(3 * 16 * 16);
   const auto why = [&](const std::string& file, std::uint64_t seed = 0) -> std::string {
@@ -179,7 +179,7 @@ TEST_CASE("files that are no images, or end early, are bad whatever the part; da
 }
 
 TEST_CASE("the next good image stands in for a bad one, the same in every thread") {
-  const Folder folder;
+  const ImageFiles folder;
   for (int i = 0; i < 6; ++i) {
     auto file = encode_jpeg(picture({60 + i, 50}), {60 + i, 50});
     if (i == 2 || i == 3) file.resize(file.size() / 2);
@@ -218,7 +218,7 @@ TEST_CASE("the next good image stands in for a bad one, the same in every thread
 }
 
 TEST_CASE("a folder without a good image is an error, not an endless search") {
-  const Folder folder;
+  const ImageFiles folder;
   for (int i = 0; i < 3; ++i) folder.put("train/a/" + std::to_string(i) + ".jpg", {});
   const ImageReader reader({.size = 8, .resize = 8});
   const ImageFolder images(folder.path() / "train");

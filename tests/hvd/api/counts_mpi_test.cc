@@ -14,22 +14,22 @@
 #include "hvd/hvd.h"
 #include "tests/support/error_of.h"
 
-namespace hvd::test {
+namespace hvd::test::uneven {
 namespace {
 
 using Floats = std::vector<float>;
 using Counts = std::vector<std::int64_t>;
 constexpr std::int64_t kWidth = 7;
 
-struct Running {
-  explicit Running(bool shares_memory) {
+struct InWorld {
+  explicit InWorld(bool shares_memory) {
     Config config;
     if (!shares_memory) config.shared_memory = SharedMemory::Off;
     init(config);
   }
-  ~Running() { shutdown(); }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
+  ~InWorld() { shutdown(); }
+  InWorld(const InWorld&) = delete;
+  InWorld& operator=(const InWorld&) = delete;
 };
 
 /// All elements to one rank, none to another, odd numbers.
@@ -99,7 +99,7 @@ void check_all_forms(const Case& what, const std::string& name) {
 TEST_CASE("reducescatter of element counts: every form, in shared memory and without") {
   for (const bool shares_memory : {true, false}) {
     CAPTURE(shares_memory);
-    const Running running(shares_memory);
+    const InWorld running(shares_memory);
     for (const std::int64_t rows : {0, 1, 5, 4096}) {
       CAPTURE(rows);
       // Each name with one signature, often enough to be repeated; and all under one name.
@@ -115,7 +115,7 @@ TEST_CASE("reducescatter of element counts: every form, in shared memory and wit
 }
 
 TEST_CASE("reducescatter of element counts: repeated by rows and by counts under one name") {
-  const Running running(true);
+  const InWorld running(true);
   const std::int64_t elements = 12 * size();
   Counts counts(static_cast<std::size_t>(size()), 12);
   counts.front() += 5;
@@ -131,7 +131,7 @@ TEST_CASE("reducescatter of element counts: repeated by rows and by counts under
 }
 
 TEST_CASE("reducescatter of element counts: a persistent one") {
-  const Running running(true);
+  const InWorld running(true);
   for (const auto& counts : counts_of(5 * kWidth)) {
     Case what{5, counts, 0};
     Floats input = what.input();
@@ -148,7 +148,7 @@ TEST_CASE("reducescatter of element counts: a persistent one") {
 }
 
 TEST_CASE("reducescatter of element counts: what is wrong is told") {
-  const Running running(true);
+  const InWorld running(true);
   Floats input(6, 1);
   const Buffer from{input.data(), DataType::Float32, {2, 3}, {}};
   Counts counts(static_cast<std::size_t>(size()), 0);
@@ -184,7 +184,7 @@ TEST_CASE("wait_for: returns in time, whether it is done or not, and the operati
   using namespace std::chrono_literals;
   for (const bool shares_memory : {true, false}) {
     CAPTURE(shares_memory);
-    const Running running(shares_memory);
+    const InWorld running(shares_memory);
     std::int32_t mine = rank(), sum = -1;
     const Buffer from{&mine, DataType::Int32, {1}, {}}, to{&sum, DataType::Int32, {1}, {}};
     barrier();
@@ -206,4 +206,4 @@ TEST_CASE("wait_for: returns in time, whether it is done or not, and the operati
   CHECK_THROWS_AS(static_cast<void>(Handle<void>().wait_for(1s)), InvalidArgument);
 }
 
-}  // namespace hvd::test
+}  // namespace hvd::test::uneven
