@@ -23,15 +23,27 @@ namespace hvd {
 
 namespace {
 
-/// This rank's control lies in its arena, for as long as the world; every rank of the domain learns where. Collective.
-std::vector<gpu::SharedControl*> share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory,
-                                                Arena& arena) {
+/// DomainControls are what the ranks of a domain have in common for their GPUs.
+struct DomainControls {
+  std::vector<gpu::SharedControl*> of_rank;  ///< by the rank's index in the domain
+  std::uint32_t* abort_word = nullptr;       ///< of AbortMark, one for all
+};
+
+/// They lie in the ranks' arenas, for as long as the world; every rank of the domain learns where. Collective.
+DomainControls share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory, Arena& arena) {
+  constexpr std::size_t kWholePages = std::size_t{64} << 10;  // from here on the arena gives them
+  static_assert(gpu::AbortMark::kSharedBytes <= kWholePages);
   auto* mine = new (arena.allocate(sizeof(gpu::SharedControl))) gpu::SharedControl{};
-  const auto places = bootstrap.allgather(Writer().put(arena.offset(mine)).take());
-  std::vector<gpu::SharedControl*> controls;
+  Writer said;
+  said.put(arena.offset(mine));
+  if (topology.domain_index == 0) said.put(arena.offset(new (arena.allocate(kWholePages)) std::uint32_t{0}));
+  const auto places = bootstrap.allgather(said.take());
+  DomainControls controls;
   for (std::size_t i = 0; i < topology.domain_ranks.size(); ++i) {
-    const auto place = Reader(places[static_cast<std::size_t>(topology.domain_ranks[i])]).get<std::uint64_t>();
-    controls.push_back(reinterpret_cast<gpu::SharedControl*>(memory.arenas[i].data() + place));
+    Reader reader(places[static_cast<std::size_t>(topology.domain_ranks[i])]);
+    std::byte* const begin = memory.arenas[i].data();
+    controls.of_rank.push_back(reinterpret_cast<gpu::SharedControl*>(begin + reader.get<std::uint64_t>()));
+    if (i == 0) controls.abort_word = reinterpret_cast<std::uint32_t*>(begin + reader.get<std::uint64_t>());
   }
   return controls;
 }
@@ -130,7 +142,10 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   std::vector<Backend*> host;
   for (const auto& backend : made.all) host.push_back(backend.get());
 
+  auto controls = share_controls(topology, *bootstrap, memory, *arena);
+
   gpu::NcclOptions options;
+  options.abort_word = controls.abort_word;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
   options.patience.interrupted = gpu::world_has_failed(
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
@@ -156,13 +171,12 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   };
   made.all.push_back(std::make_unique<gpu::NcclBackend>(table, device, std::move(exchange), options));
 
-  auto controls = share_controls(topology, *bootstrap, memory, *arena);
   gpu::SharedGpuOptions shared;
-  shared.probe = make_probe(table, device, *placement, parts, controls);
+  shared.probe = make_probe(table, device, *placement, parts, controls.of_rank);
   shared.takes = [placed = takes(gpu::GpuRoute::SharedGpu), probe = shared.probe](const ProcessSetInfo& set) {
     return placed(set) && (set.rank < 0 || probe->possible());  // of others' sets nothing depends on it
   };
-  made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls), shared));
+  made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls.of_rank), shared));
 
   made.all.push_back(std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
                                                           interrupted, memory.owner));

@@ -186,8 +186,14 @@ bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, boo
   return transfer.done;
 }
 
+bool HostCluster::is_left(const CommGroup& comm_group) {
+  const std::lock_guard lock(mutex_);
+  return comm_group.left;
+}
+
 void HostCluster::withdraw(CommGroup& comm_group, int rank) {
   const std::lock_guard lock(mutex_);
+  comm_group.left = true;
   for (auto& [number, meeting] : comm_group.meetings) {
     if (!meeting.done) meeting.arrived.erase(rank);
   }

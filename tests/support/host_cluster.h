@@ -58,6 +58,7 @@ class HostCluster {
   struct CommGroup {
     std::size_t ranks = 0;
     std::set<int> joined;
+    bool left = false;  ///< a rank has aborted its side: what is not done never will be, and ends on the others all the same
     struct Meeting {
       std::map<int, Contribution> arrived;
       bool done = false;
@@ -96,6 +97,7 @@ class HostCluster {
 
   /// What `rank` has brought and nobody has used yet goes with it.
   void withdraw(CommGroup& comm_group, int rank);
+  bool is_left(const CommGroup& comm_group);
 
   void note(const std::string& misuse);
   std::vector<std::string> misuses();

@@ -193,8 +193,11 @@ void fill_sharing(GpuApi& table) {
     return code_of(error);
   };
   table.host_free = [](void* memory) { return code_of(cudaFreeHost(memory)); };
-  table.host_register = [](void* memory, std::size_t bytes) { return code_of(cudaHostRegister(memory, bytes, cudaHostRegisterPortable)); };
+  table.host_register = [](void* memory, std::size_t bytes) {
+    return code_of(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+  };
   table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
+  table.host_device_pointer = [](void** address, void* memory) { return code_of(cudaHostGetDevicePointer(address, memory, 0)); };
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
     cudaIpcMemHandle_t made{};
     const cudaError_t error = cudaIpcGetMemHandle(&made, memory);

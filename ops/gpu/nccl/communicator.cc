@@ -90,23 +90,44 @@ void Communicator::abort() noexcept {
 }
 
 const std::uint32_t* AbortMark::get(const CallContext& site) {
-  if (word_ == nullptr) {
+  if (read_ == nullptr && !register_shared()) {
     void* memory = nullptr;
-    check(site, table_.host_malloc(&memory, sizeof *word_), "cudaHostAlloc");
-    word_ = static_cast<std::uint32_t*>(memory);
+    check(site, table_.host_malloc(&memory, sizeof *own_), "cudaHostAlloc");
+    read_ = own_ = static_cast<std::uint32_t*>(memory);
   }
-  return word_;
+  return read_;
+}
+
+bool AbortMark::register_shared() noexcept {
+  if (shared_ == nullptr || table_.host_register(shared_, kSharedBytes) != CudaCode::Success) return false;
+  void* address = nullptr;
+  registered_ = table_.host_device_pointer(&address, shared_) == CudaCode::Success;
+  if (registered_) {
+    read_ = static_cast<const std::uint32_t*>(address);
+  } else {
+    table_.host_unregister(shared_);
+  }
+  return registered_;
 }
 
 void AbortMark::set() noexcept {
-  if (word_ != nullptr) std::atomic_ref(*word_).store(1);
+  if (shared_ != nullptr) std::atomic_ref(*shared_).store(1);
+  if (own_ != nullptr) std::atomic_ref(*own_).store(1);
+}
+
+bool AbortMark::is_set() const noexcept {
+  const auto says = [](std::uint32_t* word) { return word != nullptr && std::atomic_ref(*word).load() != 0; };
+  return says(shared_) || says(own_);
 }
 
 void AbortMark::close(bool free) noexcept {
-  std::uint32_t* const word = std::exchange(word_, nullptr);
-  if (word == nullptr || !free) return;
+  std::uint32_t* const own = std::exchange(own_, nullptr);
+  const bool registered = std::exchange(registered_, false);
+  read_ = nullptr;
+  if (!free || (own == nullptr && !registered)) return;
   const DeviceGuard guard(table_, device_);
-  table_.host_free(word);
+  if (registered) table_.host_unregister(shared_);
+  if (own != nullptr) table_.host_free(own);
 }
 
 namespace {
@@ -126,8 +147,8 @@ std::string title_of(const std::vector<int>& ranks, int track) {
 
 }  // namespace
 
-Communicators::Communicators(const GpuApi& table, int device, Patience patience)
-    : table_(table), device_(device), patience_(std::move(patience)), mark_(table, device) {}
+Communicators::Communicators(const GpuApi& table, int device, Patience patience, std::uint32_t* abort_word)
+    : table_(table), device_(device), patience_(std::move(patience)), mark_(table, device, abort_word) {}
 
 std::shared_ptr<Communicator> Communicators::of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                                 const IdBroadcast& exchange) {
@@ -142,7 +163,7 @@ std::shared_ptr<Communicator> Communicators::of(const CallContext& site, const s
 }
 
 void Communicators::require_alive(const CallContext& site) const {
-  if (aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
+  if (failed_ || aborted_) fail(site, "an NCCL collective", "the communicators were aborted after an earlier failure");
 }
 
 /// The first rank sends the id or, if NCCL gave it none, the reason: the others wait for one or the other.
@@ -169,8 +190,13 @@ NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool
 }
 
 void Communicators::abort_all() noexcept {
+  refuse();
+  end();
+}
+
+void Communicators::end() noexcept {
   if (std::exchange(aborted_, true)) return;
-  mark_.set();
+  if (failed_) mark_.set();
   std::vector<NcclComm*> live;
   for (auto& [ranks, communicator] : by_ranks_)
     if (communicator != nullptr && !communicator->aborted()) live.push_back(communicator->release());

@@ -87,29 +87,44 @@ class Communicator {
 
 /// An AbortMark is a word of host memory that says, before the first communicator is aborted, that what NCCL's kernels leave from then on
 /// is not to be trusted. The device reads it behind each batch (PoisonJob in kernels/kernels.h): ncclCommAbort makes a kernel leave with
-/// its work half done, and its stream, and the user's that waits for it, go on. For the thread that has the turn.
+/// its work half done, and its stream, and the user's that waits for it, go on. A kernel that leaves still tells its peers that it has
+/// sent, so kernels of other ranks end as if all were well: the word is one for the ranks that share memory, and who aborts first marks it
+/// for all. A rank whose device cannot read the shared word has one of its own, too, which nobody else marks. For the thread that has the
+/// turn.
 class AbortMark {
  public:
-  AbortMark(const GpuApi& table, int device) : table_(table), device_(device) {}
+  /// What CUDA registers of the shared word: the word is the first of so many bytes that are registered for nothing else.
+  static constexpr std::size_t kSharedBytes = 4096;
+
+  /// `shared`: the ranks' common word, which outlives this; null: there is none.
+  AbortMark(const GpuApi& table, int device, std::uint32_t* shared) : table_(table), device_(device), shared_(shared) {}
   AbortMark(const AbortMark&) = delete;
   AbortMark& operator=(const AbortMark&) = delete;
 
-  /// Returns the word, made at first use; fails with BackendError.
+  /// Returns where the device reads the word, which is registered or made at first use; fails with BackendError.
   const std::uint32_t* get(const CallContext& site);
   void set() noexcept;
+  /// Returns whether it is set, by any of the ranks.
+  [[nodiscard]] bool is_set() const noexcept;
   /// Nothing is launched any more. `free`: whether the device comes to rest; otherwise the word stays with the process.
   void close(bool free) noexcept;
 
  private:
+  [[nodiscard]] bool register_shared() noexcept;
+
   const GpuApi& table_;
   const int device_;
-  std::uint32_t* word_ = nullptr;
+  std::uint32_t* const shared_;
+  bool registered_ = false;
+  std::uint32_t* own_ = nullptr;
+  const std::uint32_t* read_ = nullptr;  ///< by the device
 };
 
 class Communicators {
  public:
-  Communicators(const GpuApi& table, int device, Patience patience);
-  ~Communicators() { abort_all(); }
+  /// `abort_word`: of AbortMark.
+  Communicators(const GpuApi& table, int device, Patience patience, std::uint32_t* abort_word);
+  ~Communicators() { end(); }
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
@@ -117,11 +132,15 @@ class Communicators {
   /// together with the other ranks.
   std::shared_ptr<Communicator> of(const CallContext& site, const std::vector<int>& ranks, int rank, int track,
                                    const IdBroadcast& exchange);
-  /// All at once, because aborting one may wait for the device, which may wait for another. Gives up after the patience's `abort_limit`.
-  /// Idempotent; `of` fails ever after.
+  /// Something has failed: `of` fails ever after. Nothing is aborted yet: first the failure is to be told.
+  void refuse() noexcept { failed_ = true; }
+  /// Sets the mark, and then aborts all at once, because aborting one may wait for the device, which may wait for another. Gives up after
+  /// the patience's `abort_limit`. Idempotent; `of` fails ever after.
   void abort_all() noexcept;
+  /// The same; what is left is trusted, unless something has failed: for ranks that have agreed to end.
+  void end() noexcept;
   void require_alive(const CallContext& site) const;
-  bool aborted() const { return aborted_; }
+  bool failed() const { return failed_; }
   /// Returns the mark, which is set before any of them is aborted.
   AbortMark& mark() { return mark_; }
 
@@ -133,7 +152,7 @@ class Communicators {
   const Patience patience_;
   AbortMark mark_;
   std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Communicator>> by_ranks_;  // and track
-  bool aborted_ = false;
+  bool failed_ = false, aborted_ = false;
 };
 
 }  // namespace hvd::gpu

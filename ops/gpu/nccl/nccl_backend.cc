@@ -60,8 +60,10 @@ class NcclExecution : public Execution {
       if (code == CudaCode::NotReady) return Progress::Idle;
       // Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
       check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+      if (!communicators_.empty() && all_->mark().is_set())
+        fail(site_, "an NCCL collective", "another rank has aborted its communicators, and may have left this one's half done");
     } catch (...) {
-      all_->abort_all();
+      all_->refuse();
       throw;
     }
     done_ = true;
@@ -151,18 +153,20 @@ NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange excha
       host_of_rank_(options.host_of_rank),
       remark_(options.remark),
       sums_only_(options.sums_only || registration_ == Registration::Window),
-      communicators_(std::make_shared<Communicators>(table, device, options.patience)),
+      communicators_(std::make_shared<Communicators>(table, device, options.patience, options.abort_word)),
       lent_(std::make_shared<LentMemory>(table, device)) {
   for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
 }
 
 NcclBackend::~NcclBackend() {
-  if (registration_ == Registration::Window && !communicators_->aborted() && comes_to_rest()) {
+  const bool rested = communicators_->failed() || comes_to_rest();
+  if (!rested) communicators_->refuse();  // so that what the device has not done yet is trusted by nobody
+  if (registration_ == Registration::Window && !communicators_->failed()) {
     const DeviceGuard guard(table_, device_);
     for (const auto& track : tracks_) track->fusion.clear();  // while there are communicators to tell
   }
-  communicators_->abort_all();
-  const bool rests = comes_to_rest();
+  communicators_->end();
+  const bool rests = rested && comes_to_rest();
   lent_->close(rests);
   communicators_->mark().close(rests);
   const auto is_used = [](const auto& track) { return track->stream.get() != nullptr; };
@@ -201,7 +205,7 @@ std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
     execution->launched(context, communicators_);
     return execution;
   } catch (...) {
-    communicators_->abort_all();
+    communicators_->refuse();
     throw;
   }
 }

@@ -2,8 +2,9 @@
 /// NcclBackend is the Backend (hvd/backend.h) for tensors on GPUs, one rank per GPU: allreduce, broadcast, allgather, alltoall and
 /// reducescatter by NCCL on a stream of its own. It is for the thread that has the turn. It owns the stream, the communicators and the
 /// fusion buffer, all made at first use: a process that never sends a GPU tensor never touches its GPU. It fails with BackendError naming
-/// call, rank, tensors and NCCL's words; by then it has aborted all its communicators, and every later launch fails too. It must be
-/// destroyed after the ranks have agreed to end (see communicator.h) or after `abort`; its executions before or after.
+/// call, rank, tensors and NCCL's words; every later launch fails too. It aborts nothing by itself: who catches the error tells the world
+/// first, and then calls `abort`, as other ranks' kernels end with what an abort leaves. It must be destroyed after the ranks have agreed
+/// to end (see communicator.h) or after `abort`; its executions before or after.
 ///
 /// The host is never blocked for the device. The stream waits for the members' events, then pack, NCCL, unpack and the completion event
 /// follow in stream order, and so does the next batch of the stream, which is what lets batches in flight share its fusion buffer. With
@@ -16,6 +17,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,6 +57,9 @@ struct NcclOptions {
   /// `abort` and the destructor wait so long for the stream to run dry: nothing is written then to tensors that the caller gets back, and
   /// no memory is freed under a kernel. NCCL's kernels end with their communicator; only a stuck kernel of the user's makes it last.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
+  /// A word that the ranks which share memory have in common, zero at first, at the beginning of AbortMark::kSharedBytes that are
+  /// registered with CUDA by nobody else; outlives the backend. Null: a failure is marked for this rank alone.
+  std::uint32_t* abort_word = nullptr;
   /// If it is not empty, it is told what fusion buffers and their registrations take of the GPU's memory, which is then measured.
   Remark remark;
 };

@@ -218,8 +218,9 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   collectives.push_back(placed);
   auto run = [this, comm, number, contribution = std::move(placed)] {
     begin_work(comm);
-    if (comm->aborted && !cluster_.has_met(*comm->comm_group, number)) spoil(*comm, contribution);
-    const bool over = comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
+    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_met(*comm->comm_group, number);
+    if (ends_early) spoil(*comm, contribution);
+    const bool over = ends_early || comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
     if (over) at_work_.erase(comm);
     return over;
   };
@@ -235,8 +236,9 @@ NcclCode HostDevice::message(const Contribution& contribution, bool sends, int p
   const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
   const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
   comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
-    if (comm->aborted && !sends && !cluster_.has_moved(*comm->comm_group, way)) spoil(*comm, contribution);
-    return comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
+    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_moved(*comm->comm_group, way);
+    if (ends_early && !sends) spoil(*comm, contribution);
+    return ends_early || comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
   });
   return issue_or_group(comm);
 }
@@ -440,7 +442,9 @@ void HostDevice::fill_kernels() {
     if (code != CudaCode::Success) return code;
     if (!is_current("launch_poison")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_poison");
-    if (!host_memory_.contains(job.mark)) cluster_.note("launch_poison with a mark that is not from cudaHostAlloc");
+    const bool is_pinned =
+        std::any_of(pinned.begin(), pinned.end(), [&](const auto& piece) { return piece.first == static_cast<const void*>(job.mark); });
+    if (!host_memory_.contains(job.mark) && !is_pinned) cluster_.note("launch_poison with a mark that the device does not see");
     return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
       enqueue(known(stream), [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
         if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return true;
@@ -645,6 +649,11 @@ void HostDevice::fill_host_memory() {
   table_.host_unregister = [this](void* memory) {
     if (pinned.erase(static_cast<std::byte*>(memory)) != 1) cluster_.note("cudaHostUnregister of something unknown");
     return enter<CudaCode>("cudaHostUnregister");
+  };
+  table_.host_device_pointer = [this](void** address, void* memory) {
+    if (!pinned.contains(static_cast<std::byte*>(memory))) cluster_.note("cudaHostGetDevicePointer of something unknown");
+    *address = memory;
+    return enter<CudaCode>("cudaHostGetDevicePointer");
   };
 }
 

@@ -157,6 +157,7 @@ ProcessSetInfo World::everyone(int rank) const {
 
 void World::body_of(int rank, const std::function<void(Rank&)>& body) {
   NcclOptions own = options;
+  if (shares_abort_word) own.abort_word = &abort_page.word;
   if (!own.patience.interrupted) own.patience.interrupted = [this] { return failed.load(); };
   HostDevice& device = *devices[static_cast<std::size_t>(rank)];
   Rank self{*this, rank, everyone(rank), device, nullptr};

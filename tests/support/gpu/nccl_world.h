@@ -81,6 +81,10 @@ class World {
   NcclOptions options;
   std::set<int> users_devices;      ///< on which the test itself has put contexts
   std::atomic<bool> failed{false};  ///< as the engine would tell all ranks
+  struct alignas(AbortMark::kSharedBytes) {
+    std::uint32_t word = 0;
+  } abort_page;  ///< in the memory that the ranks share
+  bool shares_abort_word = true;
 
   /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing
   /// may have leaked or been misused.

@@ -167,6 +167,7 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
       World world(ranks);
       world.options.registration = registration;
       world.users_devices = {99};
+      world.shares_abort_word = name != "cudaHostAlloc";
       for (auto& device : world.devices) {
         device->current_device = 99;  // so that there is a device to set
         if (name == "cudaSetDevice") device->contexts = {99};
@@ -198,19 +199,105 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
   }
 }
 
-TEST_CASE("nccl: a failed launch has already aborted the communicators when it throws") {
+/// Drives the execution to its end; the words of its error, or "" if it went well.
+std::string ending_of(Execution& execution) {
+  try {
+    while (execution.advance() != Progress::Done) continue;
+    return {};
+  } catch (const BackendError& error) {
+    return error.what();
+  }
+}
+
+/// Whether the launch throws.
+bool refuses(const Rank& self, std::vector<Tensor>& tensors) {
+  try {
+    static_cast<void>(self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors)));
+    return false;
+  } catch (const BackendError&) {
+    return true;
+  }
+}
+
+TEST_CASE("nccl: a failed launch aborts nothing and marks nothing before the world knows of it, and is the last") {
   World world(2);
-  world.run([](Rank& self) {
+  std::barrier all(2);
+  world.run([&](Rank& self) {
     self.device.fail_call("cudaEventRecord", 700);
     auto tensors = tensors_of(2, 3);
-    bool thrown = false;
-    try {
-      static_cast<void>(self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors)));
-    } catch (const BackendError&) {
-      thrown = true;
-    }
-    expect(thrown && self.device.aborts.size() == 1, "an abort before anybody asks for it");
+    const bool refused = refuses(self, tensors), refused_again = refuses(self, tensors);
+    const bool marked = std::atomic_ref(self.world.abort_page.word).load() != 0;
+    all.arrive_and_wait();
+    expect(refused && self.device.aborts.empty() && !marked, "an error, and the others' kernels to wait on");
+    expect(refused_again, "no launch any more");
+    self.world.failed = true;
     self.backend->abort();  // also waits until the stream is done with the tensors
+    expect(self.device.aborts.size() == 1 && std::atomic_ref(self.world.abort_page.word).load() == 1, "the abort, and its mark");
+  });
+}
+
+TEST_CASE("nccl: a rank whose peer has aborted first has no result, though nothing of its own was aborted") {
+  for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Alltoall}) {
+    CAPTURE(std::string(name_of(kind)));
+    World world(2);
+    std::barrier all(2);
+    world.run([&](Rank& self) {
+      self.device.aborted_byte = kHalfDone;
+      std::atomic<bool> never{false};
+      auto tensors = tensors_of(2, 6);
+      if (self.rank == 1) tensors.front().ready_event = self.device.user_event(never);
+      for (Tensor& tensor : tensors)
+        if (kind == OpKind::Alltoall) tensor.counts = tensor.sends = {3, 3};
+      auto traits = self.traits(kind, DataType::Float32);
+      traits.root = 1;
+      auto execution = self.backend->launch(Rank::batch(traits, tensors));
+      for (int i = 0; i < 20; ++i) expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
+      all.arrive_and_wait();
+      if (self.rank == 1) self.backend->abort();
+      all.arrive_and_wait();
+      if (self.rank == 0) {
+        const std::string words = ending_of(*execution);
+        expect(contains(words, "another rank has aborted its communicators"), "no result, got: " + words);
+        expect(self.device.aborts.empty(), "this rank's communicator to be as it was");
+        for (const Tensor& tensor : tensors)
+          expect(std::isnan(decoded(DataType::Float32, tensor.output).front()), "nothing that looks like a result for the user's stream");
+      }
+      never = true;
+      self.backend->abort();
+    });
+  }
+}
+
+TEST_CASE("nccl: where the device cannot read the shared word, the host's view of it counts") {
+  for (const char* const call : {"cudaHostRegister", "cudaHostGetDevicePointer"}) {
+    CAPTURE(std::string(call));
+    World world(2);
+    std::barrier all(2);
+    world.run([&](Rank& self) {
+      self.device.fail_call(call, 801);
+      std::atomic<bool> never{false};
+      auto tensors = tensors_of(2, 6);
+      if (self.rank == 1) tensors.front().ready_event = self.device.user_event(never);
+      auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
+      expect(self.device.calls("cudaHostAlloc") == 1, "a word of its own");
+      all.arrive_and_wait();
+      if (self.rank == 1) self.backend->abort();
+      all.arrive_and_wait();
+      const std::string words = self.rank == 0 ? ending_of(*execution) : std::string();
+      expect(self.rank == 1 || contains(words, "another rank has aborted its communicators"), "no result, got: " + words);
+      never = true;
+      self.backend->abort();
+    });
+  }
+}
+
+TEST_CASE("nccl: ranks that end well mark nothing") {
+  World world(2);
+  world.run([](Rank& self) {
+    auto tensors = tensors_of(2, 6);
+    self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
+    self.backend.reset();
+    expect(std::atomic_ref(self.world.abort_page.word).load() == 0, "no mark");
   });
 }
 
@@ -248,7 +335,7 @@ TEST_CASE("nccl: an asynchronous error aborts the communicator while batches are
     if (self.rank == 1) {
       expect(contains(words, "ncclCommGetAsyncError") && contains(words, "host NCCL says 6"), "the asynchronous error in: " + words);
     } else {
-      expect(contains(words, "another rank has failed"), "to be told, got: " + words);
+      expect(contains(words, "another rank has failed") || contains(words, "another rank has aborted"), "to be told, got: " + words);
     }
   });
 }
