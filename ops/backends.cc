@@ -61,16 +61,10 @@ std::optional<gpu::GpuRoute> wanted_way(GpuBackend wanted) {
   }
 }
 
-/// Returns what was wanted, as far as this NCCL has it: where it has no windows, buffers.
-gpu::Registration registration_of(NcclRegistration wanted, const gpu::GpuApi& table) {
-  if (wanted == NcclRegistration::None) return gpu::Registration::None;
-  return wanted == NcclRegistration::Window && table.window_register ? gpu::Registration::Window : gpu::Registration::Buffer;
-}
-
 /// WorldGpus are what the ranks say of their GPUs.
 struct WorldGpus {
   std::vector<std::string> id_of_rank;
-  bool can_share = true, switches_sum = true, have_kernels = true;  ///< all of them
+  bool can_share = true, switches_sum = true, have_kernels = true, have_windows = true;  ///< all of them
 };
 
 /// Collective. The first rank whose GPU this build has no kernels for says so.
@@ -79,7 +73,7 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
   const std::string lacks = gpu::lack_of_kernels(table, device, gpu::gpu_architectures());
   Writer mine;
   mine.put_string(gpu::gpu_id(table, device)).put(word(gpu::can_share(table, device)));
-  mine.put(word(gpu::has_multicast(table, device))).put(word(lacks.empty()));
+  mine.put(word(gpu::has_multicast(table, device))).put(word(lacks.empty())).put(word(gpu::has_windows(table)));
   WorldGpus gpus;
   for (const auto& said : bootstrap.allgather(mine.take())) {
     Reader reader(said);
@@ -90,6 +84,7 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
     const bool has_kernels = reader.get<std::uint8_t>() != 0;
     if (!has_kernels && gpus.have_kernels && rank == topology.rank) log(LogLevel::Warning, "rank {}: {}", rank, lacks);
     gpus.have_kernels = has_kernels && gpus.have_kernels;
+    gpus.have_windows = reader.get<std::uint8_t>() != 0 && gpus.have_windows;
   }
   return gpus;
 }
@@ -150,7 +145,11 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   options.patience.interrupted = gpu::world_has_failed(
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
-  options.registration = registration_of(parts.config.nccl_registration, table);
+  options.registration = gpu::registration_of(parts.config.nccl_registration, gpus.have_windows);
+  if (parts.config.nccl_registration == NcclRegistration::Window && !gpus.have_windows && topology.rank == 0)
+    log(LogLevel::Warning,
+        "HVD_NCCL_REGISTRATION=window needs NCCL 2.29.7 or later on all ranks: before, NCCL's kernels over windows do not "
+        "end after a failure; buffers are registered instead");
   options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(gpu::GpuRoute::Nccl);

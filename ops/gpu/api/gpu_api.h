@@ -91,6 +91,7 @@ struct GpuApi {
   std::function<std::string(CudaCode code)> cuda_error;  ///< cudaGetErrorName and cudaGetErrorString
 
   // NCCL
+  std::function<NcclCode(int* version)> get_version;        ///< ncclGetVersion, of the library that is loaded: 22907 is 2.29.7
   std::function<NcclCode(NcclUniqueId* id)> get_unique_id;  ///< ncclGetUniqueId
   /// ncclCommInitRankConfig. Not `blocking`: this and every later call on the communicator may return InProgress, after which only
   /// `comm_get_async_error` and `comm_abort` are allowed until the former no longer says InProgress.

@@ -138,6 +138,7 @@ void fill_operations(GpuApi& /*table*/) {}
 }  // namespace
 
 void fill_nccl(GpuApi& table) {
+  table.get_version = [](int* version) { return static_cast<NcclCode>(ncclGetVersion(version)); };
   table.get_unique_id = get_unique_id;
   table.comm_init_rank = init_rank;
   table.comm_abort = [](NcclComm* comm) { return quietly([&] { return ncclCommAbort(native(comm)); }); };
@@ -215,9 +216,9 @@ void refuse_all(Entries&... entries) {
 }  // namespace
 
 void fill_nccl(GpuApi& table) {
-  refuse_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
-             table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
-             table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
+  refuse_all(table.get_version, table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error,
+             table.comm_register, table.comm_deregister, table.mem_alloc, table.mem_free, table.group_start, table.group_end,
+             table.all_reduce, table.broadcast, table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
   table.nccl_error = [](NcclCode /*code*/, NcclComm* /*comm*/) { return std::string("built without NCCL"); };
 }
 

@@ -11,6 +11,17 @@
 
 namespace hvd::gpu {
 
+bool has_windows(const GpuApi& table) {
+  constexpr int kFirst = 22907;
+  int version = 0;
+  return table.window_register && table.get_version(&version) == NcclCode::Success && version >= kFirst;
+}
+
+Registration registration_of(NcclRegistration wanted, bool windows) {
+  if (wanted == NcclRegistration::None) return Registration::None;
+  return wanted == NcclRegistration::Window && windows ? Registration::Window : Registration::Buffer;
+}
+
 FusionMemory::~FusionMemory() {
   for (const auto& [communicator, as, handle] : registrations_) {
     if (handle == nullptr || communicator->aborted()) continue;

@@ -30,6 +30,7 @@
 #include <optional>
 #include <vector>
 
+#include "hvd/config.h"
 #include "ops/gpu/api/device_memory.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/communicator.h"
@@ -42,6 +43,12 @@ enum class Registration : std::uint8_t {
   Buffer,  ///< ncclCommRegister: each rank for itself
   Window,  ///< ncclCommWindowRegister: a symmetric window of all ranks
 };
+
+/// Returns whether this rank's NCCL has windows whose kernels end when they are aborted. Up to 2.29.6 the barriers of the kernels over
+/// symmetric windows do not look whether they are: after a failure they wait for ever, and whoever waits for their stream with them.
+bool has_windows(const GpuApi& table);
+/// Returns what was wanted, as far as NCCL has it; without windows, buffers. `windows`: whether all ranks have them (`has_windows`).
+Registration registration_of(NcclRegistration wanted, bool windows);
 
 /// One piece of device memory and its registrations.
 class FusionMemory {

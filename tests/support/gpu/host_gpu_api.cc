@@ -736,6 +736,10 @@ void HostDevice::give_memory(void* memory, const char* call) {
 }
 
 void HostDevice::fill_nccl() {
+  table_.get_version = [this](int* version) {
+    *version = nccl_version;
+    return enter<NcclCode>("ncclGetVersion");
+  };
   table_.get_unique_id = [this](NcclUniqueId* id) {
     const NcclCode code = enter<NcclCode>("ncclGetUniqueId");
     if (code == NcclCode::Success) *id = cluster_.new_id();

@@ -29,6 +29,7 @@ class HostDevice {
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
   std::size_t registration_bytes = 0;               ///< what a window or a registration takes of the memory besides
+  int nccl_version = 22907;                         ///< what ncclGetVersion says
   bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
   bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
   bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
@@ -46,6 +47,8 @@ class HostDevice {
   HostDevice& operator=(const HostDevice&) = delete;
 
   const GpuApi& table() const { return table_; }
+  /// As NCCL before 2.27.
+  void lack_windows() { table_.window_register = nullptr, table_.window_deregister = nullptr; }
   /// As NCCL before 2.11: reductions of one's own are not there.
   void lack_operations() { table_.op_create = nullptr, table_.op_destroy = nullptr; }
 

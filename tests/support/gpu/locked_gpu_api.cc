@@ -24,11 +24,11 @@ GpuApi locked(GpuApi table, std::mutex& mutex) {
            table.host_device_pointer, table.ipc_supported, table.multicast_supported, table.capability, table.device_malloc,
            table.device_free, table.memcpy_async, table.ipc_get_memory, table.ipc_open_memory, table.ipc_close_memory,
            table.ipc_event_create, table.ipc_get_event, table.ipc_open_event);
-  lock_all(table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
+  lock_all(table.get_version, table.get_unique_id, table.comm_init_rank, table.comm_abort, table.comm_get_async_error, table.comm_register,
            table.comm_deregister, table.window_register, table.window_deregister, table.mem_alloc, table.mem_free, table.group_start,
            table.group_end, table.all_reduce, table.broadcast, table.all_gather, table.reduce, table.reduce_scatter, table.send,
            table.receive, table.op_create, table.op_destroy);
-  constexpr std::size_t kLocked = 59;
+  constexpr std::size_t kLocked = 60;
   constexpr std::size_t kTexts = 2;
   static_assert(sizeof(GpuApi) == (kLocked + kTexts) * sizeof(std::function<void()>), "a new entry of the table: lock it here too");
   return table;

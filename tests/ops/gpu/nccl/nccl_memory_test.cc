@@ -65,6 +65,29 @@ struct Solitary {
 
 }  // namespace
 
+TEST_CASE("nccl: windows are taken where an abort ends the kernels over them, and buffers elsewhere") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  for (const int version : {22700, 22809, 22906}) {
+    device.nccl_version = version;
+    CHECK_FALSE(has_windows(device.table()));
+  }
+  for (const int version : {22907, 23004}) {
+    device.nccl_version = version;
+    CHECK(has_windows(device.table()));
+  }
+  device.fail_call("ncclGetVersion", 3);
+  CHECK_FALSE(has_windows(device.table()));
+  device.lack_windows();
+  CHECK_FALSE(has_windows(device.table()));
+  for (const bool windows : {false, true}) {
+    CHECK(registration_of(NcclRegistration::None, windows) == Registration::None);
+    CHECK(registration_of(NcclRegistration::Buffer, windows) == Registration::Buffer);
+  }
+  CHECK(registration_of(NcclRegistration::Window, true) == Registration::Window);
+  CHECK(registration_of(NcclRegistration::Window, false) == Registration::Buffer);
+}
+
 TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the stream has passed it") {
   struct Work {
     std::atomic<bool> first_gate{false}, third_gate{false};
