@@ -134,16 +134,20 @@ possible() {
   return 1
 }
 
-# described PHRASE COMMAND...: what the program says at init() of how GPU tensors travel must be what was asked for; else the test of one way
-# passes by another.
+# described PHRASE COMMAND...: what the program says at init() of how GPU tensors travel (on its standard error) must be what was asked for,
+# and ranks that are to share a GPU must not find out later that they cannot; else the test of one way passes by another.
 described() {
   local phrase=$1 said code
   shift
   said=$(mktemp)
-  "$@" | tee "$said"
+  "$@" 2>&1 | tee "$said"
   code=${PIPESTATUS[0]}
   if [ "$code" -eq 0 ] && ! grep -q "^hvd: .*$phrase" "$said"; then
     echo "FAILED: no line 'hvd: ... $phrase' has been said: the tensors have travelled another way"
+    code=1
+  fi
+  if [ "$code" -eq 0 ] && [[ $phrase == *IPC* ]] && grep -q "ranks cannot share a GPU here" "$said"; then
+    echo "FAILED: ranks cannot share a GPU here: the tensors have travelled another way"
     code=1
   fi
   rm -f "$said"

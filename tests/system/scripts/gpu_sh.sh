@@ -22,8 +22,8 @@ stub() {
 for name in nvcc cmake ninja nvidia-cuda-mps-control; do stub "$name" <<<'exit 0'; done
 stub nvidia-smi <<<'case $* in *memory.total*) echo "stub" ;; *) printf "Stub GPU\nStub GPU\n" ;; esac'
 stub compute-sanitizer <<<'echo "sanitizer: $*"'
-# Says what stands in the file, as a program would at init().
-stub mpirun <<<'echo "mpirun: $*"; cat "$STUB_SAYS"'
+# Says what stands in the file, as a program would at init(): on its standard error.
+stub mpirun <<<'echo "mpirun: $*"; cat "$STUB_SAYS" >&2'
 mkdir -p "$place/tree/build-gpu/tests"
 printf '#!/usr/bin/env bash\ncat "$STUB_PROBE"\n' >"$place/tree/build-gpu/tests/probe_gpu"
 chmod +x "$place/tree/build-gpu/tests/probe_gpu"
@@ -61,6 +61,14 @@ run contract
 expect "NCCL that was not used fails" "== contract, nccl, 2 ranks, registration none: failed (1)"
 expect "it is said why" "FAILED: no line 'hvd: ... one rank per GPU, NCCL' has been said"
 
+echo "hvd: 2 ranks, NCCL 2.28.9, CUDA 13.0, 2 ranks share a GPU, through CUDA IPC" >"$STUB_SAYS"
+run contract
+expect "a shared GPU that was used passes" "== contract, shared, 2 ranks: passed"
+echo "hvd: warning: ranks cannot share a GPU here, as cudaIpcOpenMemHandle says no (rank 1): their tensors go through the host" >>"$STUB_SAYS"
+run contract
+expect "a shared GPU that was given up fails" "== contract, shared, 2 ranks: failed (1)"
+echo "hvd: 2 ranks, NCCL 2.28.9, CUDA 13.0, staged through host memory" >"$STUB_SAYS"
+
 CUDA_VISIBLE_DEVICES=1 run contract
 expect "one visible GPU is one" ! "contract, nccl, 2 ranks"
 CUDA_VISIBLE_DEVICES=0,7,1 run contract
@@ -81,5 +89,5 @@ run sanitizer
 expect "uninitialised memory is looked for" "sanitizer: --tool initcheck"
 expect "races in shared memory are not" ! racecheck
 
-echo "gpu.sh over stubs: $failures of 14 expectations failed"
+echo "gpu.sh over stubs: $failures of 16 expectations failed"
 [ "$failures" -eq 0 ]
