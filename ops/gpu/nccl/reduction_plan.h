@@ -14,7 +14,7 @@
 ///   type, where the kernel divides the sum: the two differ by a few units in the last place.
 /// - Where NCCL is to sum and no more (`NcclScales::Nothing`), the copy kernel does all of this: neither NCCL's average nor an operation of
 ///   one's own is there in switches (NVLS) or over symmetric windows. What NCCL's average has, the kernel's division before the sum has,
-///   bit for bit.
+///   bit for bit. A reducescatter is divided after the sum all the same, but for Float16: its input then need not be packed.
 /// - All else is done by the copy kernel, with a pass of its own where values are reduced in place: Float16 is divided before the sum,
 /// which
 ///   would overflow at 65504, other types after it.

@@ -2,6 +2,7 @@
 // Tested in tests/ops/gpu/nccl/nccl_backend_test.cc
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "ops/gpu/nccl/collectives.h"
 
@@ -110,7 +111,9 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
   const auto self = static_cast<std::size_t>(context.rank);
-  const ReductionPlan plan = context.plan(reduction);
+  ReductionPlan plan = context.plan(reduction);
+  // Where NCCL only sums, for switches: a division before the sum would need the input packed, and only Float16 may overflow without.
+  if (plan.type != DataType::Float16) plan.after.divisor *= std::exchange(plan.before.divisor, 1);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
     context.in_order([&] { reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan); });

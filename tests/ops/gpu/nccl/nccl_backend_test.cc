@@ -748,6 +748,25 @@ TEST_CASE("nccl: alltoall, uneven, with zeros and rows that are not sent") {
   }
 }
 
+TEST_CASE("nccl: an average that switches sum is scattered without being packed, but in Float16") {
+  for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Float16, DataType::Complex64}) {
+    CAPTURE(std::string(name_of(dtype)));
+    World world(2);
+    world.options.sums_only = true;
+    world.run([&](Rank& self) {
+      const std::size_t lanes = is_complex(dtype) ? 2 : 1;
+      std::vector<Tensor> tensors(1);
+      tensors[0].name = "gradient";
+      tensors[0].input = encoded(dtype, std::vector<double>(8 * lanes, self.rank == 0 ? 1 : 4));
+      tensors[0].counts = {4, 4};
+      tensors[0].output.resize(tensors[0].input.size() / 2);
+      self.run(self.traits(OpKind::Reducescatter, dtype, ReduceOp::Average), tensors);
+      expect(decoded(dtype, tensors[0].output) == std::vector<double>(4 * lanes, 2.5), "the average");
+      expect(self.device.allocations.empty() == (dtype != DataType::Float16), "a fusion buffer for Float16 alone");
+    });
+  }
+}
+
 TEST_CASE("nccl: reducescatter of every type, even and uneven, fused and alone") {
   for (const int ranks : {1, 2, 3, 4}) {
     CAPTURE(ranks);
