@@ -103,8 +103,10 @@ CudaEvent* Peers::reduced(const CallContext& site, int index, std::size_t turn) 
 }
 
 void Peers::close() noexcept {
+  if (left_open_) return;
   if (!events_.empty() || !slabs_.empty()) close_opened();
-  leave_open();
+  events_.clear();
+  slabs_.clear();
   controls_[static_cast<std::size_t>(self_)]->closed.store(true, std::memory_order_release);
 }
 
@@ -117,6 +119,7 @@ void Peers::close_opened() noexcept {
 }
 
 void Peers::leave_open() noexcept {
+  left_open_ = true;
   events_.clear();
   slabs_.clear();
 }

@@ -100,7 +100,8 @@ class Peers {
   std::byte* memory(const CallContext& site, int index, const PoolPlace& place);
   CudaEvent* packed(const CallContext& site, int index, std::size_t turn);
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
-  /// Closes everything and says so in this rank's control. Idempotent. Waits for what the device still does with it.
+  /// Closes everything and says so in this rank's control. Idempotent, and nothing after `leave_open`. Waits for what the device still does
+  /// with it.
   void close() noexcept;
   /// Leaves everything to the process's end, and does not say that it is closed: for a device that does not come to rest.
   void leave_open() noexcept;
@@ -118,6 +119,7 @@ class Peers {
   const int self_;
   const GpuApi* table_ = nullptr;
   int device_ = 0;
+  bool left_open_ = false;
   std::map<std::pair<int, std::uint64_t>, void*> slabs_;  // by rank's index and number
   std::map<const IpcHandle*, CudaEvent*> events_;
 };

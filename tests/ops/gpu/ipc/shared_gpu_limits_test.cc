@@ -204,6 +204,19 @@ TEST_CASE("shared gpu: memory that another rank has open is freed when that has 
   CHECK(soon.device.live_memory() == 0);
 }
 
+TEST_CASE("shared gpu: who has left the others' memory open never says that it is closed") {
+  SharedControl own{}, other{};
+  {
+    Peers peers({&own, &other}, 0);
+    peers.leave_open();
+    peers.close();
+    CHECK_FALSE(own.closed.load());
+  }
+  CHECK_FALSE(own.closed.load());
+  { const Peers closing({&own, &other}, 0); }
+  CHECK(own.closed.load());
+}
+
 TEST_CASE("shared gpu: events that another rank has open are destroyed when that has closed them, or never, also without any memory") {
   for (const bool closes : {false, true}) {
     CAPTURE(closes);
