@@ -112,6 +112,11 @@ bool runs_on(std::string_view architectures, int capability) {
     const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
     if (error != std::errc()) return true;
     const std::string_view kind(end, static_cast<std::size_t>(entry.data() + entry.size() - end));
+    if (kind.starts_with('a') || kind.starts_with('f')) {  // neither binary code nor PTX of these runs on what comes after
+      const bool is_family = kind.front() == 'f';
+      if (number == capability || (is_family && number < capability && number / 10 == capability / 10)) return true;
+      continue;
+    }
     const bool binary = kind != "-virtual", ptx = kind != "-real";
     if (number > capability) continue;
     if (ptx || (binary && number / 10 == capability / 10)) return true;

@@ -59,7 +59,8 @@ std::string make_current(const GpuApi& table, int device, int rank);
 /// Returns whether ranks can share the device; true where there is none.
 bool can_share(const GpuApi& table, int device);
 /// Returns whether code built for these architectures (`gpu_architectures()`) runs on a GPU of this compute capability, 86 for 8.6: binary
-/// code within its major version, PTX on all that come after. What is no list of numbers ("native", "all-major") is believed in.
+/// code within its major version, PTX on all that come after; of "90a" on that one alone, of "100f" on its major version from there on.
+/// What is no list of numbers ("native", "all-major") is believed in.
 bool runs_on(std::string_view architectures, int capability);
 /// Returns what to say of a device that the kernels do not run on; empty if they do, and where there is none.
 std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures);

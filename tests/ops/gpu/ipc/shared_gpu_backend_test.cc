@@ -735,6 +735,15 @@ TEST_CASE("placement: kernels run within their major version, and PTX on what co
   CHECK_FALSE(runs_on("90-virtual", 80));
   CHECK(runs_on("80", 90));
   CHECK_FALSE(runs_on("80", 75));
+  for (const std::string_view exact : {"90a", "90a-real", "90a-virtual"}) {
+    CHECK(runs_on(exact, 90));
+    for (const int capability : {80, 89, 100, 120}) CHECK_FALSE(runs_on(exact, capability));
+  }
+  for (const std::string_view family : {"100f", "100f-real", "100f-virtual"}) {
+    for (const int capability : {100, 103}) CHECK(runs_on(family, capability));
+    for (const int capability : {90, 110, 120}) CHECK_FALSE(runs_on(family, capability));
+  }
+  CHECK(runs_on("90a-real,80-virtual", 100));
   CHECK(runs_on("all-major", 75));
   CHECK(runs_on("native", 75));
   CHECK_FALSE(runs_on("", 75));
