@@ -96,8 +96,9 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
   Board* const board = parts.board.get();
   std::vector<gpu::SharedControl*> sharers;
   std::vector<int> others;
+  const std::vector<int> ranks = placement.sharers_of(topology.rank);
   std::size_t self = 0;
-  for (const int rank : placement.sharers_of(topology.rank)) {
+  for (const int rank : ranks) {
     const auto index = std::lower_bound(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank) - topology.domain_ranks.begin();
     if (rank == topology.rank) self = sharers.size();
     if (rank != topology.rank) others.push_back(static_cast<int>(index));
@@ -110,8 +111,17 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
   const auto refused = [rank = topology.rank](const std::string& why) {
     log(LogLevel::Warning, "ranks cannot share a GPU here, as {} (rank {}): their tensors go through the host, which is slower", why, rank);
   };
+  gpu::SharingPatience patience;
+  if (!parts.config.stall_check_disable) patience.limit = parts.config.stall_check_time;
+  patience.tell = [ranks, waited = parts.config.stall_check_time](const std::vector<std::size_t>& missing) {
+    std::vector<int> late;
+    for (const std::size_t index : missing) late.push_back(ranks.at(index));
+    log(LogLevel::Warning,
+        "for {} s it has been waited, before the first GPU tensor, for {} to answer whether GPUs can be shared: do they do anything?",
+        waited.count(), rank_list(late));
+  };
   return std::make_shared<gpu::SharingProbe>(
-      table, device, std::move(sharers), self, ring, [board] { return board->failed(); }, refused);
+      table, device, std::move(sharers), self, ring, [board] { return board->failed(); }, refused, std::move(patience));
 }
 
 /// Behind those for host tensors, which `made` has already.

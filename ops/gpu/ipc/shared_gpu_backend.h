@@ -35,7 +35,8 @@
 namespace hvd::gpu {
 
 struct SharedGpuOptions {
-  /// Returns whether this backend works for the set; pure.
+  /// Returns whether this backend works for the set, always the same. The first question about a set of this rank's may wait for the other
+  /// ranks that share the GPU (SharingProbe::possible).
   std::function<bool(const ProcessSetInfo& set)> takes;
   /// Is asked to look, now and then, whether another rank wants to know; may be null.
   std::shared_ptr<SharingProbe> probe;

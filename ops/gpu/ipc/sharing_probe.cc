@@ -12,7 +12,7 @@ namespace hvd::gpu {
 using Probe = SharedControl::Probe;
 
 SharingProbe::SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls, std::size_t self,
-                           std::function<void()> ring, std::function<bool()> interrupted, Remark refused)
+                           std::function<void()> ring, std::function<bool()> interrupted, Remark refused, SharingPatience patience)
     : table_(table),
       device_(device),
       controls_(std::move(controls)),
@@ -20,12 +20,15 @@ SharingProbe::SharingProbe(const GpuApi& table, int device, std::vector<SharedCo
       ring_(std::move(ring)),
       interrupted_(std::move(interrupted)),
       tell_refused_(std::move(refused)),
+      patience_(std::move(patience)),
       decided_(controls_.size() < 2) {}
 
 /// What others may have open stays with the process.
 SharingProbe::~SharingProbe() = default;
 
 bool SharingProbe::possible() {
+  const auto deadline = std::chrono::steady_clock::now() + patience_.limit;
+  bool told = patience_.limit.count() == 0 || !patience_.tell;
   for (bool rung = false; !decided_.load(std::memory_order_acquire);) {
     {
       const std::lock_guard lock(mutex_);
@@ -33,6 +36,10 @@ bool SharingProbe::possible() {
     }
     if (decided_.load() || interrupted_()) break;
     if (!std::exchange(rung, true)) ring_();
+    if (!told && std::chrono::steady_clock::now() > deadline) {
+      told = true;
+      patience_.tell(missing());
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return possible_.load();
@@ -44,6 +51,17 @@ void SharingProbe::look() {
   if (std::none_of(controls_.begin(), controls_.end(), has_begun)) return;
   const std::lock_guard lock(mutex_);
   if (!decided_.load()) step();
+}
+
+/// Those that have not begun or, when all have, those that have not ended.
+std::vector<std::size_t> SharingProbe::missing() const {
+  for (const Probe behind : {Probe::None, Probe::Exported}) {
+    std::vector<std::size_t> found;
+    for (std::size_t i = 0; i < controls_.size(); ++i)
+      if (i != self_ && controls_[i]->probe.load() == behind) found.push_back(i);
+    if (!found.empty()) return found;
+  }
+  return {};
 }
 
 void SharingProbe::step() {

@@ -8,6 +8,8 @@
 /// have closed it. A call that is refused is an answer, and no error.
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -19,13 +21,20 @@
 
 namespace hvd::gpu {
 
+/// SharingPatience says after how long a wait for answers is told of, once; 0: never.
+struct SharingPatience {
+  std::chrono::milliseconds limit{0};
+  /// Is told which of the ranks have not answered, by their index among those that share the GPU.
+  std::function<void(const std::vector<std::size_t>& missing)> tell;
+};
+
 class SharingProbe {
  public:
   /// `controls`: of the ranks that share this GPU, of which this is `controls[self]`; one alone shares with nobody, and nothing is tried.
   /// `ring` wakes the others; `interrupted`: true once the world has failed, which ends the wait. `refused` is told why they cannot, on one
   /// rank of them.
   SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls, std::size_t self, std::function<void()> ring,
-               std::function<bool()> interrupted, Remark refused);
+               std::function<bool()> interrupted, Remark refused, SharingPatience patience = {});
   ~SharingProbe();
   SharingProbe(const SharingProbe&) = delete;
   SharingProbe& operator=(const SharingProbe&) = delete;
@@ -37,6 +46,7 @@ class SharingProbe {
 
  private:
   void step();
+  [[nodiscard]] std::vector<std::size_t> missing() const;
   [[nodiscard]] bool export_own();
   [[nodiscard]] bool open_all();
   void free_own();
@@ -51,6 +61,7 @@ class SharingProbe {
   const std::function<void()> ring_;
   const std::function<bool()> interrupted_;
   const Remark tell_refused_;
+  const SharingPatience patience_;
   std::atomic<bool> decided_, possible_{true};
   std::mutex mutex_;  // of the rest
   void* memory_ = nullptr;

@@ -101,6 +101,33 @@ TEST_CASE("sharing probe: where one is refused anything, none shares, and one sa
     }
 }
 
+TEST_CASE("sharing probe: a wait that lasts is told of once, and who has not answered") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  SharedControl first{}, second{}, third{};
+  second.probe = SharedControl::Probe::Exported;
+  std::vector<std::vector<std::size_t>> told;
+  std::atomic<bool> failed{false};
+  const auto make = [&](std::chrono::milliseconds limit) {
+    return std::make_unique<SharingProbe>(
+        device.table(), 0, std::vector{&first, &second, &third}, 0, [] {}, [&] { return failed.load(); }, Remark(),
+        SharingPatience{limit, [&](const std::vector<std::size_t>& missing) {
+                          told.push_back(missing);
+                          failed = true;
+                        }});
+  };
+  CHECK(make(std::chrono::milliseconds(5))->possible());
+  CHECK(told == std::vector<std::vector<std::size_t>>{{2}});
+  failed = false;
+  std::thread world([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    failed = true;
+  });
+  CHECK(make(std::chrono::milliseconds(0))->possible());  // never
+  world.join();
+  CHECK(told.size() == 1);
+}
+
 TEST_CASE("sharing probe: a rank alone tries nothing, and who waits for one that has died is let go with the world") {
   Sharers alone(1);
   CHECK(alone.probes.front()->possible());
