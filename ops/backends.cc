@@ -125,6 +125,14 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
 }
 
 /// Behind those for host tensors, which `made` has already.
+/// Says once that windows are asked for and cannot be had.
+void warn_of_windows(const EngineParts& parts, const WorldGpus& gpus) {
+  if (parts.config.nccl_registration != NcclRegistration::Window || gpus.have_windows || parts.topology.rank != 0) return;
+  log(LogLevel::Warning,
+      "HVD_NCCL_REGISTRATION=window needs NCCL 2.29.7 or later on all ranks: before, NCCL's kernels over windows do not end after a "
+      "failure; buffers are registered instead");
+}
+
 void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
@@ -156,10 +164,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
   options.registration = gpu::registration_of(parts.config.nccl_registration, gpus.have_windows);
-  if (parts.config.nccl_registration == NcclRegistration::Window && !gpus.have_windows && topology.rank == 0)
-    log(LogLevel::Warning,
-        "HVD_NCCL_REGISTRATION=window needs NCCL 2.29.7 or later on all ranks: before, NCCL's kernels over windows do not "
-        "end after a failure; buffers are registered instead");
+  warn_of_windows(parts, gpus);
   options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(gpu::GpuRoute::Nccl);

@@ -157,8 +157,8 @@ TEST_CASE("replicas: ranks that register parameters in another order are told, a
   if (hvd::size() == 1) return;
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
-    struct Net : torch::nn::Module {
-      explicit Net(bool turned) {
+    struct OwnNet : torch::nn::Module {
+      explicit OwnNet(bool turned) {
         const auto first = torch::ones({4}), second = torch::ones({4});
         a = register_parameter(turned ? "b" : "a", first);
         b = register_parameter(turned ? "a" : "b", second);
@@ -166,12 +166,12 @@ TEST_CASE("replicas: ranks that register parameters in another order are told, a
       at::Tensor forward(const at::Tensor& x) { return (a * x + b).sum(); }
       at::Tensor a, b;
     };
-    const auto net = std::make_shared<Net>(last());
+    const auto net = std::make_shared<OwnNet>(last());
     torch::optim::SGD plain(net->parameters(), 0.1);
     std::string text;
     if (ddp) {
       text = error_of<Mismatch>([&] {
-        hvd::DistributedDataParallel<Net> wrapped(net);
+        hvd::DistributedDataParallel<OwnNet> wrapped(net);
         wrapped.forward(torch::ones({4})).backward();
         plain.step();
       });
