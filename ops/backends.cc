@@ -154,7 +154,6 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
 
   std::vector<Backend*> host;
   for (const auto& backend : made.all) host.push_back(backend.get());
-
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
 
   gpu::NcclOptions options;
