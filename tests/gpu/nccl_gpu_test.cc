@@ -62,7 +62,7 @@ struct Alone {
     patience.nonblocking = nonblocking;
     NcclUniqueId id;
     check(site(), site().table->get_unique_id(&id), "ncclGetUniqueId");
-    communicator = std::make_unique<Communicator>(site(), patience, 1, id, 0);
+    communicator = std::make_unique<Communicator>(site(), patience, 1, id, 0, "test");
     stream.create(site());
   }
   void sum(void* data, std::size_t count, NcclType type, NcclOp op) const {
@@ -145,7 +145,7 @@ void live(Registration registration, bool nonblocking) {
   patience.nonblocking = nonblocking;
   NcclUniqueId id;
   check(site(), site().table->get_unique_id(&id), "ncclGetUniqueId");
-  const auto communicator = std::make_shared<Communicator>(site(), patience, 1, id, 0);
+  const auto communicator = std::make_shared<Communicator>(site(), patience, 1, id, 0, "test");
   Stream stream;
   stream.create(site());
   void* data = nullptr;
