@@ -60,7 +60,7 @@ if has UCX && has NCCL && ldd "$program" | grep -q libcudart; then
 extern "C" {
 int cudaGetDeviceCount(int* count) { return *count = 1, 0; }
 int cudaGetDevice(int* device) { return *device = 0; }
-int cudaDeviceGetAttribute(int* value, int, int) { return *value = 1, 0; }
+int cudaDeviceGetAttribute(int* value, int which, int) { return *value = which == 75 ? 9 : which != 76, 0; } // capability 9.0
 int cudaGetDeviceProperties(char* properties, int) { // the name, and then the UUID
   std::memcpy(properties + 256, std::getenv("OMPI_COMM_WORLD_RANK"), 1);
   return 0;
