@@ -89,7 +89,7 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
   return gpus;
 }
 
-/// Of the ranks that have this rank's GPU. They are found by their places in the domain.
+/// Returns the probe of the ranks that have this rank's GPU, who are found by their places in the domain.
 std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int device, const gpu::Placement& placement,
                                               const EngineParts& parts, const std::vector<gpu::SharedControl*>& controls) {
   const Topology& topology = parts.topology;
@@ -125,6 +125,11 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
 }
 
 /// Behind those for host tensors, which `made` has already.
+gpu::Registration registration_in(const Config& config) {
+  if (config.nccl_registration == NcclRegistration::None) return gpu::Registration::None;
+  return config.nccl_registration == NcclRegistration::Window ? gpu::Registration::Window : gpu::Registration::Buffer;
+}
+
 /// Says once that windows are asked for and cannot be had.
 void warn_of_windows(const EngineParts& parts, const WorldGpus& gpus) {
   if (parts.config.nccl_registration != NcclRegistration::Window || gpus.have_windows || parts.topology.rank != 0) return;
@@ -162,7 +167,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   options.patience.interrupted = gpu::world_has_failed(
       {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
       topology.domain_ranks);
-  options.registration = gpu::registration_of(parts.config.nccl_registration, gpus.have_windows);
+  options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
   warn_of_windows(parts, gpus);
   options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;

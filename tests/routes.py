@@ -25,6 +25,7 @@ SIZES = {
     ("hvd/engine/health/deadlocks.cc", "kRecordBytes"): "a record of the log",
     ("hvd/negotiation/board/board_view.h", "kLogBytes"): "the log",
     ("hvd/negotiation/leaders/direct_rounds.h", "kMostTogether"): "a message",
+    ("ops/backends.cc", "kWholePages"): "pages of shared memory",
     ("hvd/timeline/timeline.h", "kCapacity"): "text that waits for the file",
     ("hvd/timeline/timeline_file.h", "kMostEventBytes"): "a line of the file",
     ("ops/gpu/", ""): "memory and launches of a GPU; which way its tensors take is placement.h's, by who has which GPU",

@@ -65,7 +65,7 @@ void put_head(std::string& out, char phase, int rank, std::uint32_t tid, TraceTi
   out.append(head.data(), end);
 }
 
-/// What a rank's clocks say when its timeline starts; rank 0's name the run, and are the file's zero.
+/// Clocks are what a rank's clocks say when its timeline starts; rank 0's name the run, and are the file's zero.
 struct Clocks {
   TraceTime steady = Timeline::now();
   std::int64_t wall = std::chrono::system_clock::now().time_since_epoch() / 1ns;

@@ -92,7 +92,7 @@ class Timeline {
     std::string arguments;
     Phase phase = Phase::Submitted;
   };
-  /// What is known of the operations of one file.
+  /// A Run is what is known of the operations of one file.
   struct Run {
     int rank = 0;
     TraceTime zero = 0;  ///< the point of this rank's clock that the file calls 0

@@ -34,8 +34,8 @@ Bytes example(test::Random& random) {
   try {
     for (int i = random.between(1, 6); i > 0; --i) {
       const UnitKey wanted = key(random, 3);
-      if (!scratch.has_process_set(wanted.process_set)) continue;
-      const auto ranks = scratch.process_set(wanted.process_set).ranks;
+      if (!scratch.sets().has(wanted.process_set)) continue;
+      const auto ranks = scratch.sets().info(wanted.process_set).ranks;
       Signature said = signature(random, wanted.kind, ranks.size());
       if (wanted.name == kRemoveProcessSet) said.root = random.between(1, 2);
       if (random.one_in(2)) {  // all at once, where they follow one another

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "hvd/base/mutex.h"
 #include "hvd/negotiation/board/board_view.h"
+#include "hvd/negotiation/values/capabilities.h"
 
 namespace hvd {
 

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <span>
 
-#include "hvd/base/mutex.h"
 #include "hvd/negotiation/board/board_view.h"
 #include "hvd/negotiation/board/patient_lock.h"
+#include "hvd/negotiation/values/capabilities.h"
 
 namespace hvd {
 

@@ -77,7 +77,7 @@ struct GpuApi {
   std::function<CudaCode(void* memory)> host_free;                         ///< cudaFreeHost
   std::function<CudaCode(void* memory, std::size_t bytes)> host_register;  ///< cudaHostRegister, for all contexts
   std::function<CudaCode(void* memory)> host_unregister;                   ///< cudaHostUnregister
-  /// cudaHostGetDevicePointer: where kernels of the current device find host memory that is registered
+  /// Returns (cudaHostGetDevicePointer) where kernels of the current device find host memory that is registered
   std::function<CudaCode(void** address, void* memory)> host_device_pointer;
   std::function<CudaCode(IpcHandle* handle, void* memory)> ipc_get_memory;          ///< cudaIpcGetMemHandle; of memory from device_malloc
   std::function<CudaCode(void** memory, const IpcHandle& handle)> ipc_open_memory;  ///< cudaIpcOpenMemHandle; of another process only

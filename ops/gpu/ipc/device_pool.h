@@ -36,7 +36,7 @@ struct SharedControl {
   std::array<std::uint32_t, kBatches> packed_turn;
   std::atomic<bool> closed;  ///< this rank has nothing of the others' open any more
 
-  /// How far a rank is with finding out whether memory and events can be shared at all (sharing_probe.h).
+  /// A Probe says how far a rank is with finding out whether memory and events can be shared at all (sharing_probe.h).
   enum class Probe : std::uint32_t { None, Exported, Opened, Refused };
   std::atomic<Probe> probe;
   IpcHandle probe_memory, probe_event;

@@ -23,7 +23,7 @@ SharingProbe::SharingProbe(const GpuApi& table, int device, std::vector<SharedCo
       patience_(std::move(patience)),
       decided_(controls_.size() < 2) {}
 
-/// What others may have open stays with the process.
+/// Leaves to the process what others may have open.
 SharingProbe::~SharingProbe() = default;
 
 bool SharingProbe::possible() {
@@ -53,15 +53,16 @@ void SharingProbe::look() {
   if (!decided_.load()) step();
 }
 
-/// Those that have not begun or, when all have, those that have not ended.
+/// Returns those that have not begun or, when all have, those that have not ended.
 std::vector<std::size_t> SharingProbe::missing() const {
-  for (const Probe behind : {Probe::None, Probe::Exported}) {
+  const auto those = [&](Probe behind) {
     std::vector<std::size_t> found;
     for (std::size_t i = 0; i < controls_.size(); ++i)
       if (i != self_ && controls_[i]->probe.load() == behind) found.push_back(i);
-    if (!found.empty()) return found;
-  }
-  return {};
+    return found;
+  };
+  auto found = those(Probe::None);
+  return found.empty() ? those(Probe::Exported) : found;
 }
 
 void SharingProbe::step() {

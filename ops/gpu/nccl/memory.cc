@@ -17,9 +17,8 @@ bool has_windows(const GpuApi& table) {
   return table.window_register && table.get_version(&version) == NcclCode::Success && version >= kFirst;
 }
 
-Registration registration_of(NcclRegistration wanted, bool windows) {
-  if (wanted == NcclRegistration::None) return Registration::None;
-  return wanted == NcclRegistration::Window && windows ? Registration::Window : Registration::Buffer;
+Registration registration_of(Registration wanted, bool windows) {
+  return wanted == Registration::Window && !windows ? Registration::Buffer : wanted;
 }
 
 FusionMemory::~FusionMemory() {

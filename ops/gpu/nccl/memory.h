@@ -30,7 +30,6 @@
 #include <optional>
 #include <vector>
 
-#include "hvd/config.h"
 #include "ops/gpu/api/device_memory.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/communicator.h"
@@ -48,7 +47,7 @@ enum class Registration : std::uint8_t {
 /// symmetric windows do not look whether they are: after a failure they wait for ever, and whoever waits for their stream with them.
 bool has_windows(const GpuApi& table);
 /// Returns what was wanted, as far as NCCL has it; without windows, buffers. `windows`: whether all ranks have them (`has_windows`).
-Registration registration_of(NcclRegistration wanted, bool windows);
+Registration registration_of(Registration wanted, bool windows);
 
 /// One piece of device memory and its registrations.
 class FusionMemory {

@@ -81,11 +81,11 @@ TEST_CASE("nccl: windows are taken where an abort ends the kernels over them, an
   device.lack_windows();
   CHECK_FALSE(has_windows(device.table()));
   for (const bool windows : {false, true}) {
-    CHECK(registration_of(NcclRegistration::None, windows) == Registration::None);
-    CHECK(registration_of(NcclRegistration::Buffer, windows) == Registration::Buffer);
+    CHECK(registration_of(Registration::None, windows) == Registration::None);
+    CHECK(registration_of(Registration::Buffer, windows) == Registration::Buffer);
   }
-  CHECK(registration_of(NcclRegistration::Window, true) == Registration::Window);
-  CHECK(registration_of(NcclRegistration::Window, false) == Registration::Buffer);
+  CHECK(registration_of(Registration::Window, true) == Registration::Window);
+  CHECK(registration_of(Registration::Window, false) == Registration::Buffer);
 }
 
 TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the stream has passed it") {
