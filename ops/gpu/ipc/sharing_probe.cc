@@ -55,14 +55,13 @@ void SharingProbe::look() {
 
 /// Returns those that have not begun or, when all have, those that have not ended.
 std::vector<std::size_t> SharingProbe::missing() const {
-  const auto those = [&](Probe behind) {
-    std::vector<std::size_t> found;
-    for (std::size_t i = 0; i < controls_.size(); ++i)
-      if (i != self_ && controls_[i]->probe.load() == behind) found.push_back(i);
-    return found;
-  };
-  auto found = those(Probe::None);
-  return found.empty() ? those(Probe::Exported) : found;
+  Probe least = Probe::Opened;
+  for (std::size_t i = 0; i < controls_.size(); ++i)
+    if (i != self_) least = std::min(least, controls_[i]->probe.load());
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < controls_.size(); ++i)
+    if (i != self_ && controls_[i]->probe.load() == least) found.push_back(i);
+  return found;
 }
 
 void SharingProbe::step() {
