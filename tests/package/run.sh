@@ -125,8 +125,8 @@ if [ -n "$torch" ]; then
   fi
 fi
 # Of the engine, only what hvd::torch calls.
-if grep -E 'hvd::(Cutter|Ledger|Negotiator|Board|Timeline|formatted_by|install_world|make_bootstrap|shm|mpi|gpu|kernels)\b|fmt::' "$scratch/symbols" ||
-  grep -E 'hvd::Engine::' "$scratch/symbols" | grep -vE '::(submit|check|persistent_name|try_fast_path|wait|allocate)(\[abi:cxx11\])?\('; then
+if grep -E 'hvd::(Cutter|Ledger|Negotiator|Board|Timeline|formatted_by|install_world|make_bootstrap|shm|mpi|kernels|gpu::(NcclBackend|SharedGpuBackend|StagedBackend|Communicator|Placement))\b|fmt::' "$scratch/symbols" ||
+  grep -E 'hvd::(Engine|SmallCalls)::' "$scratch/symbols" | grep -vE '::(submit|check|persistent_name|try_run|wait|allocate)(\[abi:cxx11\])?\('; then
   failed "the symbols above are internal, but visible"
 fi
 try shared_stage shared_core '^hvd/(?!torch\.h)' -DWITH_TORCH=OFF
