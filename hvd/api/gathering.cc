@@ -74,10 +74,7 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
   Submission& submission = made.submission;
   submission = request(kind, options, device_of(inputs, name_of(kind), options.name));
   std::vector<std::size_t> elements;
-  const auto counts = counts_of(options);
-  if (!counts.empty() && inputs.size() > 1)
-    throw InvalidArgument(
-        formatted("{} '{}': element counts for the ranks go with one tensor, not with {}", name_of(kind), options.name, inputs.size()));
+  const auto counts = counts_of(options, inputs.size());
   for (const auto& given : inputs) {
     const Buffer input = dealt(given, options);
     made.results->push_back({{}, input.shape});

@@ -1,13 +1,15 @@
 #pragma once
 /// request() and small_request() turn options (those of hvd/options.h, and any of a front end that has fields of these names) into what the
-/// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they throw nothing.
+/// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they
+/// throw nothing, but for `counts_of`.
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "hvd/engine/core/persistent_op.h"
 #include "hvd/hvd.h"
+#include "hvd/negotiation/values/signature.h"
 #include "hvd/options.h"
 #include "hvd/submission.h"
 
@@ -33,14 +35,6 @@ void fill(Call& call, OpKind kind, const Options& options) {
   if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
 }
 
-/// Returns whether a tensor may have this shape: no size is negative, and their product is a number.
-[[nodiscard]] inline bool has_possible_sizes(const Shape& shape) {
-  std::int64_t elements = 1;
-  for (const auto size : shape)
-    if (size < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(1, size), &elements)) return false;
-  return true;
-}
-
 /// Returns the tensor as options with element counts for each rank see it: in one dimension. As it is without them, with other options, and
 /// where it is to be refused for its shape.
 template <class Options>
@@ -50,10 +44,15 @@ template <class Options>
   return buffer;
 }
 
-/// Returns the element counts of such options; none of others.
+/// Returns the element counts of such options; none of others. Throws InvalidArgument if there are some for several `tensors`.
 template <class Options>
-[[nodiscard]] std::vector<std::int64_t> counts_of(const Options& options) {
-  if constexpr (requires { options.counts; }) return options.counts;
+[[nodiscard]] std::vector<std::int64_t> counts_of(const Options& options, std::size_t tensors = 1) {
+  if constexpr (requires { options.counts; }) {
+    if (!options.counts.empty() && tensors > 1)
+      throw InvalidArgument(
+          formatted("reducescatter '{}': element counts for the ranks go with one tensor, not with {}", options.name, tensors));
+    return options.counts;
+  }
   return {};
 }
 

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/into.h"
@@ -34,13 +33,11 @@ at::Tensor dealt(const at::Tensor& tensor, const ReducescatterOptions& options) 
 }
 
 std::shared_ptr<Operation> scattering(const Tensors& given, const ReducescatterOptions& options) {
-  if (!options.counts.empty() && given.size() > 1)
-    throw InvalidArgument(
-        formatted("reducescatter '{}': element counts for the ranks go with one tensor, not with {}", options.name, given.size()));
+  const auto counts = counts_of(options, given.size());
   Tensors tensors;
   for (const auto& tensor : given) tensors.push_back(dealt(tensor, options));
   auto operation = detail::operation_by_rows(OpKind::Reducescatter, tensors, options);
-  operation->submission.tensors.front().splits = options.counts;
+  operation->submission.tensors.front().splits = counts;
   if (detail::needs_gradient(tensors)) operation->backward = scatter_rule(options);
   return operation;
 }

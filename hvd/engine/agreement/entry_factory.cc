@@ -24,11 +24,9 @@ void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::st
 }
 
 void check_elements(const TensorArgument& tensor, std::size_t ranks, const std::string& what) {
+  if (!has_possible_sizes(tensor.shape)) return;  // `make` refuses it
   const auto& splits = tensor.splits;
-  std::int64_t left = 1;
-  for (const auto size : tensor.shape)
-    if (size < 0 || __builtin_mul_overflow(left, size, &left))
-      throw InvalidArgument(formatted("{}: a shape with negative or impossible sizes", what));
+  std::int64_t left = element_count(tensor.shape);
   for (const auto elements : splits) left = elements < 0 || elements > left ? -1 : left - elements;
   if (splits.size() == ranks && left == 0) return;
   throw InvalidArgument(formatted("{}: the splits {} are not all {} elements of the tensor, dealt to {} ranks", what, to_string(splits),

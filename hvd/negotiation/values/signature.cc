@@ -146,17 +146,22 @@ Signature decode_signature(Reader& reader) {
   return signature;
 }
 
-bool is_plausible(const Signature& signature, std::size_t ranks) {
+bool has_possible_sizes(const Shape& shape) {
   constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+  std::int64_t elements = 1;
+  for (const auto size : shape) {
+    if (size < 0 || size > kMostElements / std::max<std::int64_t>(1, elements)) return false;
+    elements *= std::max<std::int64_t>(1, size);
+  }
+  return true;
+}
+
+bool is_plausible(const Signature& signature, std::size_t ranks) {
   const OpKind kind = signature.kind;
   const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
   for (const auto& tensor : signature.tensors) {
     if (kind == OpKind::Control) continue;  // its shape is a list of ranks
-    std::int64_t elements = 1;
-    for (const auto size : tensor.shape) {
-      if (size < 0 || size > kMostElements / std::max<std::int64_t>(1, elements)) return false;
-      elements *= std::max<std::int64_t>(1, size);
-    }
+    if (!has_possible_sizes(tensor.shape)) return false;
     if (by_rows && tensor.shape.empty()) return false;
     if (tensor.output_rows < -1) return false;
     const bool by_elements = kind == OpKind::Reducescatter && !tensor.splits.empty();

@@ -43,6 +43,8 @@ Signature decode_signature(Reader& reader);
 
 using SharedSignature = std::shared_ptr<const Signature>;
 
+/// Returns whether a tensor may have this shape: no size is negative, and there are not more elements than any memory has.
+HVD_BETWEEN_LIBRARIES bool has_possible_sizes(const Shape& shape);
 /// Returns whether sizes, and for Alltoall splits among `ranks`, can be those of a tensor that a rank has submitted.
 bool is_plausible(const Signature& signature, std::size_t ranks);
 
