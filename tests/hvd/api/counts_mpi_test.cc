@@ -14,6 +14,7 @@
 
 #include "hvd/hvd.h"
 #include "tests/support/error_of.h"
+#include "tests/support/running.h"
 
 namespace hvd::test::uneven {
 namespace {
@@ -21,17 +22,6 @@ namespace {
 using Floats = std::vector<float>;
 using Counts = std::vector<std::int64_t>;
 constexpr std::int64_t kWidth = 7;
-
-struct InWorld {
-  explicit InWorld(bool shares_memory) {
-    Config config;
-    if (!shares_memory) config.shared_memory = SharedMemory::Off;
-    init(config);
-  }
-  ~InWorld() { shutdown(); }
-  InWorld(const InWorld&) = delete;
-  InWorld& operator=(const InWorld&) = delete;
-};
 
 /// All elements to one rank, none to another, odd numbers.
 std::vector<Counts> counts_of(std::int64_t elements) {
@@ -98,9 +88,7 @@ void check_all_forms(const Case& what, const std::string& name) {
 }  // namespace
 
 TEST_CASE("reducescatter of element counts: every form, in shared memory and without") {
-  for (const bool shares_memory : {true, false}) {
-    CAPTURE(shares_memory);
-    const InWorld running(shares_memory);
+  in_both_worlds([] {
     for (const std::int64_t rows : {0, 1, 5, 4096}) {
       CAPTURE(rows);
       // Each name with one signature, often enough to be repeated; and all under one name.
@@ -112,11 +100,11 @@ TEST_CASE("reducescatter of element counts: every form, in shared memory and wit
         ++number;
       }
     }
-  }
+  });
 }
 
 TEST_CASE("reducescatter of element counts: repeated by rows and by counts under one name") {
-  const InWorld running(true);
+  const Running running;
   const std::int64_t elements = 12 * size();
   Counts counts(static_cast<std::size_t>(size()), 12);
   counts.front() += 5;
@@ -132,7 +120,7 @@ TEST_CASE("reducescatter of element counts: repeated by rows and by counts under
 }
 
 TEST_CASE("reducescatter of element counts: a persistent one") {
-  const InWorld running(true);
+  const Running running;
   for (const auto& counts : counts_of(5 * kWidth)) {
     Case what{5, counts, 0};
     Floats input = what.input();
@@ -149,7 +137,7 @@ TEST_CASE("reducescatter of element counts: a persistent one") {
 }
 
 TEST_CASE("reducescatter of element counts: what is wrong is told") {
-  const InWorld running(true);
+  const Running running;
   Floats input(6, 1);
   const Buffer from{input.data(), DataType::Float32, {2, 3}, {}};
   Counts counts(static_cast<std::size_t>(size()), 0);
@@ -183,9 +171,7 @@ TEST_CASE("reducescatter of element counts: what is wrong is told") {
 
 TEST_CASE("wait_for: returns in time, whether it is done or not, and the operation goes on") {
   using namespace std::chrono_literals;
-  for (const bool shares_memory : {true, false}) {
-    CAPTURE(shares_memory);
-    const InWorld running(shares_memory);
+  in_both_worlds([] {
     std::int32_t mine = rank(), sum = -1;
     const Buffer from{&mine, DataType::Int32, {1}, {}}, to{&sum, DataType::Int32, {1}, {}};
     barrier();
@@ -203,7 +189,7 @@ TEST_CASE("wait_for: returns in time, whether it is done or not, and the operati
     CHECK(handle.wait_for(0s));
     handle.wait();
     CHECK(sum == size() * (size() - 1) / 2);
-  }
+  });
   CHECK_THROWS_AS(static_cast<void>(Handle<void>().wait_for(1s)), InvalidArgument);
 }
 

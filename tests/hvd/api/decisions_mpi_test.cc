@@ -17,16 +17,10 @@
 
 #include "hvd/hvd.h"
 #include "tests/support/error_of.h"
+#include "tests/support/running.h"
 
 namespace hvd::test::decisions {
 namespace {
-
-struct Running {
-  Running() { init(Config{}); }
-  ~Running() { shutdown(); }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-};
 
 /// What all ranks say, in rank order.
 std::vector<std::int64_t> all_of(std::int64_t mine) {

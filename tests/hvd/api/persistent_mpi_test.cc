@@ -5,7 +5,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/error_of.h"
+#include "tests/support/running.h"
 
 namespace hvd::test {
 namespace {
@@ -20,25 +20,6 @@ namespace {
 using Ints = std::vector<std::int32_t>;
 constexpr std::size_t kSizes[] = {0, 1, 16384, 2 << 20};  // elements: none, 4 B, 64 KiB, 8 MiB
 constexpr int kRounds = 5;                                // from the third start on a small one takes the fast path
-
-/// The library, with ranks that share memory and with ranks that do not, until the end of the scope.
-struct Running {
-  explicit Running(bool shares_memory = true) {
-    Config config;
-    if (!shares_memory) config.shared_memory = SharedMemory::Off;
-    init(config);
-  }
-  ~Running() { shutdown(); }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-};
-void in_both_worlds(const std::function<void()>& body) {
-  for (const bool shares_memory : {true, false}) {
-    CAPTURE(shares_memory);
-    const Running running(shares_memory);
-    body();
-  }
-}
 
 Buffer buffer_of(Ints& values, std::int64_t width = 1) {
   return {values.data(), DataType::Int32, {static_cast<std::int64_t>(values.size()) / width, width}, {}};
