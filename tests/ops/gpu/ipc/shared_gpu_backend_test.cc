@@ -441,9 +441,10 @@ TEST_CASE("gpu backends: what a device still works on after a failure is kept fo
       CAPTURE(static_cast<int>(way));
       CAPTURE(rests);
       constexpr int kRanks = 2;
-      // What a device works on for ever is there for as long as the process, as is the device.
+      // What a device works on for ever is there for as long as the process, as is the device. The list is never destroyed: leaks are
+      // looked for after static objects have gone.
+      static auto& reachable = *new std::vector<void*>;
       auto& devices = *new LockedDevices(kRanks);
-      static std::vector<void*> reachable;
       reachable.push_back(&devices);
       devices.rest_limit = std::chrono::milliseconds(rests ? 10'000 : 20);
       auto& gate = *new std::atomic<bool>(false);  // a kernel of the user's
