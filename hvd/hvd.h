@@ -20,6 +20,7 @@
 #include "hvd/stats.h"
 #include "hvd/submission.h"
 #include "hvd/types.h"
+#include "hvd/world.h"
 
 namespace hvd {
 class Engine;
@@ -111,6 +112,18 @@ struct Buffer {
   /// `allocate_on_device`).
   bool padded = false;
 };
+
+/// The options of operations on buffers.
+template <>
+struct OptionsOf<Buffer> {
+  using Allreduce = AllreduceOptions;
+  using Broadcast = BroadcastOptions;
+  using Allgather = AllgatherOptions;
+  using Alltoall = AlltoallBufferOptions;
+  using Reducescatter = ReducescatterOptions;
+};
+template <>
+struct OptionsOf<std::vector<Buffer>> : OptionsOf<Buffer> {};
 
 /// A Handle stands for the result of an operation under way. Copies share it. It is owned by the caller and may outlive `shutdown()`.
 template <class T>

@@ -2,6 +2,7 @@
 /// This file has what users say beside their tensors. All are values; the fields' defaults are Horovod's.
 // Tested in tests/hvd/api/request_test.cc
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "hvd/types.h"
+#include "hvd/world.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -19,10 +21,12 @@ class ProcessSet {
  public:
   /// Makes the global set.
   ProcessSet() = default;
-  /// Makes the set of this id; for front ends.
-  explicit ProcessSet(int id) : id_(id) {}
+  /// Makes the set of this id in the world of this number; for front ends.
+  explicit ProcessSet(int id, std::uint64_t world = 0) : id_(id), world_(world) {}
   /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }
+  /// Returns the number of its world; 0 for the global one, and for the set of all ranks, which stands for all of any world.
+  [[nodiscard]] std::uint64_t world_number() const { return world_; }
   /// Returns this process's rank in the set, -1 if it is not included.
   [[nodiscard]] int rank() const;
   /// Returns the number of ranks in the set.
@@ -36,6 +40,7 @@ class ProcessSet {
 
  private:
   int id_ = 0;
+  std::uint64_t world_ = 0;
 };
 
 /// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded
@@ -97,12 +102,14 @@ struct AllreduceOptions {
   double postscale_factor = 1;      ///< multiplies the result after it, likewise
   ProcessSet process_set{};         ///< the ranks that take part
   Compression compression{};        ///< none, fp16 or bf16
+  World world{};                    ///< the world; the one of the thread (World::current) unless given
 };
 
 /// AllgatherOptions are those of allgather and grouped_allgather.
 struct AllgatherOptions {
   std::string name{};        ///< see AllreduceOptions::name
   ProcessSet process_set{};  ///< the ranks that take part
+  World world{};             ///< see AllreduceOptions::world
 };
 
 /// AlltoallBufferOptions are those of alltoall on raw buffers.
@@ -110,6 +117,7 @@ struct AlltoallBufferOptions {
   std::string name{};                  ///< see AllreduceOptions::name
   std::vector<std::int64_t> splits{};  ///< rows for each rank of the set; empty: the first dimension is divided evenly
   ProcessSet process_set{};            ///< the ranks that take part
+  World world{};                       ///< see AllreduceOptions::world
 };
 
 /// ReducescatterOptions are those of reducescatter and grouped_reducescatter.
@@ -122,6 +130,7 @@ struct ReducescatterOptions {
   /// Elements of the tensor for each rank of the set, in their order, the same on all ranks and all of them together: the result is then
   /// one-dimensional. Empty: whole rows, the first ranks get one more. Not for groups of several tensors.
   std::vector<std::int64_t> counts{};
+  World world{};  ///< see AllreduceOptions::world
 };
 
 /// BroadcastOptions are those of broadcast.
@@ -129,6 +138,7 @@ struct BroadcastOptions {
   std::string name{};        ///< see AllreduceOptions::name
   int root_rank = 0;         ///< the rank that sends: a global rank, also within a process set
   ProcessSet process_set{};  ///< the ranks that take part
+  World world{};             ///< see AllreduceOptions::world
 };
 
 /// TimelineOptions are those of start_timeline.

@@ -15,7 +15,7 @@
 #include "ops/gpu/nccl/communicator.h"
 #include "ops/gpu/nccl/nccl_backend.h"
 #include "ops/gpu/staged/staged_backend.h"
-#include "ops/mpi/rendezvous.h"
+#include "ops/mpi/meeting.h"
 #include "ops/p2p/backend.h"
 #include "ops/shm/shm_backend.h"
 

@@ -11,8 +11,8 @@
 #include "hvd/launch/launch.h"
 #include "hvd/negotiation/values/signature.h"
 #include "ops/mpi/library.h"
-#include "ops/mpi/rendezvous.h"
-#include "ops/rendezvous/store_rendezvous.h"
+#include "ops/mpi/meeting.h"
+#include "ops/rendezvous/store_meeting.h"
 
 namespace hvd {
 
@@ -48,7 +48,7 @@ bool Bootstrap::meet_through_mpi(const Launch& launch, bool is_started) {
     if (!is_started && launch.hints.size == 1 && !launch.is_forced) return true;  // a world of one needs nobody
     throw BackendError(no_mpi(launch, problem));
   }
-  auto mpi = MpiRendezvous::start(launch.hints.rank.value_or(0));
+  auto mpi = MpiMeeting::start(launch.hints.rank.value_or(0));
   const int size = mpi->size();
   const bool is_right = launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
   if (!is_right && !launch.store) throw BackendError(wrong_world(launch, size, mpi_library()));

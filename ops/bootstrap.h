@@ -1,6 +1,6 @@
 #pragma once
-/// Bootstrap is how a process finds the others before there is an engine, and agrees with them: through MPI, through a store, or as a world
-/// of its own. Everything here is collective over all ranks and happens inside `init()`, in the caller's thread.
+/// Bootstrap is how the ranks of a world find one another before there is an engine, and agree: through MPI, through a store, or as a world
+/// of one. Everything here is collective over them and happens while the world is made, in the caller's thread.
 /// A rank that fails where others do not takes part in their next `allgather` by `fail`, which then throws there: so every call of MPI that
 /// has no such way out stands behind an `allgather`. A rank that dies meanwhile is RankFailed on all who wait for it; the way by which
 /// they met is then of no more use to hvd.
@@ -20,12 +20,12 @@
 #include "hvd/errors.h"
 #include "hvd/topology.h"
 #include "ops/p2p/point_to_point.h"
-#include "ops/rendezvous/rendezvous.h"
+#include "ops/rendezvous/meeting.h"
 #include "ops/shm/memory/arena.h"
 
 namespace hvd {
 
-class MpiRendezvous;
+class MpiMeeting;
 struct Launch;
 
 class Bootstrap {
@@ -33,11 +33,13 @@ class Bootstrap {
   /// Finds the others as the environment says (hvd/launch/launch.h): those that meet in a store have `patience` to come. Throws
   /// BackendError if a launcher has announced ranks that are not to be found: the program would run as so many worlds of one.
   explicit Bootstrap(std::chrono::milliseconds patience = std::chrono::seconds(60));
+  /// The others are those of `meeting`.
+  explicit Bootstrap(std::unique_ptr<Meeting> meeting) : meeting_(std::move(meeting)) {}
 
   /// Returns whether this is a world of one, which nobody else can know of.
   [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
   /// Returns MPI, where the ranks met through it; otherwise null.
-  [[nodiscard]] const MpiRendezvous* mpi() const { return mpi_; }
+  [[nodiscard]] const MpiMeeting* mpi() const { return mpi_; }
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
 
@@ -65,7 +67,7 @@ class Bootstrap {
   /// a domain. Returns why this rank's domain may not, as the first rank that says so has found; empty if it may, or shares no memory.
   std::string find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const;
 
-  /// Does what Rendezvous::give_from_first does; in a world of one returns `mine`. For the thread that has the turn.
+  /// Does what Meeting::give_from_first does; in a world of one returns `mine`. For the thread that has the turn.
   [[nodiscard]] Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                       const std::function<bool()>& give_up) const;
   /// Returns when all ranks have called it. Waits without spinning. Throws RankFailed if one of this host has died before.
@@ -74,9 +76,9 @@ class Bootstrap {
  private:
   /// Returns whether the ranks have met, or this one is alone; false where they are to meet in a store.
   bool meet_through_mpi(const Launch& launch, bool is_started);
-  std::unique_ptr<Rendezvous> meeting_;  ///< null in a world of one
-  MpiRendezvous* mpi_ = nullptr;         ///< the same, where it is MPI's
-  mutable bool knows_failure_ = false;   ///< of another rank, in this `init()`
+  std::unique_ptr<Meeting> meeting_;    ///< null in a world of one
+  MpiMeeting* mpi_ = nullptr;           ///< the same, where it is MPI's
+  mutable bool knows_failure_ = false;  ///< of another rank, in this `init()`
 };
 
 }  // namespace hvd

@@ -2,8 +2,8 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "ops/mpi/meeting.h"
 #include "ops/mpi/point_to_point.h"
-#include "ops/mpi/rendezvous.h"
 #include "ops/ucx/wire.h"
 
 namespace hvd {

@@ -158,6 +158,7 @@ bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& out
 }  // namespace
 
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   if (options.compression == Compression::none() && is_on_host(input) && is_on_host(output) && input.dtype == output.dtype &&
       input.shape == output.shape) {
     auto running = engine();
@@ -167,17 +168,24 @@ Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const Al
   return submit_only({input}, {output}, options);
 }
 void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   if (!run_small(input, output, options)) submit_and_wait({input}, {output}, options);
 }
 Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                                      const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   return submit_only(inputs, outputs, options);
 }
 void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   if (!run_small(inputs, outputs, options)) submit_and_wait(inputs, outputs, options);
 }
-Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) { return submit_only(broadcasting(buffer, options)); }
+Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
+  return submit_only(broadcasting(buffer, options));
+}
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   if (is_on_host(buffer) && try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options))) return;
   submit_and_wait(broadcasting(buffer, options));
 }

@@ -51,7 +51,7 @@ class Detour {
  private:
   void convert(void* to, DataType to_type, const void* from, DataType from_type) const;
 
-  std::shared_ptr<World> world_;
+  std::shared_ptr<RunningWorld> world_;
   Buffer input_, output_;
   DataType wire_;
   std::size_t count_;

@@ -140,36 +140,48 @@ std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOpt
 }
 
 Handle<Gathered> allgather_async(const Buffer& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return first(submit_only(gathering(OpKind::Allgather, {input}, options)));
 }
-Gathered allgather(const Buffer& input, const AllgatherOptions& options) { return gather_one(OpKind::Allgather, input, options); }
+Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
+  return gather_one(OpKind::Allgather, input, options);
+}
 Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return submit_only(gathering(OpKind::Allgather, inputs, options));
 }
 std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return submit_and_wait(gathering(OpKind::Allgather, inputs, options));
 }
 
 Handle<Gathered> reducescatter_async(const Buffer& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return first(submit_only(gathering(OpKind::Reducescatter, {input}, options)));
 }
 Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return gather_one(OpKind::Reducescatter, input, options);
 }
 Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return submit_only(gathering(OpKind::Reducescatter, inputs, options));
 }
 std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return submit_and_wait(gathering(OpKind::Reducescatter, inputs, options));
 }
 
 Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOptions& options) {
+  const WorldScope scope(options.world);
   Gathering made = exchanging(input, options);
   auto running = engine();
   auto pending = running->submit(std::move(made.submission));
   return {running, pending, [results = made.results, pending] { return exchanged(copy_of(results->front()), *pending); }};
 }
 Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
+  const WorldScope scope(options.world);
   if (is_on_host(input) && !input.shape.empty()) {
     std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
     SmallCall call = small_call(OpKind::Alltoall, input, {}, options);

@@ -20,9 +20,10 @@ namespace {
 
 const Topology& topology() { return current_world()->engine->topology(); }
 
-std::shared_ptr<const ProcessSetInfo> info(int id) {
-  auto found = current_world()->engine->negotiator().sets().share(id);
-  if (!found) throw InvalidArgument(formatted("there is no process set {}", id));
+std::shared_ptr<const ProcessSetInfo> info(const ProcessSet& set) {
+  require_current_world(set);
+  auto found = current_world()->engine->negotiator().sets().share(set.id());
+  if (!found) throw InvalidArgument(formatted("there is no process set {}", set.id()));
   return found;
 }
 
@@ -68,6 +69,7 @@ std::shared_ptr<void> allocate_shared(std::size_t bytes) {
 }
 
 std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   Submission like;
   like.process_set = options.process_set.id();
   like.op = options.op;
@@ -75,14 +77,15 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
   return engine()->allocate(like, dtype, bytes);
 }
 
-int ProcessSet::rank() const { return id_ == 0 ? topology().rank : info(id_)->rank; }
-int ProcessSet::size() const { return id_ == 0 ? topology().size : static_cast<int>(info(id_)->ranks.size()); }
-bool ProcessSet::included() const { return info(id_)->rank >= 0; }
-std::vector<int> ProcessSet::ranks() const { return info(id_)->ranks; }
+int ProcessSet::rank() const { return id_ == 0 ? topology().rank : info(*this)->rank; }
+int ProcessSet::size() const { return id_ == 0 ? topology().size : static_cast<int>(info(*this)->ranks.size()); }
+bool ProcessSet::included() const { return info(*this)->rank >= 0; }
+std::vector<int> ProcessSet::ranks() const { return info(*this)->ranks; }
 ProcessSet global_process_set() { return {}; }
 ProcessSet process_set(int id) {
-  info(id);
-  return ProcessSet(id);
+  const ProcessSet set(id, current_world_number());
+  info(set);
+  return set;
 }
 
 void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
@@ -105,7 +108,7 @@ ProcessSet add_process_set(const std::vector<int>& ranks) {
   if (ordered.empty() || !distinct || ordered.front() < 0 || ordered.back() >= size())
     throw InvalidArgument(
         formatted("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
-  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)));
+  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)), current_world_number());
 }
 
 void remove_process_set(const ProcessSet& process_set) {

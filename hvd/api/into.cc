@@ -55,26 +55,32 @@ bool run_small(OpKind kind, const Buffer& output, const Buffer& input, const Opt
 }  // namespace
 
 Handle<void> allgather_into_async(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return submit_only(writing(OpKind::Allgather, output, input, options));
 }
 void allgather_into(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   if (!run_small(OpKind::Allgather, output, input, options)) submit_and_wait(writing(OpKind::Allgather, output, input, options));
 }
 
 Handle<void> reducescatter_into_async(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return submit_only(writing(OpKind::Reducescatter, output, dealt(input, options), options, options.counts));
 }
 void reducescatter_into(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   if (options.counts.empty() && run_small(OpKind::Reducescatter, output, input, options)) return;
   submit_and_wait(writing(OpKind::Reducescatter, output, dealt(input, options), options, options.counts));
 }
 
 Handle<std::vector<std::int64_t>> alltoall_into_async(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  const WorldScope scope(options.world);
   auto running = engine();
   auto pending = running->submit(writing(OpKind::Alltoall, output, input, options, splits_of(input, options)));
   return {std::move(running), pending, [pending] { return pending->rows.front(); }};
 }
 std::vector<std::int64_t> alltoall_into(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  const WorldScope scope(options.world);
   if (!input.shape.empty()) {
     std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
     if (run_small(OpKind::Alltoall, output, input, options, rows, rows)) return rows;

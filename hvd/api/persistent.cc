@@ -42,6 +42,7 @@ void RepeatedCall::start() {
   if (is_under_way()) refuse_second_start(submission_.kind, submission_.name);
   if (is_small_) op_ = engine_->small_calls().start(call_, After::Repeat);
   if (op_) return;
+  const WorldScope scope(world_);
   if (engine() != engine_)
     throw InvalidArgument(
         formatted("{} '{}': hvd::shutdown() and hvd::init() have been called since the persistent operation was made; make it "
@@ -129,6 +130,7 @@ PersistentHandle<T> make_into(OpKind kind, const Buffer& output, const Buffer& i
 }  // namespace
 
 PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   options.compression.refuse_memory("allreduce");
   if (input.dtype != output.dtype || input.shape != output.shape || input.device != output.device)
     throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}; they must be alike, and on one device", options.name,
@@ -146,19 +148,24 @@ PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output,
   return make<void>(OpKind::Allreduce, options, std::move(tensor), input.device, to, std::move(detour));
 }
 PersistentHandle<void> allreduce_init(const Buffer& buffer, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   return allreduce_init(buffer, buffer, options);
 }
 PersistentHandle<void> broadcast_init(const Buffer& buffer, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   return make<void>(OpKind::Broadcast, options, {buffer.data, buffer.data, buffer.dtype, buffer.shape}, buffer.device, buffer.data,
                     std::nullopt);
 }
 PersistentHandle<void> allgather_init(const Buffer& output, const Buffer& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return make_into<void>(OpKind::Allgather, output, input, options, {});
 }
 PersistentHandle<std::vector<std::int64_t>> alltoall_init(const Buffer& output, const Buffer& input, const AlltoallBufferOptions& options) {
+  const WorldScope scope(options.world);
   return make_into<std::vector<std::int64_t>>(OpKind::Alltoall, output, input, options, splits_of(input, options));
 }
 PersistentHandle<void> reducescatter_init(const Buffer& output, const Buffer& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return make_into<void>(OpKind::Reducescatter, output, dealt(input, options), options, options.counts);
 }
 

@@ -38,6 +38,7 @@ class HVD_BETWEEN_LIBRARIES RepeatedCall {
   [[nodiscard]] const std::vector<std::int64_t>& received() const { return received_; }
 
  private:
+  const World world_ = World::current();
   const std::shared_ptr<Engine> engine_;
   const Submission submission_;
   std::vector<std::int64_t> received_;

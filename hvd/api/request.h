@@ -1,11 +1,12 @@
 #pragma once
 /// request() and small_request() turn options (those of hvd/options.h, and any of a front end that has fields of these names) into what the
-/// engine takes. Nobody else does that, so that an option which is added reaches every operation. Pure; any thread; they
-/// throw nothing, but for `counts_of`.
+/// engine takes. Nobody else does that, so that an option which is added reaches every operation. Any thread. They throw InvalidArgument
+/// for a process set of another world than the current one.
 
 #include <cstdint>
 #include <vector>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/core/persistent_op.h"
 #include "hvd/hvd.h"
@@ -24,6 +25,7 @@ struct SetOptions {
 /// Sets kind, name, process set, operation, scales and root of a Submission or a SmallCall, as far as the options have them.
 template <class Call, class Options>
 void fill(Call& call, OpKind kind, const Options& options) {
+  require_current_world(options.process_set);
   call.kind = kind;
   call.name = options.name;
   call.process_set = options.process_set.id();

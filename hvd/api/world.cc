@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/api/world_life.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
@@ -21,7 +22,7 @@ namespace {
 struct Global {
   std::mutex mutex;
   std::mutex ending;  // before `mutex`: held while a thread ends the world in order
-  std::shared_ptr<World> world;
+  std::shared_ptr<RunningWorld> world;
   std::atomic<std::uint64_t> changes{0};  // of `world`, so far
   std::vector<std::function<void()>> hooks;
 };
@@ -44,21 +45,21 @@ Global& global() {
 }
 
 /// Puts another world, or none, in the place of the one that is there, and returns that. Requires the mutex.
-std::shared_ptr<World> exchange_world(std::shared_ptr<World> next) {
+std::shared_ptr<RunningWorld> exchange_world(std::shared_ptr<RunningWorld> next) {
   global().changes.fetch_add(1);
   return std::exchange(global().world, std::move(next));
 }
 
-std::shared_ptr<World> take_world() {
+std::shared_ptr<RunningWorld> take_world() {
   const std::lock_guard lock(global().mutex);
   return exchange_world(nullptr);
 }
 
 /// Ends the world as `shutdown()` does, in one thread at a time: the others find no world when their turn comes. Returns the world that has
 /// ended.
-std::shared_ptr<World> end_world() {
+std::shared_ptr<RunningWorld> end_world() {
   const std::lock_guard ending(global().ending);
-  std::shared_ptr<World> world;
+  std::shared_ptr<RunningWorld> world;
   {
     const std::lock_guard lock(global().mutex);
     world = global().world;
@@ -76,7 +77,7 @@ std::shared_ptr<World> end_world() {
 /// The world that a thread has found, so that it needs no lock to find it again.
 struct Known {
   std::uint64_t changes = 0;
-  std::weak_ptr<World> world;
+  std::weak_ptr<RunningWorld> world;
   Known() = default;
   Known(const Known&) = delete;
   Known& operator=(const Known&) = delete;
@@ -85,7 +86,7 @@ struct Known {
 };
 thread_local constinit bool Known::is_gone = false;
 
-std::shared_ptr<World> find_world() {
+std::shared_ptr<RunningWorld> find_world() {
   const std::lock_guard lock(global().mutex);
   if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
   return global().world;
@@ -93,8 +94,9 @@ std::shared_ptr<World> find_world() {
 
 }  // namespace
 
-std::shared_ptr<World> current_world() {
+std::shared_ptr<RunningWorld> current_world() {
   const LibraryCall call;
+  if (chosen_world() != nullptr) return chosen_world()->running();
   if (Known::is_gone) return find_world();
   static thread_local Known known;
   const std::uint64_t changes = global().changes.load(std::memory_order_acquire);
@@ -111,18 +113,19 @@ bool try_fast_path(const SmallCall& call) { return current_world()->engine->smal
 std::shared_ptr<ResultPool> result_pool() {
   if (is_forked_from_rank()) return nullptr;
   const InsideLibrary inside;
+  if (chosen_world() != nullptr) return chosen_world()->running()->results;
   const std::lock_guard lock(global().mutex);
   return global().world ? global().world->results : nullptr;
 }
 
-void install_world(World world) {
+void install_world(RunningWorld world) {
   std::vector<std::function<void()>> hooks;
   {
     const std::lock_guard lock(global().mutex);
     if (global().world) throw InvalidArgument("hvd is running already");
     become_rank(world.engine->topology().rank);
     world.engine->enter_init_thread();
-    exchange_world(std::make_shared<World>(std::move(world)));
+    exchange_world(std::make_shared<RunningWorld>(std::move(world)));
     hooks = global().hooks;
   }
   for (const auto& hook : hooks) hook();
@@ -167,11 +170,18 @@ void desert_world(int exit_status) noexcept {
         world->engine->desert({Status::Code::RankFailed, formatted("rank {} ended with exit status {} without hvd::shutdown()",
                                                                    world->engine->topology().rank, exit_status)});
     if (told && world->flush) world->flush();
-    static auto* const kept = new std::shared_ptr<World>;  // threads of this rank may still use it
+    static auto* const kept = new std::shared_ptr<RunningWorld>;  // threads of this rank may still use it
     *kept = world;
   } catch (...) {
     log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
   }
+}
+
+std::uint64_t current_world_number() { return chosen_world() != nullptr ? chosen_world()->number() : 0; }
+
+void require_set_of_current_world(const ProcessSet& set) {
+  if (set.id() == 0 || set.world_number() == current_world_number()) return;
+  throw InvalidArgument(formatted("process set {} is one of another world; make it in the world of the operation", set.id()));
 }
 
 std::shared_ptr<Engine> engine() { return current_world()->engine; }

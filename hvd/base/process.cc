@@ -29,6 +29,11 @@ void note_fork() {
 
 void become_rank(int rank) noexcept { own_rank.store(rank, std::memory_order_relaxed); }
 
+void become_rank_of_some_world(int rank) noexcept {
+  int none = kNoRank;
+  own_rank.compare_exchange_strong(none, rank, std::memory_order_relaxed);
+}
+
 void cease_to_be_rank() noexcept { own_rank.store(kNoRank, std::memory_order_relaxed); }
 
 const char* describe_fork() noexcept {

@@ -14,6 +14,8 @@ namespace hvd {
 
 /// From now on a child that is forked from this process knows that it was forked from `rank`.
 void become_rank(int rank) noexcept;
+/// The same, where this process is no rank yet.
+void become_rank_of_some_world(int rank) noexcept;
 /// From now on a child that is forked from this process is as good as this process.
 void cease_to_be_rank() noexcept;
 

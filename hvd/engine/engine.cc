@@ -310,7 +310,7 @@ bool Engine::desert(const Status& why) noexcept {
 }
 
 /// Returns false if it is too early.
-bool Engine::leave() {
+bool Engine::announce_leaving() {
   const EngineLock lock(mutex_);
   try {
     fast_path_.end_complete();
@@ -323,28 +323,42 @@ bool Engine::leave() {
   }
 }
 
-bool Engine::shutdown(std::chrono::milliseconds patience) {
+bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
   const auto deadline = Clock::now() + patience;
+  const auto give_up_when_late = [&] {
+    if (if_alone.ok() || board_.failed() || Clock::now() < deadline) return;
+    board_.set_failure(if_alone);
+  };
   {
     const EngineLock lock(mutex_);
     if (submitter_.stop()) return stopped_cleanly_.load();
   }
-  while (!leave()) {
+  while (!announce_leaving()) {
     loop_.poll();
     std::this_thread::sleep_for(50us);
+    give_up_when_late();
   }
   board_.bells().ring_waiters();
   board_.bells().ring_all_workers();
-  Turn turn = loop_.take();
+  Turn turn = loop_.try_take();
+  while (!turn && !if_alone.ok() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(50us);
+    turn = loop_.try_take();
+  }
+  if (!turn) {
+    give_up_when_late();
+    turn = loop_.take();
+  }
   loop_.drive_until(turn, [&] {
-    if (failure_handled_ || Clock::now() > deadline) return true;
+    give_up_when_late();
+    if (failure_handled_ || (if_alone.ok() && Clock::now() > deadline)) return true;
     const EngineLock lock(mutex_);
     return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
   });
   {
     const EngineLock lock(mutex_);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
-    if (board_.failed()) warn_of_failure();
+    if (board_.failed() && if_alone.ok()) warn_of_failure();
     fast_path_.adopt_all();
     const Status over{Status::Code::Shutdown, "hvd::shutdown() has been called"};
     for (Entry* entry : ledger_.all())

@@ -79,7 +79,12 @@ class Engine : private EngineEvents {
 
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.
-  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365));
+  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365)) { return leave(patience, {}); }
+  /// Does what `shutdown` does, not collectively: where the others have not come after `patience`, their world fails with `if_alone`; also
+  /// where another thread of this rank waits in vain.
+  bool leave(std::chrono::milliseconds patience, const Status& if_alone);
+  /// Returns whether the world has failed. Any thread.
+  [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
   /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for its domain it tells the other domains,
   /// which cannot see it die; its own does, and is told nothing, so that this rank is the first of them to end. Nothing can be driven
@@ -121,7 +126,7 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
-  bool leave();
+  bool announce_leaving();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& failure) noexcept;

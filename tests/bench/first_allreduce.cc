@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "ops/rendezvous/store_rendezvous.h"
+#include "ops/rendezvous/store_meeting.h"
 
 namespace {
 

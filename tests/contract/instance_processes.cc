@@ -3,10 +3,15 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
 
 #include "hvd/hvd.h"
 #include "tests/contract/instances.h"
+#include "tests/support/file_store.h"
 
 namespace hvd::contract {
 
@@ -54,6 +59,18 @@ void collect(Report& report, int rank, int size) {
   }
 }
 
+/// Collective. Returns a world of all ranks, the last one first, whose members meet in a folder of the global rank 0's.
+World make_reversed(const Config& config, const std::string& name) {
+  std::array<char, 64> folder{"/tmp/hvd-contract-XXXXXX"};
+  if (rank() == 0 && ::mkdtemp(folder.data()) == nullptr) throw BackendError("no folder for the store");
+  broadcast({folder.data(), DataType::UInt8, {static_cast<std::int64_t>(folder.size())}}, {});
+  const auto store = std::make_shared<test::FileStore>(folder.data());
+  World world(test::rendezvous_of(store, size() - 1 - rank(), size(), name), config);
+  barrier();
+  if (rank() == 0) std::filesystem::remove_all(folder.data());
+  return world;
+}
+
 }  // namespace
 
 Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
@@ -67,6 +84,9 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
     if (const auto hints = launcher_hints(); hints.size) ranks = *hints.size;
     config.process_sets = {ranks_of(SetKind::Early, ranks)};
     init(config);
+    std::optional<World> world;
+    if (choice.in_world) world = make_reversed(config, fuses ? "fuses" : "fuses not");
+    const WorldScope scope(world.value_or(World()));
     own_rank = rank();
     ranks = size();
     const bool one_domain = engine()->topology().domains == 1;
@@ -78,14 +98,15 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
                                                           : "mpi, ")
                             : in_rank_order ? "shared GPU or staged, "
                                             : "nccl, ";
-    const Setting setting{.name = way + std::to_string(ranks) + " processes" + (fuses ? "" : ", threshold 0"),
-                          .size = ranks,
-                          .device = gpu ? Device{DeviceKind::Cuda, std::max(0, engine()->device())} : Device{},
-                          .any_order = gpu && !in_rank_order,
-                          .front_door = true,
-                          .arena = !gpu && (ranks == 1 || engine()->topology().domains < ranks),
-                          .fuses = fuses,
-                          .domain_of_rank = engine()->topology().domain_of_rank};
+    const Setting setting{
+        .name = way + std::to_string(ranks) + " processes" + (world ? " in a world" : "") + (fuses ? "" : ", threshold 0"),
+        .size = ranks,
+        .device = gpu ? Device{DeviceKind::Cuda, std::max(0, engine()->device())} : Device{},
+        .any_order = gpu && !in_rank_order,
+        .front_door = true,
+        .arena = !gpu && (ranks == 1 || engine()->topology().domains < ranks),
+        .fuses = fuses,
+        .domain_of_rank = engine()->topology().domain_of_rank};
     const auto endpoint = make_front_door();
     Watch watch(setting.name, own_rank, 1);
     report.add(run_rank(*endpoint, setting, own_rank, notebook, choice, watch));

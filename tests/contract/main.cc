@@ -1,8 +1,10 @@
-// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|nccl_window|shared|staged] [--filter text]
+// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] [--backend shm|nccl|nccl_window|shared|staged]
+// [--filter text]
 //                [--routes name[,name...]]
 //   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
 //   --routes   ways (hvd/routes.h), by their names with commas between them, each of which some case must take
+//   --world    with --mpi: in a world of its own beside the global one, made through a store of files
 //   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI or UCX)
 // The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
 
@@ -45,6 +47,10 @@ Arguments parse(const std::vector<std::string>& words) {
   Arguments arguments;
   arguments.choice.every = kEvery;
   for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--world") {
+      arguments.choice.in_world = true;
+      continue;
+    }
     if (words[i] == "--mpi" || words[i] == "--gpu") {
       (words[i] == "--mpi" ? arguments.mpi : arguments.gpu) = true;
       continue;
@@ -89,10 +95,11 @@ int main(int argc, char** argv) {
   try {
     return run(parse({argv + 1, argv + argc}));
   } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr,
-                 "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu]] [--backend shm|nccl|shared|staged] "
-                 "[--filter text] [--routes name[,name...]]\n",
-                 error.what());
+    std::fprintf(
+        stderr,
+        "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] [--backend shm|nccl|shared|staged] "
+        "[--filter text] [--routes name[,name...]]\n",
+        error.what());
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "contract_tests: %s\n", error.what());

@@ -17,8 +17,9 @@
 namespace hvd::contract {
 
 struct Choice {
-  std::string filter;  ///< cases whose name has it; empty: all
-  int every = 1;       ///< of the cases of the large products only every so manyth
+  std::string filter;     ///< cases whose name has it; empty: all
+  int every = 1;          ///< of the cases of the large products only every so manyth
+  bool in_world = false;  ///< of processes: in a world of its own beside the global one, whose ranks are in the reverse order
 };
 
 /// What a rank has found; of several ranks, a case has failed if it failed on any.

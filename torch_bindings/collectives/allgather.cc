@@ -48,25 +48,31 @@ Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions
 }  // namespace
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   if (const auto gathered = detail::run_by_rows(OpKind::Allgather, tensor, options); gathered.defined()) return gathered;
   return detail::start(gathering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> allgather_async(const at::Tensor& tensor, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return detail::first(detail::start(gathering({tensor}, options), After::Return));
 }
 Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return detail::start(gathering(tensors, options), After::Wait).wait();
 }
 Handle<Tensors> grouped_allgather_async(const Tensors& tensors, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return detail::start(gathering(tensors, options), After::Return);
 }
 
 at::Tensor allgather_into(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   const detail::Target target(std::move(output), input, OpKind::Allgather, options.name);
   if (!target.run_small(options)) gather_into(target, options, After::Wait);
   return target.output();
 }
 Handle<at::Tensor> allgather_into_async(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   const detail::Target target(std::move(output), input, OpKind::Allgather, options.name);
   return detail::first(gather_into(target, options, After::Return));
 }

@@ -82,6 +82,7 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
 }  // namespace
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
   if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Alltoall) && tensor.dim() > 0) {
     const auto splits = detail::splits_of(tensor, options);
     std::vector<std::int64_t> received(splits.size());
@@ -91,13 +92,16 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options
   return start_exchange(exchanging(tensor, options), options, After::Wait).wait();
 }
 Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
   return start_exchange(exchanging(tensor, options), options, After::Return);
 }
 
 AlltoallResult alltoall_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
   return exchange_into(std::move(output), input, options, After::Wait).wait();
 }
 Handle<AlltoallResult> alltoall_into_async(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
   return exchange_into(std::move(output), input, options, After::Return);
 }
 

@@ -35,6 +35,7 @@ std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastO
 }  // namespace
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) && !detail::needs_gradient({tensor})) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
     const auto alike = tensor.options().requires_grad(false);
@@ -45,6 +46,7 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) 
   return detail::start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) &&
       !detail::changes_history(tensor, "broadcast", options.name)) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
@@ -53,14 +55,17 @@ at::Tensor broadcast_(at::Tensor tensor, const BroadcastOptions& options) {
   return detail::run_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule).front();
 }
 Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   return detail::first(detail::start(broadcasting({tensor}, options, Form::Fresh), After::Return));
 }
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   return detail::first(detail::start_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule));
 }
 
 namespace detail {
 Handle<Tensors> grouped_broadcast_async_(Tensors tensors, std::vector<std::string> names, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   const auto operation = broadcasting(tensors, options, Form::InPlace);
   for (std::size_t i = 0; i < names.size(); ++i) operation->submission.tensors.at(i).name = std::move(names[i]);
   return detail::start(operation, After::Return);

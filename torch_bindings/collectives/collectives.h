@@ -74,7 +74,15 @@ struct AlltoallOptions {
   std::string name{};                  ///< see AllreduceOptions::name
   std::optional<at::Tensor> splits{};  ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
   ProcessSet process_set{};            ///< the ranks that take part
+  World world{};                       ///< see AllreduceOptions::world
 };
+/// The options of operations on tensors.
+template <>
+struct OptionsOf<at::Tensor> : OptionsOf<Buffer> {
+  using Alltoall = AlltoallOptions;
+};
+template <>
+struct OptionsOf<std::vector<at::Tensor>> : OptionsOf<at::Tensor> {};
 /// An AlltoallResult is what an alltoall brought this rank: the rows, and how many came from each rank of the set, as int32 on the device
 /// of the splits, on the CPU if there were none.
 struct AlltoallResult {

@@ -8,12 +8,33 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
+
+#include "hvd/world.h"
 
 namespace hvd::detail {
 
 /// Computes gradients of the inputs from those of the results. Must not hold the results: they hold it.
-using GradientRule = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+class GradientRule {
+ public:
+  /// Makes no rule.
+  GradientRule() = default;
+  /// Makes a rule that is followed in the world that is current now, in whatever thread.
+  template <class Function>
+  requires std::is_invocable_r_v < std::vector<at::Tensor>, Function,
+  const std::vector<at::Tensor>& > GradientRule(Function function) : function_(std::move(function)) {}  // NOLINT: a function is a rule
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& gradients) const {
+    const WorldScope scope(world_);
+    return function_(gradients);
+  }
+  explicit operator bool() const { return function_ != nullptr; }
+
+ private:
+  World world_ = World::current();
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function_;
+};
 
 /// Returns `results` as what came of `given`, with that rule for their gradients.
 std::vector<at::Tensor> tied(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& results, GradientRule rule);

@@ -209,20 +209,25 @@ PersistentHandle<at::Tensor> into(OpKind kind, const at::Tensor& output, const a
 }  // namespace
 
 PersistentHandle<at::Tensor> allreduce_init(at::Tensor tensor, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   return in_place(OpKind::Allreduce, tensor, options, &allreduce_async_);
 }
 PersistentHandle<at::Tensor> broadcast_init(at::Tensor tensor, const BroadcastOptions& options) {
+  const WorldScope scope(options.world);
   return in_place(OpKind::Broadcast, tensor, options, &broadcast_async_);
 }
 PersistentHandle<at::Tensor> allgather_init(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
   return into(OpKind::Allgather, output, input, options, &allgather_into_async);
 }
 PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
   AlltoallOptions own = options;  // the caller may use the splits again
   if (own.splits && own.splits->defined()) own.splits = own.splits->detach().clone();
   return PersistentHandle<AlltoallResult>(std::make_unique<Exchange>(output, input, own));
 }
 PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return into(OpKind::Reducescatter, output, input, options, &reducescatter_into_async);
 }
 

@@ -53,26 +53,32 @@ Handle<Tensors> scatter_into(const detail::Target& target, const ReducescatterOp
 }  // namespace
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   if (options.counts.empty())
     if (const auto own = detail::run_by_rows(OpKind::Reducescatter, tensor, options); own.defined()) return own;
   return detail::start(scattering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return detail::first(detail::start(scattering({tensor}, options), After::Return));
 }
 Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return detail::start(scattering(tensors, options), After::Wait).wait();
 }
 Handle<Tensors> grouped_reducescatter_async(const Tensors& tensors, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   return detail::start(scattering(tensors, options), After::Return);
 }
 
 at::Tensor reducescatter_into(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   const detail::Target target(std::move(output), dealt(input, options), OpKind::Reducescatter, options.name);
   if (!options.counts.empty() || !target.run_small(options)) scatter_into(target, options, After::Wait);
   return target.output();
 }
 Handle<at::Tensor> reducescatter_into_async(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
   const detail::Target target(std::move(output), dealt(input, options), OpKind::Reducescatter, options.name);
   return detail::first(scatter_into(target, options, After::Return));
 }

@@ -42,6 +42,7 @@ at::Tensor scaled(const at::Tensor& values, double factor) { return factor == 1 
 }  // namespace
 
 Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   check(tensor, options);
   const at::NoGradGuard no_gradient;
   const at::Tensor mine = tensor.detach().coalesce();
@@ -65,6 +66,7 @@ Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const Allred
 }
 
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  const WorldScope scope(options.world);
   return sparse_allreduce_async(tensor, options).wait();
 }
 

@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "hvd/world.h"
+
 namespace hvd::detail {
 
 namespace {
@@ -19,8 +21,10 @@ struct Hook : PostAccumulateGradHook {
     PostAccumulateGradHook* users = below.get();
     while (const auto* const other = dynamic_cast<const Hook*>(users)) users = other->below.get();
     if (users != nullptr) (*users)(parameter);
+    const WorldScope scope(world);
     call();
   }
+  const World world = World::current();  // of who has made it; the thread is autograd's
   const void* owner;
   std::function<void()> call;
   std::unique_ptr<PostAccumulateGradHook> below;

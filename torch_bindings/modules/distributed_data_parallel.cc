@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/api/world.h"
 #include "hvd/base/digest.h"
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
@@ -122,6 +123,7 @@ ModuleReducer::Pass::Pass(ModuleReducer& reducer)
     : reducer_(reducer),
       synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0),
       training_(reducer.module_->is_training()) {
+  require_current(reducer_.world_, "DistributedDataParallel");
   reducer_.before_forward(synchronized_);
   number_ = reducer_.passes_++;
 }
@@ -135,10 +137,11 @@ void ModuleReducer::Pass::mark(const at::Tensor& output) {
   // A leaf would keep the hook for good, and is no sign of a forward pass.
   if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
   marked_ = true;
-  output.register_hook(
-      [weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_](const at::Tensor&) {
-        if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
-      });
+  output.register_hook([weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_,
+                        world = World::current()](const at::Tensor&) {
+    const WorldScope scope(world);
+    if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
+  });
 }
 
 void ModuleReducer::Pass::done() {
@@ -291,7 +294,8 @@ void ModuleReducer::begin_backward(int task) {
   keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
   const auto running = std::make_shared<int>();
   running_ = running;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running] {
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running, world = World::current()] {
+    const WorldScope scope(world);
     if (const auto self = weak.lock()) self->end_backward();
   });
 }

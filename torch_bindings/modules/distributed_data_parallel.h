@@ -140,6 +140,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   void end_join(bool failed);
 
   const std::shared_ptr<torch::nn::Module> module_;
+  const World world_ = World::current();
   const DistributedDataParallelOptions options_;
   const int number_;
   SharedBuffers buffers_;

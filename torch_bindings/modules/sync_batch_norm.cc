@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/modules/recomputation.h"
@@ -45,6 +46,11 @@ Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
   return statistics;
 }
 
+/// The world of a forward pass, for its backward pass in a thread of autograd's.
+struct SavedWorld : torch::CustomClassHolder {
+  World world = World::current();
+};
+
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
   using Optional = std::optional<at::Tensor>;  // autograd takes no undefined tensors
@@ -56,6 +62,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->saved_data["count"] = count;
     context->saved_data["eps"] = eps;
     context->saved_data["process_set"] = process_set;
+    context->saved_data["world"] = c10::IValue::make_capsule(c10::make_intrusive<SavedWorld>());
     if (input.numel() == 0) return at::empty_like(input);
     const auto as_statistics = [type](const Optional& tensor) { return tensor ? tensor->to(type) : at::Tensor(); };
     // "Evaluation" with the statistics of the whole batch.
@@ -69,7 +76,9 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
     const double count = context->saved_data["count"].toDouble();
     const double eps = context->saved_data["eps"].toDouble();
-    const ProcessSet process_set(static_cast<int>(context->saved_data["process_set"].toInt()));
+    const auto world = context->saved_data["world"].toCapsule();
+    const WorldScope scope(static_cast<const SavedWorld*>(world.get())->world);
+    const ProcessSet process_set(static_cast<int>(context->saved_data["process_set"].toInt()), current_world_number());
     const std::int64_t channels = input.size(1);
     const at::Tensor gradient = from[0].defined() ? from[0] : at::zeros_like(input);
     const at::Tensor scale = weight.defined() ? weight.to(mean.scalar_type()) : at::ones_like(mean);

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/optimizer/optimizer_parts.h"
@@ -186,6 +187,7 @@ DistributedOptimizer& DistributedOptimizer::operator=(DistributedOptimizer&& oth
 /// Throws where this has been moved away.
 OptimizerParts& DistributedOptimizer::parts() const {
   if (!parts_) throw InvalidArgument(kMoved);
+  require_current(parts_->world, "DistributedOptimizer");
   return *parts_;
 }
 

@@ -55,6 +55,7 @@ struct OptimizerParts {
   /// Ends a step: what comes next is new.
   void begin_step();
 
+  const World world = World::current();            ///< the one that it was made in
   std::unique_ptr<torch::optim::Optimizer> owned;  ///< null where the user has it
   torch::optim::Optimizer* wrapper;                ///< where it is now
   MasterOptimizer* const masters;                  ///< around the optimizer that is wrapped; null if there is none

@@ -17,7 +17,7 @@ TEST_CASE("shutdown() by several threads: one closes the world, and all return w
   ThreadWorld ranks({.size = 2, .domains = 1, .config = {}});
   std::atomic<int> closed{0};
   std::atomic<int> clean_ends{0};
-  World world;
+  RunningWorld world;
   world.engine = {&ranks.engine(0), [](Engine*) {}};
   world.close = [&](bool clean) {
     clean_ends += clean ? 1 : 0;

@@ -24,7 +24,7 @@
 #include "hvd/errors.h"
 #include "ops/rendezvous/meeting_file.h"
 #include "ops/rendezvous/sockets.h"
-#include "ops/rendezvous/store_rendezvous.h"
+#include "ops/rendezvous/store_meeting.h"
 #include "tests/support/random.h"
 
 namespace hvd::test {
@@ -64,7 +64,7 @@ Launch launch_of(int rank, int size, const StoreAddress& address) {
 }
 
 /// Each of the ranks in a thread of its own meets the others and does `work`; what it throws is returned, by place.
-using Work = std::function<void(Rendezvous& ranks)>;
+using Work = std::function<void(Meeting& ranks)>;
 std::vector<std::string> meet_all(const std::vector<Launch>& launches, const Work& work, std::chrono::milliseconds patience = 30s) {
   std::vector<std::string> said(launches.size());
   std::vector<std::thread> threads;
@@ -94,7 +94,7 @@ Bytes part_of(int rank, int round) {
   return bytes;
 }
 
-void use(Rendezvous& ranks) {
+void use(Meeting& ranks) {
   ranks.begin();
   for (int round = 0; round < 5; ++round) {
     const auto all = ranks.allgather(part_of(ranks.rank(), round));
@@ -185,7 +185,7 @@ TEST_CASE("meeting: strangers at the store's port harm nobody") {
       if (turn % 5 >= 3 && kept.size() < 50) kept.push_back(std::move(*connection));  // the others go at once
     }
   });
-  check_all_well(meet_all(world_of(3, at_port(port)), [](Rendezvous& ranks) {
+  check_all_well(meet_all(world_of(3, at_port(port)), [](Meeting& ranks) {
     for (int i = 0; i < 20; ++i) {
       use(ranks);
       std::this_thread::sleep_for(2ms);
@@ -376,7 +376,7 @@ TEST_CASE("meeting: ranks that contradict each other") {
 TEST_CASE("meeting: a rank too many is turned away, and the others go on") {
   const StoreAddress address = at_port(free_port());
   std::string said;
-  check_all_well(meet_all(world_of(2, address), [&](Rendezvous& ranks) {
+  check_all_well(meet_all(world_of(2, address), [&](Meeting& ranks) {
     if (ranks.rank() == 1) said = meet_all({launch_of(1, 2, address)}, use, 20s).front();
     use(ranks);
   }));
@@ -422,7 +422,7 @@ TEST_CASE("meeting: a file that is there already") {
 }
 
 TEST_CASE("meeting: a rank that goes while others wait is named") {
-  const auto said = meet_all(world_of(3, at_port(free_port())), [](Rendezvous& ranks) {
+  const auto said = meet_all(world_of(3, at_port(free_port())), [](Meeting& ranks) {
     if (ranks.rank() == 1) throw BackendError("goes");
   });
   CHECK(said[1] == "goes");
@@ -430,7 +430,7 @@ TEST_CASE("meeting: a rank that goes while others wait is named") {
 }
 
 TEST_CASE("meeting: who waits for a gift that does not come ends when told to, and can take it later") {
-  check_all_well(meet_all(world_of(2, at_port(free_port())), [](Rendezvous& ranks) {
+  check_all_well(meet_all(world_of(2, at_port(free_port())), [](Meeting& ranks) {
     if (ranks.rank() == 1) {
       int asked = 0;
       try {
@@ -447,7 +447,7 @@ TEST_CASE("meeting: who waits for a gift that does not come ends when told to, a
 }
 
 TEST_CASE("meeting: a gift that nobody took is none of a later world's") {
-  check_all_well(meet_all(world_of(2, at_port(free_port())), [](Rendezvous& ranks) {
+  check_all_well(meet_all(world_of(2, at_port(free_port())), [](Meeting& ranks) {
     const auto never = [] { return false; };
     ranks.begin();
     ranks.barrier();

@@ -1,4 +1,4 @@
-#include "ops/mpi/rendezvous.h"
+#include "ops/mpi/meeting.h"
 
 #include <algorithm>
 #include <chrono>
@@ -52,7 +52,7 @@ extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, voi
 
 }  // namespace
 
-std::unique_ptr<MpiRendezvous> MpiRendezvous::start(int rank) {
+std::unique_ptr<MpiMeeting> MpiMeeting::start(int rank) {
   if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   int level = MPI_THREAD_SINGLE;
   int initialized = 0;
@@ -64,12 +64,12 @@ std::unique_ptr<MpiRendezvous> MpiRendezvous::start(int rank) {
     check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
     we_started_mpi = true;
   }
-  return std::unique_ptr<MpiRendezvous>(new MpiRendezvous(MpiComm::duplicate(mpi().comm_world), level));
+  return std::unique_ptr<MpiMeeting>(new MpiMeeting(MpiComm::duplicate(mpi().comm_world), level));
 }
 
-void MpiRendezvous::watch_peers() { peers_.watch(allgather(Peers::introduce()), rank()); }
+void MpiMeeting::watch_peers() { peers_.watch(allgather(Peers::introduce()), rank()); }
 
-void MpiRendezvous::before_finalize(std::function<void()> work) const {
+void MpiMeeting::before_finalize(std::function<void()> work) const {
   const bool is_first = !std::exchange(before_mpi_ends(), std::move(work));
   if (!is_first) return;
   // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
@@ -78,20 +78,20 @@ void MpiRendezvous::before_finalize(std::function<void()> work) const {
   comm_.check(mpi().comm_set_attr(mpi().comm_self, key, nullptr), "MPI_Comm_set_attr");
 }
 
-void MpiRendezvous::begin() {
+void MpiMeeting::begin() {
   if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
 }
 
 /// The memory that the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
-struct MpiRendezvous::Exchange {
+struct MpiMeeting::Exchange {
   Bytes mine, all;
   std::vector<int> lengths, starts;
   int length = 0;
   MPI_Request request{};
 };
 
-void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
+void MpiMeeting::finish(MPI_Request& request, std::string_view call) {
   auto next_look = Clock::now() + kLookInterval;
   std::optional<Clock::time_point> give_up;
   std::string lost;
@@ -113,7 +113,7 @@ void MpiRendezvous::finish(MPI_Request& request, std::string_view call) {
   });
 }
 
-std::string MpiRendezvous::find_loss() {
+std::string MpiMeeting::find_loss() {
   if (const auto dead = peers_.find_dead()) return words_of_dead(*dead);
   int there = 0;
   MPI_Status status;
@@ -127,7 +127,7 @@ std::string MpiRendezvous::find_loss() {
   return text;
 }
 
-void MpiRendezvous::tell_loss() {
+void MpiMeeting::tell_loss() {
   // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from here.
   static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
   const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
@@ -139,7 +139,7 @@ void MpiRendezvous::tell_loss() {
   }
 }
 
-std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
+std::vector<Bytes> MpiMeeting::allgather(const Bytes& mine) {
   const auto ranks = static_cast<std::size_t>(size());
   auto held = std::make_unique<Exchange>();
   Exchange& of = *held;
@@ -170,7 +170,7 @@ std::vector<Bytes> MpiRendezvous::allgather(const Bytes& mine) {
   return result;
 }
 
-void MpiRendezvous::require_threads(std::string_view who) const {
+void MpiMeeting::require_threads(std::string_view who) const {
   if (level_ >= MPI_THREAD_SERIALIZED) return;
   const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
   const std::string why = formatted("{} need MPI with MPI_THREAD_SERIALIZED at least, because hvd calls it in threads of its own", who);
@@ -181,7 +181,7 @@ void MpiRendezvous::require_threads(std::string_view who) const {
                 why, level));
 }
 
-std::vector<int> MpiRendezvous::find_hosts() {
+std::vector<int> MpiMeeting::find_hosts() {
   MPI_Comm raw{};
   comm_.check(mpi().comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), mpi().info_null, &raw), "MPI_Comm_split_type");
   const MpiComm host(raw);
@@ -192,7 +192,7 @@ std::vector<int> MpiRendezvous::find_hosts() {
   return hosts;
 }
 
-void MpiRendezvous::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) {
+void MpiMeeting::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) {
   auto sent = std::make_unique<Bytes>(mine);
   std::vector<MPI_Request> requests(ranks.size() - 1, mpi().request_null);
   try {
@@ -212,7 +212,7 @@ void MpiRendezvous::send_to_others(const std::vector<int>& ranks, const Bytes& m
   }
 }
 
-Bytes MpiRendezvous::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
   const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
   if (rank() == ranks.front()) {

@@ -1,5 +1,5 @@
 #pragma once
-/// MpiRendezvous is the Rendezvous of ranks that a launcher of MPI has started. It starts MPI or adopts it, owns a communicator, and waits
+/// MpiMeeting is the Meeting of ranks that a launcher of MPI has started. It starts MPI or adopts it, owns a communicator, and waits
 /// in blocking calls for the time of `init()` and the end of `shutdown()` alone. A rank of this host that dies meanwhile is RankFailed on
 /// all; MPI is then of no more use to hvd. It fails with BackendError otherwise.
 // Tested in tests/ops/bootstrap_mpi_test.cc, tests/system/scripts/process_starts.sh
@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "ops/mpi/call.h"
-#include "ops/rendezvous/rendezvous.h"
+#include "ops/rendezvous/meeting.h"
 
 namespace hvd {
 
-class MpiRendezvous final : public Rendezvous {
+class MpiMeeting final : public Meeting {
  public:
   /// Starts MPI, which `open_mpi` has opened, if nobody has, or adopts it. `rank`: of this process, for messages. The ranks do not watch
   /// each other yet.
-  static std::unique_ptr<MpiRendezvous> start(int rank);
+  static std::unique_ptr<MpiMeeting> start(int rank);
   /// Collective. From now on a rank of this host that dies is noticed.
   void watch_peers();
 
@@ -42,7 +42,7 @@ class MpiRendezvous final : public Rendezvous {
 
  private:
   struct Exchange;
-  MpiRendezvous(MpiComm comm, int level) : comm_(std::move(comm)), level_(level) {}
+  MpiMeeting(MpiComm comm, int level) : comm_(std::move(comm)), level_(level) {}
   /// Waits for the end of a collective call. Throws RankFailed if a rank has died.
   void finish(MPI_Request& request, std::string_view call);
   [[nodiscard]] std::string find_loss();

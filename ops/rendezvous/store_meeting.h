@@ -1,5 +1,5 @@
 #pragma once
-/// StoreRendezvous is the Rendezvous of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
+/// StoreMeeting is the Meeting of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
 /// two threads, one after the other; they wait without spinning. It fails with RankFailed or what else the server says, with RankFailed of
 /// rank 0 where the server has gone, and stays failed.
 // Tested in tests/ops/rendezvous/meeting_test.cc
@@ -18,7 +18,7 @@
 #include "hvd/errors.h"
 #include "hvd/launch/launch.h"
 #include "ops/rendezvous/frames.h"
-#include "ops/rendezvous/rendezvous.h"
+#include "ops/rendezvous/meeting.h"
 #include "ops/rendezvous/server.h"
 #include "ops/rendezvous/sockets.h"
 
@@ -43,13 +43,10 @@ struct Attempt {
 /// `patience` for what that says: it has taken this one for a rank, perhaps, and would miss it.
 Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience);
 
-/// Returns what names the host of this process, as far as its ranks can share memory.
-std::string name_of_host();
-
-class StoreRendezvous final : public Rendezvous {
+class StoreMeeting final : public Meeting {
  public:
   /// `made`: an attempt that was welcome.
-  StoreRendezvous(int rank, int size, Attempt made)
+  StoreMeeting(int rank, int size, Attempt made)
       : rank_(rank), size_(size), connection_(std::move(made.connection)), in_(std::move(made.in)) {}
   /// Collective: returns when all ranks are there. Throws what the server says, or BackendError when it says nothing until `deadline`.
   /// `server`: rank 0's, which is taken when all is well; null elsewhere.
@@ -89,6 +86,6 @@ class StoreRendezvous final : public Rendezvous {
 /// Collective. Brings the ranks of a job together without MPI: rank 0 opens the store, all connect to it, and say who they are. `launch`
 /// says who this rank is and where the store is to be; `patience`: how long all may take to come. Throws InvalidArgument or BackendError,
 /// which name the mistake, on all ranks that can be told; ranks that do not come in time are named.
-std::unique_ptr<Rendezvous> meet_in_store(const Launch& launch, std::chrono::milliseconds patience);
+std::unique_ptr<Meeting> meet_in_store(const Launch& launch, std::chrono::milliseconds patience);
 
 }  // namespace hvd

@@ -1,5 +1,5 @@
 #pragma once
-/// Rendezvous is the port through which processes that were started apart become ranks: every rank's bytes to all, a barrier, and gifts
+/// Meeting is the port through which processes that were started apart become ranks: every rank's bytes to all, a barrier, and gifts
 /// from one rank to others. It is what `init()` and the end of `shutdown()` need; tensors never go this way. Collective calls are made by
 /// all ranks in the same order, each by one thread at a time. A rank that dies meanwhile is RankFailed on all who wait for it; what a call
 /// has thrown for once, all later ones throw.
@@ -15,9 +15,9 @@
 
 namespace hvd {
 
-class Rendezvous {
+class Meeting {
  public:
-  virtual ~Rendezvous() = default;
+  virtual ~Meeting() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
@@ -36,6 +36,10 @@ class Rendezvous {
   virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) = 0;
 };
 
+/// Returns what names the host of this process, as far as its ranks can share memory.
+std::string name_of_host();
+/// Returns, by rank, the lowest rank of the same host; `names`: what each rank says of its host, a string.
+std::vector<int> hosts_by_name(const std::vector<Bytes>& names);
 /// Returns the sentence for a rank that has died.
 std::string words_of_dead(int rank);
 

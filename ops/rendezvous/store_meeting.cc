@@ -1,4 +1,4 @@
-#include "ops/rendezvous/store_rendezvous.h"
+#include "ops/rendezvous/store_meeting.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -94,21 +94,15 @@ Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Dige
   return attempt;
 }
 
-std::string name_of_host() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return formatted("{} {}", name.data(), Peers::name_of_process_space());
-}
-
 // ------------------------------------------------------------------------------------------------------------- the connection
 
-void StoreRendezvous::fail(const Status& status) {
+void StoreMeeting::fail(const Status& status) {
   broken_ = status.text();
   status.raise();
   throw BackendError(broken_);
 }
 
-void StoreRendezvous::send(FrameKind kind, std::span<const std::byte> payload) {
+void StoreMeeting::send(FrameKind kind, std::span<const std::byte> payload) {
   if (!broken_.empty()) throw BackendError(broken_);
   Bytes bytes;
   put_frame(bytes, kind, payload);
@@ -118,7 +112,7 @@ void StoreRendezvous::send(FrameKind kind, std::span<const std::byte> payload) {
     }
 }
 
-std::optional<Frame> StoreRendezvous::receive() {
+std::optional<Frame> StoreMeeting::receive() {
   Frame frame;
   try {
     const Heard heard = receive_frame(connection_, in_, frame, Clock::now() + kMoment);
@@ -139,7 +133,7 @@ std::optional<Frame> StoreRendezvous::receive() {
   return frame;
 }
 
-void StoreRendezvous::look_for_dead() {
+void StoreMeeting::look_for_dead() {
   // The store sees connections end. Those of a rank that was forked outlive it, in its children.
   if (!dead_) {
     if (const auto found = peers_.find_dead()) dead_ = {*found, Clock::now() + kGraceOfDead};
@@ -150,14 +144,14 @@ void StoreRendezvous::look_for_dead() {
 
 // --------------------------------------------------------------------------------------------------------------- the rendezvous
 
-void StoreRendezvous::start(std::unique_ptr<StoreServer>& server, Deadline deadline) {
+void StoreMeeting::start(std::unique_ptr<StoreServer>& server, Deadline deadline) {
   for (auto frame = receive(); !frame || frame->kind != FrameKind::Complete; frame = receive())
     if (Clock::now() > deadline) fail({Status::Code::BackendError, "hvd::init(): rank 0 does not say whether all ranks have come"});
   peers_.watch(allgather(Peers::introduce()), rank_);
   server_ = std::move(server);
 }
 
-void StoreRendezvous::begin() {
+void StoreMeeting::begin() {
   if (!broken().empty()) throw BackendError(formatted("hvd::init(): the ranks cannot meet any more: {}", broken()));
   // A gift that somebody no longer waited for lies in the store for ever. No other world may take it for one of its own.
   const std::lock_guard lock(one_at_a_time_);
@@ -165,7 +159,7 @@ void StoreRendezvous::begin() {
   gifts_.clear();
 }
 
-std::vector<Bytes> StoreRendezvous::allgather(const Bytes& mine) {
+std::vector<Bytes> StoreMeeting::allgather(const Bytes& mine) {
   const std::lock_guard lock(one_at_a_time_);
   send(FrameKind::Gather, mine);
   auto frame = receive();
@@ -182,16 +176,9 @@ std::vector<Bytes> StoreRendezvous::allgather(const Bytes& mine) {
   return all;
 }
 
-std::vector<int> StoreRendezvous::find_hosts() {
-  std::map<std::string, int> first;
-  std::vector<int> hosts;
-  const auto all = allgather(Writer().put_string(name_of_host()).take());
-  for (int rank = 0; rank < size_; ++rank)
-    hosts.push_back(first.emplace(Reader(all[static_cast<std::size_t>(rank)]).get_string(), rank).first->second);
-  return hosts;
-}
+std::vector<int> StoreMeeting::find_hosts() { return hosts_by_name(allgather(Writer().put_string(name_of_host()).take())); }
 
-Bytes StoreRendezvous::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
   const std::lock_guard lock(one_at_a_time_);
   int& count = gifts_[{ranks, tag}];

@@ -1,0 +1,50 @@
+#pragma once
+/// A WorldLife is what the `World` values of one world share, and the thread's choice among worlds.
+// Tested in tests/ops/worlds_test.cc
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "hvd/api/running_world.h"
+#include "hvd/base/process.h"
+
+namespace hvd {
+
+/// The life of a world beside the global one, from its making until this member leaves it. Any thread.
+class WorldLife : public std::enable_shared_from_this<WorldLife> {
+ public:
+  WorldLife(RunningWorld world, std::string name);
+  /// Leaves the world.
+  ~WorldLife();
+  WorldLife(const WorldLife&) = delete;
+  WorldLife& operator=(const WorldLife&) = delete;
+
+  /// Returns what runs. Throws NotInitialized once it was left.
+  [[nodiscard]] std::shared_ptr<RunningWorld> running() const;
+  [[nodiscard]] bool is_left() const;
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// Returns a number that no other world of this process has.
+  [[nodiscard]] std::uint64_t number() const { return number_; }
+  /// Leaves it: waits a moment for others that do so too.
+  void leave() noexcept { static_cast<void>(end(std::chrono::milliseconds(300))); }
+  /// Ends it in order with the others, or leaves it to them if they have not come after `patience`. Returns whether all came. Does nothing
+  /// where it was left before.
+  bool end(std::chrono::milliseconds patience) noexcept;
+  /// Leaves all worlds of this process that are still there, waiting for nobody: for its end.
+  static void leave_all() noexcept;
+
+ private:
+  const std::string name_;
+  const std::uint64_t number_;
+  const MadeHere made_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<RunningWorld> running_;
+};
+
+/// Returns the life of the world that the innermost WorldScope of this thread is of; null outside of them.
+[[nodiscard]] WorldLife*& chosen_world();
+
+}  // namespace hvd

@@ -1,0 +1,92 @@
+// Worlds as values: what hvd/world.h says of those that exist. ops/world.cc makes them.
+// Tested in tests/ops/worlds_test.cc
+#include <chrono>
+#include <utility>
+
+#include "hvd/api/world.h"
+#include "hvd/api/world_life.h"
+#include "hvd/base/text.h"
+#include "hvd/engine/core/library_call.h"
+#include "hvd/hvd.h"
+#include "hvd/world.h"
+
+namespace hvd {
+
+namespace {
+
+const Topology& topology() { return current_world()->engine->topology(); }
+
+}  // namespace
+
+World World::current() {
+  WorldLife* const chosen = chosen_world();
+  return chosen != nullptr ? World(chosen->shared_from_this()) : World();
+}
+
+void require_current(const World& world, std::string_view what) {
+  if (world == World::current()) return;
+  throw InvalidArgument(formatted("{}: it was made in {}; call it there, inside of World::run or a WorldScope", what,
+                                  world == World() ? "the global world" : formatted("the world '{}'", world.name())));
+}
+
+int World::rank() const {
+  return run([] { return topology().rank; });
+}
+int World::size() const {
+  return run([] { return topology().size; });
+}
+int World::local_rank() const {
+  return run([] { return topology().local_rank; });
+}
+int World::local_size() const {
+  return run([] { return topology().local_size; });
+}
+int World::cross_rank() const {
+  return run([] { return topology().cross_rank; });
+}
+int World::cross_size() const {
+  return run([] { return topology().cross_size; });
+}
+std::string World::name() const { return life_ ? life_->name() : std::string(); }
+std::string World::description() const {
+  return run([] { return backend_description(); });
+}
+Stats World::stats() const {
+  return run([] { return hvd::stats(); });
+}
+bool World::is_running() const {
+  if (life_ ? life_->is_left() : !is_initialized()) return false;
+  return run([] { return !current_world()->engine->has_failed(); });
+}
+
+void World::leave() {
+  if (!life_) throw InvalidArgument("World::leave() of the global world, which hvd::shutdown() ends");
+  const LibraryCall call;
+  life_->leave();
+}
+bool World::shutdown() {
+  if (!life_) throw InvalidArgument("World::shutdown() of the global world, which hvd::shutdown() ends");
+  const LibraryCall call;
+  return life_->end(std::chrono::hours(24 * 365));
+}
+
+ProcessSet World::add_process_set(const std::vector<int>& ranks) const {
+  return run([&] { return hvd::add_process_set(ranks); });
+}
+void World::remove_process_set(const ProcessSet& process_set) const {
+  run([&] { hvd::remove_process_set(process_set); });
+}
+void World::barrier() const {
+  run([] { hvd::barrier(); });
+}
+int World::join() const {
+  return run([] { return hvd::join(); });
+}
+
+void WorldScope::enter(std::shared_ptr<WorldLife> life) {
+  before_ = std::exchange(chosen_world(), life.get());
+  life_ = std::move(life);
+}
+void WorldScope::leave() noexcept { chosen_world() = before_; }
+
+}  // namespace hvd

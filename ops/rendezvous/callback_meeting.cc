@@ -1,0 +1,192 @@
+#include "ops/rendezvous/callback_meeting.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "hvd/base/text.h"
+#include "hvd/negotiation/values/signature.h"
+
+namespace hvd {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kMoment = 100ms;
+
+Rendezvous checked(Rendezvous given) {
+  const auto refuse = [&](const std::string& why) { throw InvalidArgument(formatted("World '{}': {}", given.name, why)); };
+  if (given.name.empty()) refuse("a world needs a name, which is the same on all members");
+  if (given.size < 1) refuse(formatted("a size of {}", given.size));
+  if (given.rank < 0 || given.rank >= given.size) refuse(formatted("rank {} of {} members", given.rank, given.size));
+  if (!given.set || !given.get || !given.add) refuse("its rendezvous lacks set, get or add");
+  return given;
+}
+
+}  // namespace
+
+CallbackMeeting::CallbackMeeting(Rendezvous rendezvous, std::chrono::milliseconds patience)
+    : store_(checked(std::move(rendezvous))), patience_(patience) {
+  announce();
+  agree_on_size();
+  peers_.watch(allgather(Peers::introduce()), rank());
+}
+
+// ------------------------------------------------------------------------------------------------------------------- the store
+
+void CallbackMeeting::fail(const Status& status) {
+  broken_ = status.text();
+  status.raise();
+  throw BackendError(broken_);
+}
+
+void CallbackMeeting::set(const std::string& what, const Bytes& bytes) {
+  const auto* const first = reinterpret_cast<const std::uint8_t*>(bytes.data());
+  try {
+    store_.set(key(what), {first, first + bytes.size()});
+  } catch (const std::exception& error) {
+    fail({Status::Code::BackendError, formatted("world '{}': the store refuses a key of rank {}: {}", store_.name, rank(), error.what())});
+  }
+}
+
+std::optional<Bytes> CallbackMeeting::try_get(const std::string& what, std::chrono::milliseconds time) {
+  try {
+    const auto begin = Clock::now();
+    const auto value = store_.get(key(what), time);
+    if (value) {
+      const auto* const first = reinterpret_cast<const std::byte*>(value->data());
+      return Bytes(first, first + value->size());
+    }
+    if (Clock::now() - begin < 1ms) std::this_thread::sleep_for(std::min(time, 1ms));  // a store that does not wait
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    fail({Status::Code::BackendError, formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), error.what())});
+  }
+}
+
+std::optional<Bytes> CallbackMeeting::await(const std::string& what, int from, Clock::time_point deadline) {
+  for (bool was_dead = false;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (auto value = try_get(what, std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(kMoment)))) return value;
+    if (was_dead) fail({Status::Code::RankFailed, words_of_dead(from)});
+    const auto dead = peers_.find_dead();
+    was_dead = dead && *dead == from;  // what it has set before is still to be had
+    if (Clock::now() >= deadline) return std::nullopt;
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------- the beginning
+
+/// A number that is not 1 says that a rank of this name and number was here: another world, or an old store.
+void CallbackMeeting::announce() {
+  std::int64_t times = 0;
+  try {
+    times = store_.add(key(formatted("rank {}", rank())), 1);
+  } catch (const std::exception& error) {
+    fail({Status::Code::BackendError, formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), error.what())});
+  }
+  if (times == 1) return;
+  const std::string text = formatted(
+      "World '{}': its rank {} has come {} times to this store: two worlds have one name, or the store holds keys of another job; give "
+      "each world a name of its own",
+      store_.name, rank(), times);
+  broken_ = text;
+  throw InvalidArgument(text);
+}
+
+void CallbackMeeting::agree_on_size() {
+  std::vector<int> ranks;
+  std::vector<std::string> sizes;
+  for (const Bytes& said : allgather(Writer().put(size()).take())) {
+    ranks.push_back(static_cast<int>(ranks.size()));
+    sizes.push_back(formatted("{}", Reader(said).get<int>()));
+  }
+  ranks.push_back(rank());
+  sizes.push_back(formatted("{}", size()));
+  if (std::all_of(sizes.begin(), sizes.end(), [&](const auto& said) { return said == sizes.front(); })) return;
+  fail({Status::Code::Mismatch,
+        formatted("World '{}': its size must be equal on all members: {}", store_.name, grouped_by_rank(ranks, sizes))});
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the rounds
+
+/// Is rank 0's part: what it sets for all is how the round has ended, and on success every rank's bytes.
+std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes& mine, Clock::time_point deadline) {
+  std::vector<Bytes> all{mine};
+  std::vector<int> missing;
+  Status failed;
+  for (int from = 1; from < size() && failed.ok(); ++from) {
+    try {
+      auto said = await(formatted("{}/{}", round, from), from, missing.empty() ? deadline : Clock::now());
+      if (!said) missing.push_back(from);
+      all.push_back(said ? std::move(*said) : Bytes());
+    } catch (const Error&) {
+      failed = status_of_current_exception();
+    }
+  }
+  if (failed.ok() && !missing.empty())
+    failed = {Status::Code::BackendError,
+              formatted("World '{}': after {:.1f} s {} {} {} not come", store_.name, std::chrono::duration<double>(patience_).count(),
+                        missing.size() == 1 ? "rank" : "ranks", rank_list(missing), missing.size() == 1 ? "has" : "have")};
+  Writer said;
+  said.put(failed.code()).put_string(failed.text()).put(size());
+  if (failed.ok())
+    for (const Bytes& part : all) said.put_bytes(part);
+  broken_.clear();
+  set(round + "/all", said.bytes());
+  if (!failed.ok()) fail(failed);
+  return all;
+}
+
+std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
+  const std::lock_guard lock(one_at_a_time_);
+  if (!broken_.empty()) throw BackendError(broken_);
+  const std::string round = formatted("{}", rounds_);
+  const auto deadline = Clock::now() + patience_;
+  std::vector<Bytes> all;
+  if (rank() == 0) {
+    all = gather(round, mine, deadline);
+  } else {
+    set(formatted("{}/{}", round, rank()), mine);
+    const auto said = await(round + "/all", 0, deadline + 2 * kMoment);
+    if (!said)
+      fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not said who is there", store_.name,
+                                                  std::chrono::duration<double>(patience_).count())});
+    try {
+      Reader reader(*said);
+      const auto code = reader.get<Status::Code>();
+      std::string text = reader.get_string();
+      if (code != Status::Code::Ok) fail({code, std::move(text)});
+      for (int left = reader.get<int>(); left > 0; --left) all.push_back(reader.get_list<std::byte>());
+    } catch (const WireError& error) {
+      fail({Status::Code::BackendError, formatted("World '{}': the store holds what cannot be read: {}", store_.name, error.what())});
+    }
+  }
+  ++rounds_;
+  return all;
+}
+
+std::vector<int> CallbackMeeting::find_hosts() { return hosts_by_name(allgather(Writer().put_string(name_of_host()).take())); }
+
+Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+  if (ranks.size() < 2) return mine;
+  const std::lock_guard lock(one_at_a_time_);
+  if (!broken_.empty()) throw BackendError(broken_);
+  int& count = gifts_[{ranks, tag}];
+  const std::string what = formatted("{} {} {}", joined(ranks, ","), tag, count);
+  if (rank() == ranks.front()) {
+    set(what, mine);
+    ++count;
+    return mine;
+  }
+  for (;;) {
+    if (auto value = try_get(what, 10ms)) {
+      ++count;
+      return std::move(*value);
+    }
+    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,139 @@
+// Ranks that meet through a store handed in: rounds, gifts, and stores that lose keys, answer late or hold those of another job.
+#include "ops/rendezvous/callback_meeting.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "tests/support/file_store.h"
+#include "tests/support/memory_store.h"
+
+namespace hvd::test::callback_meeting {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::vector<std::string> meet(const std::vector<Rendezvous>& ranks, const std::function<void(CallbackMeeting&)>& work,
+                              std::chrono::milliseconds patience = 20s) {
+  std::vector<std::string> said(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    threads.emplace_back([&, i] {
+      try {
+        CallbackMeeting meeting(ranks[i], patience);
+        work(meeting);
+      } catch (const Error& error) {
+        said[i] = error.what();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  return said;
+}
+
+std::vector<Rendezvous> all_of(const std::shared_ptr<MemoryStore>& store, int size, const std::string& name) {
+  std::vector<Rendezvous> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rendezvous_of(store, rank, size, name));
+  return ranks;
+}
+
+Bytes part_of(int rank, int round) {
+  Bytes bytes(static_cast<std::size_t>(rank * 100 + round));
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(static_cast<int>(i) * 7 + rank * 31 + round);
+  return bytes;
+}
+
+void use(CallbackMeeting& meeting) {
+  for (int round = 0; round < 5; ++round) {
+    const auto all = meeting.allgather(part_of(meeting.rank(), round));
+    bool is_right = static_cast<int>(all.size()) == meeting.size();
+    for (int rank = 0; is_right && rank < meeting.size(); ++rank) is_right = all[static_cast<std::size_t>(rank)] == part_of(rank, round);
+    if (!is_right) throw BackendError("a wrong allgather");
+  }
+  if (meeting.find_hosts() != std::vector<int>(static_cast<std::size_t>(meeting.size()), 0)) throw BackendError("not one host");
+  std::vector<int> set;
+  for (int rank = 0; rank < meeting.size(); ++rank) set.push_back(rank);
+  for (int round = 0; round < 3; ++round)
+    if (meeting.give_from_first(set, meeting.rank() == 0 ? part_of(9, round) : Bytes(), 4, [] { return false; }) != part_of(9, round))
+      throw BackendError("a wrong gift");
+  meeting.barrier();
+}
+
+}  // namespace
+
+TEST_CASE("callback meeting: rounds and gifts, for worlds of several sizes in one store") {
+  const auto store = std::make_shared<MemoryStore>();
+  for (const int size : {1, 2, 3, 7})
+    for (const auto& said : meet(all_of(store, size, formatted("of {}", size)), use)) CHECK(said == "");
+}
+
+TEST_CASE("callback meeting: a gift that never comes is given up") {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto said = meet(all_of(store, 2, "gift"), [](CallbackMeeting& meeting) {
+    std::atomic<int> asked{0};
+    if (meeting.rank() == 1) static_cast<void>(meeting.give_from_first({0, 1}, {}, 1, [&] { return ++asked > 3; }));
+  });
+  CHECK(said[0] == "");
+  CHECK(said[1].find("waited in vain for what rank 0") != std::string::npos);
+}
+
+TEST_CASE("callback meeting: a store that loses keys, or answers late") {
+  const auto store = std::make_shared<MemoryStore>();
+  auto ranks = all_of(store, 2, "lossy");
+  ranks[1].set = [](const std::string&, const Rendezvous::Value&) {};
+  for (const auto& said : meet(ranks, use, 1s)) CHECK(said.find("rank 1 has not come") != std::string::npos);
+
+  ranks = all_of(store, 2, "late");
+  for (auto& rank : ranks)
+    rank.get = [get = rank.get](const std::string& key, std::chrono::milliseconds time) {
+      std::this_thread::sleep_for(time / 2);
+      return get(key, time);
+    };
+  for (const auto& said : meet(ranks, [](CallbackMeeting& meeting) { meeting.barrier(); })) CHECK(said == "");
+
+  // What it returns is not what was set.
+  ranks = all_of(store, 2, "garbled");
+  ranks[1].get = [](const std::string&, std::chrono::milliseconds) { return Rendezvous::Value{1, 2, 3}; };
+  const auto said = meet(ranks, use, 1s);
+  CHECK(said[1].find("cannot be read") != std::string::npos);
+}
+
+TEST_CASE("callback meeting: a rank that dies while others wait for it is named, and what it said before counts") {
+  // The store lies in files: the rank that dies is a process of its own.
+  std::string folder = "/tmp/hvd-callbacks-XXXXXX";
+  REQUIRE(::mkdtemp(folder.data()) != nullptr);
+  const auto store = std::make_shared<FileStore>(folder);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      CallbackMeeting meeting(rendezvous_of(store, 1, 2, "files"), 20s);
+      static_cast<void>(meeting.allgather(part_of(1, 1)));
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);  // the second round sees it gone
+  }
+  CallbackMeeting meeting(rendezvous_of(store, 0, 2, "files"), 20s);
+  CHECK(meeting.allgather(part_of(0, 1)).at(1) == part_of(1, 1));
+  std::string said;
+  try {
+    static_cast<void>(meeting.allgather({}));
+  } catch (const RankFailed& error) {
+    said = error.what();
+  }
+  CHECK(said.find("rank 1") != std::string::npos);
+  CHECK_THROWS_AS(meeting.barrier(), BackendError);  // it stays failed
+  ::waitpid(child, nullptr, 0);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace hvd::test::callback_meeting

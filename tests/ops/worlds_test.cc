@@ -1,0 +1,349 @@
+// Worlds as values, whose members are threads of this process that meet in a store of its own: what they reduce, that they do not wait for
+// one another, how they end, and what is refused.
+#include "hvd/world.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "hvd/hvd.h"
+#include "tests/support/memory_store.h"
+#include "tests/support/random.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::test::worlds {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+Config small_config() {
+  Config config;
+  config.arena_bytes = std::uint64_t{64} << 20;
+  config.cache_capacity = 1024;
+  config.start_timeout = 20s;
+  return config;
+}
+
+/// Each member in a thread of its own makes the world and does `work`; returns, by rank, what it threw.
+using Work = std::function<void(World& world)>;
+std::vector<std::string> in_world(int size, const std::string& name, const Work& work, const Config& config = small_config(),
+                                  const std::shared_ptr<MemoryStore>& store = std::make_shared<MemoryStore>()) {
+  const Watchdog watchdog("the world " + name, 120s);
+  std::vector<std::string> said(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        World world(rendezvous_of(store, rank, size, name), config);
+        work(world);
+      } catch (const Error& error) {
+        said[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  return said;
+}
+
+void check_all_well(const std::vector<std::string>& said) {
+  for (const auto& text : said) CHECK(text == "");
+}
+
+Buffer buffer_of(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+
+/// What each rank has: other values on each, in each world.
+std::vector<float> values_of(int rank, std::size_t count, int salt = 0) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>((rank + 1) * (static_cast<int>(i % 97) + 1) + salt);
+  return values;
+}
+std::vector<float> sum_of(int size, std::size_t count, int salt = 0) {
+  std::vector<float> sum(count, 0);
+  for (int rank = 0; rank < size; ++rank) {
+    const auto values = values_of(rank, count, salt);
+    for (std::size_t i = 0; i < count; ++i) sum[i] += values[i];
+  }
+  return sum;
+}
+
+/// Each collective once, as a member, by an option, and in a scope.
+void use(const World& world, int salt = 0) {
+  const int rank = world.rank(), size = world.size();
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{300'000}}) {
+    auto values = values_of(rank, count, salt);
+    world.allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum});
+    CHECK(values == sum_of(size, count, salt));
+    values = values_of(rank, count, salt);
+    allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum, .world = world});
+    CHECK(values == sum_of(size, count, salt));
+    values = values_of(rank, count, salt);
+    world.run([&] { allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum}); });
+    CHECK(values == sum_of(size, count, salt));
+    values = values_of(rank, count, salt);
+    const auto handle = world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "later", .op = ReduceOp::Sum});
+    handle.wait();
+    CHECK(values == sum_of(size, count, salt));
+    values = values_of(rank, count, salt);
+    world.broadcast(buffer_of(values), {.root_rank = size - 1});
+    CHECK(values == values_of(size - 1, count, salt));
+  }
+  auto mine = values_of(rank, static_cast<std::size_t>(rank) + 1, salt);
+  const Gathered all = world.allgather(buffer_of(mine));
+  CHECK(all.shape == Shape{size * (size + 1) / 2});
+  const auto* gathered = reinterpret_cast<const float*>(all.data.data());
+  for (int from = 0; from < size; ++from)
+    for (const float value : values_of(from, static_cast<std::size_t>(from) + 1, salt)) CHECK(*gathered++ == value);
+  std::vector<float> to_all(static_cast<std::size_t>(size), static_cast<float>(rank + salt));
+  const Exchanged exchanged = world.alltoall(buffer_of(to_all));
+  for (int from = 0; from < size; ++from)
+    CHECK(reinterpret_cast<const float*>(exchanged.data.data())[from] == static_cast<float>(from + salt));
+  auto rows = values_of(rank, static_cast<std::size_t>(size) * 2, salt);
+  const Gathered share = world.reducescatter(buffer_of(rows), {.op = ReduceOp::Sum});
+  const auto sum = sum_of(size, static_cast<std::size_t>(size) * 2, salt);
+  CHECK(reinterpret_cast<const float*>(share.data.data())[1] == sum[static_cast<std::size_t>(rank) * 2 + 1]);
+  auto repeated = values_of(rank, 10, salt);
+  auto op = world.allreduce_init(buffer_of(repeated), {.op = ReduceOp::Max});
+  for (int round = 0; round < 3; ++round) {
+    op.start();
+    op.wait();
+  }
+  CHECK(repeated == values_of(size - 1, 10, salt));
+  world.barrier();
+}
+
+std::size_t count_of(const char* folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+std::size_t mappings() {
+  std::ifstream maps("/proc/self/maps");
+  return static_cast<std::size_t>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
+}
+
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("world: a world beside no global one does what the global one does") {
+  for (const int size : {1, 2, 3}) {
+    CAPTURE(size);
+    check_all_well(in_world(size, "beside", [](World& world) {
+      use(world);
+      CHECK(world.name() == "beside");
+      CHECK(world.is_running());
+      CHECK(world.stats().tensors_submitted > 0);
+      CHECK_THROWS_AS(static_cast<void>(rank()), NotInitialized);
+      const auto failed = error_of([&] { add_process_set({0}); });
+      CHECK(failed.find("init()") != std::string::npos);
+      world.leave();
+      CHECK_FALSE(world.is_running());
+      CHECK(error_of([&] { world.barrier(); }).find("has left the world 'beside'") != std::string::npos);
+      world.leave();  // does nothing
+    }));
+  }
+}
+
+TEST_CASE("world: ranks that share no memory talk through UCX") {
+  Config config = small_config();
+  config.shared_memory = SharedMemory::Off;
+  check_all_well(in_world(
+      3, "apart",
+      [](World& world) {
+        use(world);
+        CHECK(world.shutdown());
+      },
+      config));
+}
+
+TEST_CASE("world: several at once, of different members, wait for nobody else") {
+  constexpr int kRanks = 5, kWorlds = 8;
+  const Watchdog watchdog("several worlds", 120s);
+  const auto store = std::make_shared<MemoryStore>();
+  Random random(5);
+  std::vector<std::vector<int>> members(kWorlds);
+  for (auto& ranks : members)
+    for (int rank = 0; rank < kRanks; ++rank)
+      if (random.below(2) == 0 || ranks.empty()) ranks.push_back(rank);
+  // One thread for each member of each world: no world may need another one's progress.
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int world = 0; world < kWorlds; ++world)
+    for (std::size_t place = 0; place < members[static_cast<std::size_t>(world)].size(); ++place)
+      threads.emplace_back([&, world, place] {
+        const auto size = static_cast<int>(members[static_cast<std::size_t>(world)].size());
+        try {
+          const World mine(rendezvous_of(store, static_cast<int>(place), size, formatted("world {}", world)), small_config());
+          for (int round = 0; round < 5; ++round) use(mine, world * 10 + round);
+        } catch (const Error& error) {
+          MESSAGE(error.what());
+          ++wrong;
+        }
+      });
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("world: one thread works in two worlds in turn, and a set or scope of one means nothing in the other") {
+  const auto first = std::make_shared<MemoryStore>(), second = std::make_shared<MemoryStore>();
+  check_all_well(in_world(
+      2, "first",
+      [&](World& outer) {
+        const World inner(rendezvous_of(second, 1 - outer.rank(), 2, "second"), small_config());
+        CHECK(inner.rank() == 1 - outer.rank());
+        for (int round = 0; round < 20; ++round) {
+          use(outer, round);
+          use(inner, round + 1000);
+        }
+        outer.run([&] {
+          CHECK(World::current() == outer);
+          CHECK(rank() == outer.rank());
+          inner.run([&] { CHECK(rank() == inner.rank()); });
+          CHECK(rank() == outer.rank());
+        });
+        CHECK(World::current() == World());
+        const ProcessSet set = outer.add_process_set({0});
+        std::vector<float> values(3, 1);
+        if (outer.rank() == 0) outer.allreduce(buffer_of(values), buffer_of(values), {.process_set = set});
+        const auto said = error_of([&] { inner.allreduce(buffer_of(values), buffer_of(values), {.process_set = set}); });
+        CHECK(said.find("another world") != std::string::npos);
+        outer.barrier();
+        inner.barrier();
+      },
+      small_config(), first));
+}
+
+TEST_CASE("world: who leaves is named to those who need it, within a second, and waits for nobody") {
+  for (const bool shared : {true, false}) {
+    CAPTURE(shared);
+    Config config = small_config();
+    config.shared_memory = shared ? SharedMemory::Auto : SharedMemory::Off;
+    for (const int leaver : {0, 1, 2}) {
+      CAPTURE(leaver);
+      std::promise<void> has_left;
+      const auto left = has_left.get_future().share();
+      const auto said = in_world(
+          3, "left",
+          [&](World& world) {
+            use(world);
+            std::vector<float> values(5, 1);
+            if (world.rank() == leaver) {
+              const auto begin = Clock::now();
+              world.leave();
+              CHECK(Clock::now() - begin < 5s);  // 300 ms for the others, and a busy machine
+              has_left.set_value();
+              return;
+            }
+            const auto pending = world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "pending"});
+            const auto text = error_of([&] { pending.wait(); });
+            CHECK(text.find(formatted("rank {}", leaver)) != std::string::npos);
+            left.wait();
+            const auto later = error_of([&] { world.allreduce(buffer_of(values), buffer_of(values)); });
+            CHECK(later.find(formatted("rank {}", leaver)) != std::string::npos);
+          },
+          config);
+      check_all_well(said);
+    }
+  }
+}
+
+TEST_CASE("world: what is destroyed together ends in order, and leaves nothing behind") {
+  const auto round = [](int number) { check_all_well(in_world(2, formatted("again {}", number), [](World& world) { use(world); })); };
+  for (int number = 0; number < 3; ++number) round(number);
+  const std::size_t descriptors = count_of("/proc/self/fd"), threads = count_of("/proc/self/task"), maps = mappings();
+  for (int number = 3; number < 23; ++number) round(number);
+  CHECK(count_of("/proc/self/fd") <= descriptors);
+  CHECK(count_of("/proc/self/task") <= threads);
+  CHECK(mappings() <= maps + 4);  // the heap's own
+}
+
+TEST_CASE("world: what is wrong is refused, with names") {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto refused = [&](const Rendezvous& rendezvous, const std::string& words) {
+    const auto said = error_of([&] { const World world(rendezvous, small_config()); });
+    CAPTURE(said);
+    CHECK(said.find(words) != std::string::npos);
+  };
+  refused(rendezvous_of(store, 2, 2, "x"), "rank 2 of 2 members");
+  refused(rendezvous_of(store, 0, 0, "x"), "a size of 0");
+  refused(rendezvous_of(store, 0, 1, ""), "needs a name");
+  Rendezvous lacking = rendezvous_of(store, 0, 1, "x");
+  lacking.add = nullptr;
+  refused(lacking, "lacks set, get or add");
+  Rendezvous broken = rendezvous_of(store, 0, 1, "broken");
+  broken.add = [](const std::string&, std::int64_t) -> std::int64_t { throw std::runtime_error("the store is gone"); };
+  refused(broken, "the store is gone");
+
+  check_all_well(in_world(
+      2, "taken", [](World& world) { use(world); }, small_config(), store));
+  for (const auto& said : in_world(
+           2, "taken", [](World& world) { use(world); }, small_config(), store))
+    CHECK(said.find("two worlds have one name") != std::string::npos);
+
+  // One brings another size, one another knob; one does not come at all.
+  Config impatient = small_config();
+  impatient.start_timeout = 1s;
+  const auto meet = [&](const std::string& name, std::vector<std::pair<int, int>> ranks_and_sizes,
+                        const std::function<Config(int)>& config) {
+    std::vector<std::thread> threads;
+    std::vector<std::string> said(ranks_and_sizes.size());
+    for (std::size_t i = 0; i < ranks_and_sizes.size(); ++i)
+      threads.emplace_back([&, i] {
+        const auto [rank, size] = ranks_and_sizes[i];
+        said[i] = error_of([&, rank = rank, size = size] { const World world(rendezvous_of(store, rank, size, name), config(rank)); });
+      });
+    for (auto& thread : threads) thread.join();
+    return said;
+  };
+  for (const auto& said : meet("sizes", {{0, 2}, {1, 3}}, [&](int) { return impatient; })) {
+    CAPTURE(said);
+    CHECK(said.find("size must be equal") != std::string::npos);
+  }
+  for (const auto& said : meet("knobs", {{0, 2}, {1, 2}}, [&](int rank) {
+         Config config = impatient;
+         config.fusion_threshold_bytes = rank == 0 ? 1000 : 2000;
+         return config;
+       })) {
+    CAPTURE(said);
+    CHECK(said.find("HVD_FUSION_THRESHOLD") != std::string::npos);
+  }
+  for (const auto& said : meet("absent", {{0, 3}, {2, 3}}, [&](int) { return impatient; })) {
+    CAPTURE(said);
+    CHECK(said.find("rank 1 has not come") != std::string::npos);
+  }
+  for (const auto& said : meet("headless", {{1, 3}, {2, 3}}, [&](int) { return impatient; })) {
+    CAPTURE(said);
+    CHECK(said.find("rank 0") != std::string::npos);
+  }
+}
+
+TEST_CASE("world: a store sees a few requests per member, and no more with more members") {
+  const auto requests_per_member = [](int size) {
+    const auto store = std::make_shared<MemoryStore>();
+    check_all_well(in_world(
+        size, "few", [](World& world) { world.barrier(); }, small_config(), store));
+    return store->requests() / size;
+  };
+  CHECK(requests_per_member(6) < requests_per_member(2) + 30);
+}
+
+}  // namespace hvd::test::worlds

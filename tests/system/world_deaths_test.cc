@@ -1,0 +1,165 @@
+// Worlds whose members are processes, one of which is killed: the others are told who it was, drop the world, and make the next one in the
+// same process. Nothing of a world that has failed stays. HVD_TEST_ROUNDS: how often (20).
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/text.h"
+#include "hvd/hvd.h"
+#include "tests/support/file_store.h"
+#include "tests/support/thread_world.h"
+
+namespace hvd::test::world_deaths {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kRanks = 3;
+
+int rounds() {
+  const char* const wanted = std::getenv("HVD_TEST_ROUNDS");
+  return wanted != nullptr ? std::atoi(wanted) : 20;
+}
+
+Config config_of(bool shared) {
+  Config config;
+  config.arena_bytes = std::uint64_t{64} << 20;
+  config.cache_capacity = 1024;
+  config.log_level = LogLevel::Error;
+  config.shared_memory = shared ? SharedMemory::Auto : SharedMemory::Off;
+  return config;
+}
+
+struct Kept {
+  long descriptors = 0, threads = 0, mappings = 0, kilobytes = 0;
+};
+Kept count_kept() {
+  Kept kept;
+  const auto entries = [](const char* folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+  };
+  kept.descriptors = entries("/proc/self/fd");
+  kept.threads = entries("/proc/self/task");
+  std::ifstream maps("/proc/self/maps");
+  kept.mappings = std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  long pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  kept.kilobytes = pages * 4;
+  return kept;
+}
+
+float sum_once(const World& world, std::size_t count, const std::string& name) {
+  std::vector<float> values(count, static_cast<float>(world.rank() + 1));
+  const Buffer buffer{values.data(), DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
+  world.allreduce(buffer, buffer, {.name = name, .op = ReduceOp::Sum});
+  return values.back();
+}
+
+/// Works in a world of three until one of them has died, then in one of the two that are left. Returns what is wrong.
+std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int place, bool shared) {
+  const int victim = round % kRanks;
+  const int rank = place < victim ? place : place + 1;
+  std::string said;
+  {
+    const World world(rendezvous_of(store, rank, kRanks, formatted("three {}", round)), config_of(shared));
+    try {
+      for (int step = 0;; ++step)
+        if (sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large") != 6) return "a wrong sum of three";
+    } catch (const Error& error) {
+      said = error.what();
+    }
+  }
+  if (said.find(formatted("rank {}", victim)) == std::string::npos) return formatted("rank {} died, and it was said: {}", victim, said);
+  const World world(rendezvous_of(store, place, 2, formatted("two {}", round)), config_of(shared));
+  return sum_once(world, 1000, "after") == 3 ? "" : "a wrong sum of two";
+}
+
+[[noreturn]] void survive(const std::shared_ptr<FileStore>& store, int place, bool shared) {
+  std::string wrong;
+  Kept first;
+  try {
+    constexpr int kUntilSteady = 6;
+    const int count = std::max(rounds(), kUntilSteady + 1);
+    for (int round = 0; round < count && wrong.empty(); ++round) {
+      wrong = survive_once(store, round, place, shared);
+      if (round + 1 == kUntilSteady) first = count_kept();
+    }
+    const Kept last = count_kept();
+    if (wrong.empty() && (last.descriptors > first.descriptors || last.threads > first.threads || last.mappings > first.mappings + 10 ||
+                          last.kilobytes > first.kilobytes + 4096 + 8 * count))
+      wrong = formatted("kept after round {}: {} descriptors, {} threads, {} mappings, {} KiB; after round {}: {}, {}, {}, {}",
+                        kUntilSteady, first.descriptors, first.threads, first.mappings, first.kilobytes, count, last.descriptors,
+                        last.threads, last.mappings, last.kilobytes);
+  } catch (const std::exception& error) {
+    wrong = error.what();
+  }
+  store->set(formatted("wrong {}", place), Rendezvous::Value(wrong.begin(), wrong.end()));
+  ::_exit(0);
+}
+
+[[noreturn]] void die_once(const std::shared_ptr<FileStore>& store, int round, bool shared) {
+  const World world(rendezvous_of(store, round % kRanks, kRanks, formatted("three {}", round)), config_of(shared));
+  std::thread([round] {
+    std::this_thread::sleep_for(1ms * (round % 7));
+    ::kill(::getpid(), SIGKILL);
+  }).detach();
+  for (int step = 0;; ++step) static_cast<void>(sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large"));
+}
+
+template <class Work>
+pid_t in_child(Work work) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  try {
+    work();
+  } catch (...) {
+    ::_exit(1);
+  }
+  ::_exit(0);
+}
+
+}  // namespace
+
+TEST_CASE("world: members that are killed are named, and the survivors go on in the next world, again and again") {
+  for (const bool shared : {true, false}) {
+    CAPTURE(shared);
+    std::string folder = "/tmp/hvd-deaths-XXXXXX";
+    REQUIRE(::mkdtemp(folder.data()) != nullptr);
+    const auto store = std::make_shared<FileStore>(folder);
+    std::vector<pid_t> survivors;
+    for (int place = 0; place < kRanks - 1; ++place) survivors.push_back(in_child([&] { survive(store, place, shared); }));
+    const auto over = [&] {
+      for (const pid_t survivor : survivors)
+        if (::waitpid(survivor, nullptr, WNOHANG) == 0) return false;
+      return true;
+    };
+    for (int round = 0; round < std::max(rounds(), 7); ++round) {
+      const pid_t victim = in_child([&] { die_once(store, round, shared); });
+      ::waitpid(victim, nullptr, 0);
+    }
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    while (!over() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    for (int place = 0; place < kRanks - 1; ++place) {
+      const auto wrong = store->get(formatted("wrong {}", place), 0ms);
+      REQUIRE(wrong);
+      CHECK(std::string(wrong->begin(), wrong->end()) == "");
+    }
+    for (const pid_t survivor : survivors) ::kill(survivor, SIGKILL);
+    std::filesystem::remove_all(folder);
+  }
+}
+
+}  // namespace hvd::test::world_deaths
