@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,20 @@ Living& living() {
   return *all;
 }
 
+bool end_world(std::shared_ptr<RunningWorld> world, const std::string& name, std::chrono::milliseconds patience) noexcept {
+  try {
+    const InsideLibrary inside;
+    const bool clean = world->engine->leave(
+        patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'", world->engine->topology().rank, name)});
+    if (clean && world->close) world->close(clean);
+    if (!clean && world->flush) world->flush();
+    return clean;
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the world '{}': {}", name, status_of_current_exception().text());
+    return false;
+  }
+}
+
 }  // namespace
 
 WorldLife*& chosen_world() {
@@ -46,12 +62,24 @@ WorldLife::WorldLife(RunningWorld world, std::string name)
 
 WorldLife::~WorldLife() {
   if (!made_.still_here()) {  // a child that was forked has none of its threads and connections
-    static_cast<void>(new std::shared_ptr<RunningWorld>(std::move(running_)));
+    keep_for_ever(std::move(running_));
     return;
   }
-  static_cast<void>(leave());
-  const std::lock_guard lock(living().mutex);
-  std::erase(living().worlds, this);
+  {
+    const std::lock_guard lock(living().mutex);
+    std::erase(living().worlds, this);
+  }
+  if (!is_inside_library() || running_ == nullptr) {
+    leave();
+    return;
+  }
+  // The last value has gone with an operation, in a thread that the world needs for its end.
+  try {
+    std::thread([world = running_, name = name_]() mutable { end_world(std::move(world), name, kPatience); }).detach();
+    running_ = nullptr;
+  } catch (const std::system_error&) {
+    keep_for_ever(std::move(running_));
+  }
 }
 
 std::shared_ptr<RunningWorld> WorldLife::running() const {
@@ -67,22 +95,11 @@ bool WorldLife::is_left() const {
 
 bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
   std::shared_ptr<RunningWorld> ending;
-  try {
-    const InsideLibrary inside;
-    {
-      const std::lock_guard lock(mutex_);
-      ending = std::exchange(running_, nullptr);
-    }
-    if (!ending) return false;
-    const bool clean = ending->engine->leave(
-        patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'", ending->engine->topology().rank, name_)});
-    if (clean && ending->close) ending->close(clean);
-    if (!clean && ending->flush) ending->flush();
-    return clean;
-  } catch (...) {
-    log(LogLevel::Error, "at the end of the world '{}': {}", name_, status_of_current_exception().text());
-    return false;
+  {
+    const std::lock_guard lock(mutex_);
+    ending = std::exchange(running_, nullptr);
   }
+  return ending && end_world(std::move(ending), name_, patience);
 }
 
 void WorldLife::leave_all() noexcept {

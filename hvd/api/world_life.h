@@ -29,7 +29,7 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   /// Returns a number that no other world of this process has.
   [[nodiscard]] std::uint64_t number() const { return number_; }
   /// Leaves it: waits a moment for others that do so too.
-  void leave() noexcept { static_cast<void>(end(std::chrono::milliseconds(300))); }
+  void leave() noexcept { static_cast<void>(end(kPatience)); }
   /// Ends it in order with the others, or leaves it to them if they have not come after `patience`. Returns whether all came. Does nothing
   /// where it was left before.
   bool end(std::chrono::milliseconds patience) noexcept;
@@ -37,6 +37,8 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   static void leave_all() noexcept;
 
  private:
+  static constexpr std::chrono::milliseconds kPatience{300};
+
   const std::string name_;
   const std::uint64_t number_;
   const MadeHere made_;

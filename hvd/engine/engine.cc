@@ -368,6 +368,7 @@ bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
   loop_.stop(stopped_cleanly_.load());
   timeline().stop();
   loop_.keep_forever(std::move(turn));
+  if (!if_alone.ok()) loop_.join();
   return stopped_cleanly_.load();
 }
 

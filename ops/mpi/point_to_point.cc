@@ -90,6 +90,11 @@ Posted MpiPointToPoint::receive_claimed(const Claimed& claimed, std::span<std::b
   return {bits_of(request), claimed.from, false};
 }
 
+/// MPI ends with the process, and a communicator of ranks that have died is never freed.
+void MpiPointToPoint::keep(std::shared_ptr<void> memory) noexcept {
+  static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(memory)));
+}
+
 bool MpiPointToPoint::drop(Posted& posted) noexcept {
   if (posted.handle == 0) return false;
   auto request = handle_of<MPI_Request>(posted.handle);

@@ -26,6 +26,7 @@ class MpiPointToPoint final : public PointToPoint {
   std::optional<Claimed> claim(int tag) override;
   Posted receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) override;
   bool drop(Posted& posted) noexcept override;
+  void keep(std::shared_ptr<void> memory) noexcept override;
   bool flush() override { return true; }  // the next call of MPI, be it MPI_Finalize, does it
 
  private:

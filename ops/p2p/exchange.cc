@@ -124,13 +124,11 @@ void Requests::abandon() noexcept {
   for (Posted& posted : posted_) touched = exchange_.wire().drop(posted) || touched;
   posted_.clear();
   messages_.clear();
-  if (!touched) return;
-  // The wire may go on reading and writing there, for as long as the process lives: on purpose never freed.
+  if (touched) exchange_.wire().keep(memory_);
   try {
-    static_cast<void>(new std::vector<Exchange::Buffer>(std::move(buffers_)));
-    static_cast<void>(new std::shared_ptr<void>(memory_));
-  } catch (...) {
-    for (auto& buffer : buffers_) static_cast<void>(buffer.memory.release());
+    if (touched) exchange_.wire().keep(std::make_shared<std::vector<Exchange::Buffer>>(std::move(buffers_)));
+  } catch (const std::bad_alloc&) {
+    for (auto& buffer : buffers_) static_cast<void>(buffer.memory.release());  // for ever
   }
   buffers_.clear();
 }

@@ -71,7 +71,7 @@ class Requests {
   [[nodiscard]] bool idle();
   /// Bytes sent so far, to ranks on other hosts only.
   [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
-  /// Cancels and forgets what is under way. What the wire may still touch is never freed.
+  /// Cancels and forgets what is under way. What the wire may still touch it keeps.
   void abandon() noexcept;
 
  private:

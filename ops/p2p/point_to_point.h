@@ -69,9 +69,10 @@ class PointToPoint {
   virtual std::optional<Claimed> claim(int tag) = 0;
   /// Receives it into `bytes`, which are as many as it has.
   virtual Posted receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) = 0;
-  /// Forgets a message, which may still arrive. Returns whether the wire may go on reading or writing its bytes for as long as the process
-  /// lives: then they must never be freed.
+  /// Forgets a message, which may still arrive. Returns whether the wire may go on reading or writing its bytes: then it is to `keep` them.
   [[nodiscard]] virtual bool drop(Posted& posted) noexcept = 0;
+  /// Holds memory for as long as the wire may touch it: until its end is closed, or for ever where that never is.
+  virtual void keep(std::shared_ptr<void> memory) noexcept = 0;
   /// Returns whether the bytes of all sends that are done have left this process. Makes them leave when it is called again and again.
   virtual bool flush() = 0;
   /// Looks, where a message that is done at both ends still needs its sender or its receiver to do so.

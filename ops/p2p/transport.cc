@@ -12,13 +12,13 @@ namespace {
 
 constexpr int kTag = 0;
 
-/// Forgets a message. Bytes that the wire may still touch are on purpose never freed.
+/// Forgets a message.
 void forget(PointToPoint& wire, Posted& posted, Bytes& bytes) noexcept {
   if (!wire.drop(posted)) return;
   try {
-    static_cast<void>(new Bytes(std::move(bytes)));
-  } catch (...) {
-    static_cast<void>(0);  // no memory: nothing was moved, and nothing can be done
+    wire.keep(std::make_shared<Bytes>(std::move(bytes)));
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(0);  // nothing was moved, and nothing can be done
   }
 }
 

@@ -27,6 +27,7 @@ class UcxPointToPoint final : public PointToPoint {
   std::optional<Claimed> claim(int tag) override;
   Posted receive_claimed(const Claimed& claimed, std::span<std::byte> bytes) override;
   bool drop(Posted& posted) noexcept override;
+  void keep(std::shared_ptr<void> memory) noexcept override { worker_->keep(std::move(memory)); }
   bool flush() override { return worker_->flush(); }
   void look_again() override { worker_->progress(); }
   bool looks_again() const override { return true; }

@@ -51,14 +51,18 @@ void agree(const std::string& problem, const Allgather& allgather) {
 /// end goes ends the process in UCX 1.13 (an assertion, wireup_ep.c:241). Goes on with the others where one is lost. Returns what is wrong.
 std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
   UcxPointToPoint wire(worker, kFirstWordsChannel);
-  // UCX may touch them after a failure: on purpose not freed then.
-  const auto* const word = new std::byte{};
-  auto* const heard = new std::vector<std::byte>(static_cast<std::size_t>(size));
+  struct Words {
+    std::byte mine{};
+    std::vector<std::byte> heard;
+  };
+  const auto words = std::make_shared<Words>();
+  words->heard.resize(static_cast<std::size_t>(size));
+  worker->keep(words);
   std::vector<Posted> posted;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == worker->rank()) continue;
-    posted.push_back(wire.receive(std::span(*heard).subspan(static_cast<std::size_t>(rank), 1), rank, 0));
-    posted.push_back(wire.send({word, 1}, rank, 0, SendMode::Ordinary));
+    posted.push_back(wire.receive(std::span(words->heard).subspan(static_cast<std::size_t>(rank), 1), rank, 0));
+    posted.push_back(wire.send({&words->mine, 1}, rank, 0, SendMode::Ordinary));
   }
   std::string problem;
   const auto give_up = [&](Posted& one, std::string_view what) {
@@ -86,10 +90,6 @@ std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
     if (is_late && problem.empty()) problem = formatted("hvd::init(): UCX does not send what rank {} says", worker->rank());
     if (is_late) break;
     std::this_thread::yield();
-  }
-  if (problem.empty()) {
-    delete heard;
-    delete word;
   }
   return problem;
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -92,6 +93,14 @@ UcxWorker::~UcxWorker() {
   api_.worker_destroy(worker_);
   api_.cleanup(context_);
   if (is_quiet_) api_.set_global_option(kLogLevel, "warn");  // others of this process may use UCX too
+}
+
+void UcxWorker::keep(std::shared_ptr<void> memory) noexcept {
+  try {
+    kept_.push_back(std::move(memory));
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(memory)));  // for ever
+  }
 }
 
 void UcxWorker::close_endpoints() noexcept {

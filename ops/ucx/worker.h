@@ -6,6 +6,7 @@
 // Tested in tests/ops/p2p/transport_test.cc, tests/hvd/engine/leavers_mpi_test.cc
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,8 @@ class UcxWorker {
   bool flush();
   /// A message was given up: connections may never be empty again.
   void abandon() noexcept { has_abandoned_ = true; }
+  /// Holds memory that UCX may touch until this is destroyed.
+  void keep(std::shared_ptr<void> memory) noexcept;
   /// A message from or to this rank has failed.
   void lose(int rank, ucs_status_t status);
   /// Returns whether this rank has gone a second ago: nothing of it is on its way any more.
@@ -76,6 +79,7 @@ class UcxWorker {
   bool has_abandoned_ = false;
   bool is_quiet_ = false;  // it was this worker that lowered the level
   ucs_status_ptr_t flushing_ = nullptr;
+  std::vector<std::shared_ptr<void>> kept_;
 };
 
 }  // namespace hvd

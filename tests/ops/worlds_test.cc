@@ -27,6 +27,7 @@ namespace hvd::test::worlds {
 namespace {
 
 using namespace std::chrono_literals;
+using hvd::World;  // of the worlds of other tests
 using Clock = std::chrono::steady_clock;
 
 Config small_config() {
@@ -263,6 +264,32 @@ TEST_CASE("world: who leaves is named to those who need it, within a second, and
           config);
       check_all_well(said);
     }
+  }
+}
+
+TEST_CASE("world: the last value goes with an operation that nobody holds any more") {
+  for (int round = 0; round < 10; ++round) {
+    CAPTURE(round);
+    std::promise<void> begun;
+    const auto has_begun = begun.get_future().share();
+    check_all_well(in_world(2, "given away", [&](World& world) {
+      if (world.rank() == 0) {
+        has_begun.wait();
+        auto values = values_of(0, 1000);
+        world.allreduce(buffer_of(values), buffer_of(values), {.name = "last", .op = ReduceOp::Sum});
+        CHECK(values == sum_of(2, 1000));
+        return;
+      }
+      auto values = std::make_shared<std::vector<float>>(values_of(1, 1000));
+      Submission submission;
+      submission.name = "last";
+      submission.op = ReduceOp::Sum;
+      submission.tensors.push_back({values->data(), values->data(), DataType::Float32, {1000}});
+      submission.keep_alive = std::make_shared<std::pair<World, std::shared_ptr<void>>>(world, values);
+      world.run([&] { static_cast<void>(engine()->submit(std::move(submission))); });
+      world = World();  // the operation has the last one now
+      begun.set_value();
+    }));
   }
 }
 

@@ -25,6 +25,7 @@ class NoWire final : public PointToPoint {
   std::optional<Claimed> claim(int /*tag*/) override { return std::nullopt; }
   Posted receive_claimed(const Claimed& /*claimed*/, std::span<std::byte> /*bytes*/) override { return {}; }
   [[nodiscard]] bool drop(Posted& /*posted*/) noexcept override { return false; }
+  void keep(std::shared_ptr<void> /*memory*/) noexcept override {}
   bool flush() override { return true; }
 };
 

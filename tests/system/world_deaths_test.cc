@@ -26,6 +26,7 @@ namespace hvd::test::world_deaths {
 namespace {
 
 using namespace std::chrono_literals;
+using hvd::World;  // of the worlds of other tests
 
 constexpr int kRanks = 3;
 

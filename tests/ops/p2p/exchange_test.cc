@@ -47,6 +47,7 @@ class RememberingWire final : public PointToPoint {
     posted.handle = 0;
     return false;
   }
+  void keep(std::shared_ptr<void> /*memory*/) noexcept override {}
   bool flush() override { return true; }
 
  private:
