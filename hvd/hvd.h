@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -141,6 +142,15 @@ class Handle {
   [[nodiscard]] bool done() const;
   /// Polls until that is so, but for no longer than `time`, and returns whether it is. The operation goes on; nobody takes this for a wait.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds time) const;
+  /// Has `function` called, once, when the operation has ended, well or not: at once if it has. It takes a `const Handle<T>&`, whose
+  /// functions then return at once, or nothing. One thread of the process calls all such functions, one after the other; those of one
+  /// operation in the order in which they were given. That thread holds no lock of the library: a function may submit and wait, but not for
+  /// what another such function does, and its operations need names where the order of its calls may differ between ranks. What it throws
+  /// is logged. An operation's memory that the library keeps (tensors, copies) ends with its last function, on a GPU no earlier than its
+  /// work there. `shutdown()` has the functions of what it ends called, and waits for them for up to 10 s, but not in one of them; nothing
+  /// is called in a process that was forked. Throws std::system_error if there can be no such thread.
+  template <class Function>
+  void then(Function function) const;
   /// Returns a handle of the same operation with another view of its result.
   template <class U, class View>
   Handle<U> map(View view) const {
@@ -327,6 +337,8 @@ void wait_for(Engine& engine, HandleState& pending);
 bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time);
 /// Returns whether the submission is done, failed included.
 bool poll_for(Engine& engine, const HandleState& pending);
+/// Has `function` called when the submission is done, as `Handle::then` says.
+void call_after(Engine& engine, HandleState& pending, std::function<void()> function);
 
 template <class T>
 T Handle<T>::wait() const {
@@ -343,6 +355,18 @@ template <class T>
 bool Handle<T>::wait_for(std::chrono::nanoseconds time) const {
   if (!pending_) throw InvalidArgument("wait_for() on an empty handle");
   return hvd::wait_for(*engine_, *pending_, time);
+}
+template <class T>
+template <class Function>
+void Handle<T>::then(Function function) const {
+  if (!pending_) throw InvalidArgument("then() on an empty handle");
+  const auto shared = std::make_shared<Function>(std::move(function));  // which may be one that cannot be copied
+  if constexpr (std::is_invocable_v<Function&, const Handle&>) {
+    call_after(*engine_, *pending_, [shared, handle = *this] { (*shared)(handle); });
+  } else {
+    static_assert(std::is_invocable_v<Function&>, "then() takes a function of a const Handle<T>&, or of nothing");
+    call_after(*engine_, *pending_, [shared] { (*shared)(); });
+  }
 }
 
 }  // namespace hvd

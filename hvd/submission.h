@@ -37,15 +37,15 @@ struct TensorArgument {
 /// A Submission is one operation: of a tensor, or of a group that becomes ready together and fails together. Barrier and Join have no
 /// tensor; the tensor of a Control stands for a list of ranks, which is its shape.
 struct Submission {
-  OpKind kind = OpKind::Allreduce;      ///< what is to be done
-  std::string name;                     ///< empty: numbered per op and process set
-  int process_set = 0;                  ///< id of the set
-  ReduceOp op = ReduceOp::Average;      ///< Allreduce, Reducescatter
-  double prescale_factor = 1;           ///< Allreduce, Reducescatter
-  double postscale_factor = 1;          ///< Allreduce, Reducescatter
-  int root = 0;                         ///< Broadcast: global rank
-  Device device;                        ///< where all of its tensors are
-  std::vector<TensorArgument> tensors;  ///< one, or the members of a group
+  OpKind kind = OpKind::Allreduce;       ///< what is to be done
+  std::string name;                      ///< empty: numbered per op and process set
+  int process_set = 0;                   ///< id of the set
+  ReduceOp op = ReduceOp::Average;       ///< Allreduce, Reducescatter
+  double prescale_factor = 1;            ///< Allreduce, Reducescatter
+  double postscale_factor = 1;           ///< Allreduce, Reducescatter
+  int root = 0;                          ///< Broadcast: global rank
+  Device device;                         ///< where all of its tensors are
+  std::vector<TensorArgument> tensors;   ///< one, or the members of a group
   /// Returns memory for `rows` rows of tensor `index`, which has no output. Called once for each such tensor, by the thread that has the
   /// turn, before the batch runs.
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
@@ -57,6 +57,8 @@ struct Submission {
   bool on_stream = false;
   bool internal = false;  ///< made by the library for itself: `stats()` does not count it
 };
+
+struct Callbacks;
 
 /// A HandleState is the state behind a handle. The engine writes everything before it stores `done`; then it is only read.
 struct HandleState {
@@ -73,6 +75,8 @@ struct HandleState {
     std::shared_ptr<void> owner;  ///< keeps the event
   };
   std::vector<Completion> completions;  ///< one for each batch that it travelled in; empty on hosts
+  /// The engine's: what is to be called once `wait()` may return, see `Handle::then`; null, as long as that is nothing, and afterwards.
+  std::shared_ptr<Callbacks> callbacks;
 };
 
 }  // namespace hvd

@@ -100,6 +100,7 @@ bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanosecon
   }
 }
 bool poll_for(Engine& engine, const HandleState& pending) { return engine.poll(pending); }
+void call_after(Engine& engine, HandleState& pending, std::function<void()> function) { engine.then(pending, std::move(function)); }
 
 ProcessSet add_process_set(const std::vector<int>& ranks) {
   Shape ordered(ranks.begin(), ranks.end());

@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
+constexpr auto kCallbackPatience = 10s;     // for functions of the program, at shutdown
 
 }  // namespace
 
@@ -251,6 +252,16 @@ bool Engine::poll(const HandleState& pending) {
   return ProgressLoop::may_go_on(pending);
 }
 
+void Engine::then(HandleState& pending, std::function<void()> function) {
+  const LibraryCall inside;
+  CallbackThread::start();
+  {
+    const EngineLock lock(mutex_);
+    if (!mutex_.continuations().add(pending, std::move(function))) return;
+  }
+  board_.bells().ring_worker(board_.self());  // which looks after it from now on
+}
+
 // ------------------------------------------------------------------------------------------------------------------------ ends
 
 void Engine::finish(Entry& entry, Status status) {
@@ -265,10 +276,12 @@ void Engine::finish(Entry& entry, Status status) {
     auto owned = ledger_.remove(entry);
     if (status.ok() && entry.repeats) fast_path_.ops().make(entry);
     if (!status.ok()) fast_path_.ops().drop(UnitKey(entry.key));
+    mutex_.continuations().keep(*pending, owned->submission.keep_alive);
     mutex_.destroy(std::move(owned));
   }
   pending->status = std::move(status);
   pending->done.store(true, std::memory_order_release);
+  mutex_.continuations().post(*pending);
   mutex_.wake_own_threads();
   if (queue_.empty()) return;
   mutex_.wake_waiters();  // whoever drives next has something to announce
@@ -369,6 +382,10 @@ bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
   timeline().stop();
   loop_.keep_forever(std::move(turn));
   if (!if_alone.ok()) loop_.join();
+  const auto wait = std::min<std::chrono::milliseconds>(patience, kCallbackPatience);
+  if (!mutex_.continuations().wait_until_called(wait) && !CallbackThread::is_here() && if_alone.ok())
+    log(LogLevel::Warning, "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes on without them",
+        kCallbackPatience.count());
   return stopped_cleanly_.load();
 }
 

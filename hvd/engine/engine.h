@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -73,15 +74,20 @@ class Engine : private EngineEvents {
   /// Returns whether it is done, failed included; does a little driving, so that polling alone gets there. Any thread.
   bool poll(const HandleState& pending);
 
+  /// Has `function` called by the CallbackThread once `poll` would return true, at once if it does: after those that were given before for
+  /// the same submission. Throws std::system_error if there can be no such thread. Any thread.
+  HVD_BETWEEN_LIBRARIES void then(HandleState& pending, std::function<void()> function);
+
   /// Returns memory on the device for tensors of an operation like this one, which then needs no packing: see Backend::allocate. Null
   /// where the operation would not gain from it. Any thread.
   HVD_BETWEEN_LIBRARIES std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes);
 
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
-  /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first.
+  /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first. Functions that were given to `then`
+  /// have been called before it returns, unless one of them calls it, or it has waited for them for 10 s.
   bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365)) { return leave(patience, {}); }
   /// Does what `shutdown` does, not collectively: where the others have not come after `patience`, their world fails with `if_alone`; also
-  /// where another thread of this rank waits in vain.
+  /// where another thread of this rank waits in vain. Waits as long for functions that were given to `then`.
   bool leave(std::chrono::milliseconds patience, const Status& if_alone);
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }

@@ -51,7 +51,7 @@ CallerThreads::Wait::Wait(CallerThreads& threads, const HandleState& pending) : 
   thread_->waits_for_.store(&pending, std::memory_order_release);
 }
 
-void CallerThreads::if_all_wait(std::vector<Waiting>& all) {
+void CallerThreads::if_all_wait(std::vector<Waiting>& all, bool has_calls) {
   all.clear();
   const std::lock_guard lock(mutex_);
   for (const auto& known : threads_) {
@@ -59,9 +59,12 @@ void CallerThreads::if_all_wait(std::vector<Waiting>& all) {
     if (!thread) continue;
     const auto waits = thread->waits_.load(std::memory_order_relaxed);
     const HandleState* const pending = thread->waits_for_.load(std::memory_order_acquire);
+    if (pending == nullptr && thread->calls_back_) continue;
     if (pending == nullptr) return all.clear();
+    has_calls = has_calls && !thread->calls_back_;
     all.push_back({thread->number(), waits, pending});
   }
+  if (has_calls) all.clear();
 }
 
 }  // namespace hvd

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "hvd/base/callback_thread.h"
 #include "hvd/submission.h"
 
 namespace hvd {
@@ -33,6 +34,7 @@ class CallerThread {
   static thread_local constinit std::uint64_t number_here_;
 
   const std::uint64_t number_;
+  const bool calls_back_ = CallbackThread::is_here();
   std::uint64_t known_to_ = 0;                          // the number of the CallerThreads that saw it last; the thread's own
   std::atomic<const HandleState*> waits_for_{nullptr};  // the thread writes it, others read it
   std::atomic<std::uint64_t> waits_{0};                 // likewise: how often it has begun to wait
@@ -67,9 +69,10 @@ class CallerThreads {
     const HandleState* pending = nullptr;
     bool operator==(const Waiting&) const = default;
   };
-  /// Makes `all` what each of the threads waits for, in the order in which they came, if all that live do; else nothing. Allocates only
-  /// where `all` has no room for them.
-  void if_all_wait(std::vector<Waiting>& all);
+  /// Makes `all` what each of the threads waits for, in the order in which they came, if all that live do; else nothing. Of the
+  /// CallbackThread that is asked only if it `has_calls` to make for this engine, or has made some. Allocates only where `all` has no room
+  /// for them.
+  void if_all_wait(std::vector<Waiting>& all, bool has_calls = false);
 
  private:
   void add(const std::shared_ptr<CallerThread>& thread);

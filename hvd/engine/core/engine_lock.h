@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/engine/core/continuations.h"
 #include "hvd/engine/core/ledger.h"
 #include "hvd/negotiation/board/board.h"
 #include "hvd/negotiation/values/capabilities.h"
@@ -45,6 +46,10 @@ class EngineMutex {
     after_.owners.push_back(std::move(owner));
     after_.any = true;
   }
+
+  /// Returns the functions of the program that follow the ends of operations.
+  [[nodiscard]] Continuations& continuations() { return continuations_; }
+  [[nodiscard]] const Continuations& continuations() const { return continuations_; }
 
   /// Marks this thread, for as long as it lives, as one that has the turn or is going to wait for a result at once: the coordination thread
   /// of this rank need not be woken for what it lists. Those of one thread end in the reverse order.
@@ -85,6 +90,7 @@ class EngineMutex {
   std::condition_variable changed_;
   Board& board_;
   AfterUnlock after_;
+  Continuations continuations_;
   bool results_given_ = false;  ///< not in `after_`: it is most often all that there is to do, and costs least by itself
   int waiting_ = 0;             ///< threads in `wait_for`
 };

@@ -429,6 +429,7 @@ void FastPath::take_result(PersistentOp& op) {
   ended(op);
   op.pending->done.store(true, std::memory_order_release);
   let_go(op);
+  mutex_.continuations().post(*op.pending);
   mutex_.wake_own_threads();
   if (queue_.empty()) return;
   mutex_.wake_waiters();  // whoever drives next has something to announce
@@ -477,7 +478,7 @@ void FastPath::ended(PersistentOp& op) {
 /// Lets go of an operation that has ended, if its caller does not take the result.
 void FastPath::let_go(PersistentOp& op) {
   if (!op.owner) return;
-  mutex_.destroy(std::move(op.owner));
+  if (!mutex_.continuations().keep(*op.pending, op.owner)) mutex_.destroy(std::move(op.owner));
   op.in_use.store(false);
 }
 

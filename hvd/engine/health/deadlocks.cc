@@ -39,7 +39,14 @@ void Deadlocks::look() {
   leader_->tell_blocked(std::move(report));
 }
 
-/// None if one of the threads waits for something else.
+/// Returns false if its end waits for no submission.
+bool Deadlocks::add_waited_for(const Entry& entry) {
+  if (entry.state != EntryState::Waiting || !entry.announced) return false;
+  if (std::find(units_.begin(), units_.end(), entry.unit) == units_.end()) units_.push_back(entry.unit);
+  return true;
+}
+
+/// None if one of the threads, or a function that is to be called at the end of an operation, waits for something else.
 void Deadlocks::find_waited_for() {
   units_.clear();
   for (const auto& of_thread : waiting_) {
@@ -47,14 +54,19 @@ void Deadlocks::find_waited_for() {
     ledger_.for_each([&](const Entry& entry) {
       if (entry.pending.get() == of_thread.pending) found = &entry;
     });
-    if (found == nullptr || found->state != EntryState::Waiting || !found->announced) return units_.clear();
-    if (std::find(units_.begin(), units_.end(), found->unit) == units_.end()) units_.push_back(found->unit);
+    if (found == nullptr || !add_waited_for(*found)) return units_.clear();
   }
+  if (units_.empty() || !continuations_.are_waiting()) return;
+  bool all_wait = true;
+  ledger_.for_each([&](const Entry& entry) HVD_REQUIRES(engine_mutex) {
+    if (entry.pending->callbacks) all_wait = add_waited_for(entry) && all_wait;
+  });
+  if (!all_wait) units_.clear();
 }
 
 void Deadlocks::tell_of_this_rank() {
   const auto now = Clock::now();
-  callers_.if_all_wait(waiting_);
+  callers_.if_all_wait(waiting_, continuations_.are_called());
   find_waited_for();
   // What waits for its name will be submitted, and no thread of the program is needed for that.
   if (units_.empty() || waiting_ != seen_ || !queue_.empty()) {

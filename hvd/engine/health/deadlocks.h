@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hvd/engine/core/caller_threads.h"
+#include "hvd/engine/core/continuations.h"
 #include "hvd/engine/core/ledger.h"
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/submission_queue.h"
@@ -23,8 +24,15 @@ class Deadlocks {
   static constexpr std::chrono::seconds kGrace{2};
 
   Deadlocks(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, const SubmissionQueue& queue, CallerThreads& callers,
-            LeaderTask* leader)
-      : parts_(parts), log_(log), ledger_(ledger), queue_(queue), callers_(callers), leader_(leader), board_(*parts.board) {
+            LeaderTask* leader, const Continuations& continuations)
+      : parts_(parts),
+        log_(log),
+        ledger_(ledger),
+        queue_(queue),
+        callers_(callers),
+        leader_(leader),
+        continuations_(continuations),
+        board_(*parts.board) {
     for (auto* const list : {&seen_, &waiting_}) list->reserve(kUsualThreads);
     units_.reserve(kUsualThreads);
   }
@@ -37,6 +45,7 @@ class Deadlocks {
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   void tell_of_this_rank() HVD_REQUIRES(engine_mutex);
   void find_waited_for() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool add_waited_for(const Entry& entry) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::vector<BlockedRank> blocked_here() const HVD_REQUIRES(engine_mutex, board_lock);
   void end_here() HVD_REQUIRES(engine_mutex);
 
@@ -46,6 +55,7 @@ class Deadlocks {
   const SubmissionQueue& queue_;
   CallerThreads& callers_;
   LeaderTask* const leader_;  // null where this rank leads no domain
+  const Continuations& continuations_;
   Board& board_;
   std::vector<CallerThreads::Waiting> waiting_ HVD_GUARDED_BY(engine_mutex);  ///< at this look
   std::vector<CallerThreads::Waiting> seen_ HVD_GUARDED_BY(engine_mutex);     ///< at the last look

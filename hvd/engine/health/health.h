@@ -27,7 +27,7 @@ class Health {
         queue_(queue),
         leader_(leader),
         mutex_(mutex),
-        deadlocks_(parts, log, ledger, queue, callers, leader) {}
+        deadlocks_(parts, log, ledger, queue, callers, leader, mutex.continuations()) {}
 
   /// Looks, if it is time.
   void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);

@@ -197,6 +197,7 @@ void BatchRunner::hand_over(Running& running) {
       completions.push_back({running.execution->completion_event(), running.execution});
     if (--entry->unqueued > 0 || !entry->submission.on_stream) continue;
     entry->pending->enqueued.store(true, std::memory_order_release);
+    mutex_.continuations().post(*entry->pending);
     mutex_.wake_own_threads();
   }
 }

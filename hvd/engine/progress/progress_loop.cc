@@ -1,6 +1,7 @@
 #include "hvd/engine/progress/progress_loop.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "hvd/base/affinity.h"
 #include "hvd/base/process.h"
@@ -75,7 +76,7 @@ void ProgressLoop::call_for_burst() {
 
 void ProgressLoop::hand_over(const Turn& turn) noexcept {
   const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
-  const bool more = engine_.has_more(turn) || (missed && (burst_.is_gathering() || engine_.expects_messages(turn)));
+  const bool more = engine_.has_more(turn) || (missed && (burst_.is_gathering() || is_watching() || engine_.expects_messages(turn)));
   release();
   if (more) board_.bells().ring_worker(board_.self());
 }
@@ -129,12 +130,14 @@ void ProgressLoop::let_gather() {
 
 void ProgressLoop::coordinate() {
   const InsideLibrary inside;
+  std::optional<Bells::WorkerWatch> watch;  // while functions wait for results, which no other thread of this rank may
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
   if (parts_.may_begin && !parts_.may_begin()) return;
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
+    if (is_watching() != watch.has_value()) is_watching() ? static_cast<void>(watch.emplace(board_.bells())) : watch.reset();
     let_gather();
     if (Turn turn = try_take()) {
       pause = coordinate_once(std::move(turn));
@@ -144,6 +147,7 @@ void ProgressLoop::coordinate() {
         board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
         pause = kGatherAgain;           // the turn may have been handed over just before it was missed
       }
+      if (watch) pause = kGatherAgain;
     }
     board_.bells().sleep_working(doorbell, pause);
   }

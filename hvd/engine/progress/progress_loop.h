@@ -107,6 +107,8 @@ class ProgressLoop {
   void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
   /// So does a rank that must look again for batches that are over (Backend::look_again).
   [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport || looks_again_ ? kIdleLeaderSleep : kSleep; }
+  /// Returns whether functions of the program wait for results, which this rank must then look for by itself.
+  [[nodiscard]] bool is_watching() const { return mutex_.continuations().are_waiting(); }
   void let_gather();
   void coordinate();
   /// Drives a while as the coordination thread. Returns how long it may sleep then.

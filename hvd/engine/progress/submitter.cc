@@ -133,8 +133,10 @@ bool Submitter::announce_waiting() {
 void Submitter::fail_waiting(const Status& status) {
   for (auto& entry : queue_.take_all()) {
     factory_.release(*entry);
+    mutex_.continuations().keep(*entry->pending, entry->submission.keep_alive);
     entry->pending->status = status;
     entry->pending->done.store(true, std::memory_order_release);
+    mutex_.continuations().post(*entry->pending);
     mutex_.destroy(std::move(entry));
   }
 }

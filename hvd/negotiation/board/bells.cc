@@ -30,12 +30,28 @@ bool Bells::leader_looks() const {
 }
 
 FutexWord& Bells::wait_doorbell() const { return board_.header().wait_doorbell; }
-void Bells::ring_waiters() { ring(board_.header().wait_doorbell, board_.header().wait_sleepers); }
+void Bells::ring_waiters() {
+  ring(board_.header().wait_doorbell, board_.header().wait_sleepers);
+  if (board_.header().watching_workers.load(std::memory_order_seq_cst) == 0) return;
+  for (int rank = 0; rank < board_.ranks(); ++rank)
+    if (board_.area(rank).watches.load(std::memory_order_seq_cst) != 0) ring_worker(rank);
+}
 Bells::Watcher::Watcher(const Bells& bells) : watchers_(bells.board_.header().watchers) {
   watchers_.fetch_add(1, std::memory_order_seq_cst);
   full_fence();  // between that and the look for results, as in `ring_watchers`
 }
 Bells::Watcher::~Watcher() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
+Bells::WorkerWatch::WorkerWatch(const Bells& bells)
+    : board_([&bells] {
+        bells.board_.area(bells.board_.self()).watches.store(1, std::memory_order_seq_cst);
+        bells.board_.header().watching_workers.fetch_add(1, std::memory_order_seq_cst);
+        return bells.board_;
+      }()),
+      watcher_(bells) {}
+Bells::WorkerWatch::~WorkerWatch() {
+  board_.header().watching_workers.fetch_sub(1, std::memory_order_relaxed);
+  board_.area(board_.self()).watches.store(0, std::memory_order_relaxed);
+}
 bool Bells::has_watchers() const {
   full_fence();  // between what came and the look: a watcher counts itself, then looks for it
   return board_.header().watchers.load(std::memory_order_relaxed) > 0;

@@ -18,7 +18,7 @@ class Bells {
 
   /// The word that user threads waiting for a result sleep on, all ranks together.
   FutexWord& wait_doorbell() const;
-  /// Wakes the sleepers of `wait_doorbell`, if there are any.
+  /// Wakes the sleepers of `wait_doorbell`, if there are any, and the coordination threads that watch it.
   void ring_waiters();
   /// Marks a thread that is going to wait for `wait_doorbell` for as long as it lives. It must look for results once more then.
   class Watcher {
@@ -30,6 +30,19 @@ class Bells {
 
    private:
     std::atomic<std::uint32_t>& watchers_;
+  };
+  /// Marks the coordination thread of this rank likewise: whoever rings `wait_doorbell` rings its `work_doorbell` too. It must look for
+  /// results once more before it sleeps. One at a time for each rank.
+  class WorkerWatch {
+   public:
+    explicit WorkerWatch(const Bells& bells);
+    ~WorkerWatch();
+    WorkerWatch(const WorkerWatch&) = delete;
+    WorkerWatch& operator=(const WorkerWatch&) = delete;
+
+   private:
+    const BoardView board_;
+    const Watcher watcher_;
   };
   /// Returns, after an arrival, whether somebody watches the bell, and may have looked before it.
   [[nodiscard]] bool has_watchers() const;

@@ -28,6 +28,7 @@
 ///            4,228      4   wait_sleepers           how many of them sleep
 ///            4,232      4   watchers                how many of them sleep or are going to
 ///            4,236      4   leader_looks            1: a thread of the domain's leader looks for arrivals all the time
+///            4,240      4   watching_workers        how many coordination threads are to be woken like the sleepers of `wait_doorbell`
 ///            4,288      4   first_failure           index of the rank whose failure stays, -1: none
 ///            4,352 16,384   batches                 BatchState by place, 64 bytes each
 ///
@@ -41,6 +42,7 @@
 ///               64      8   read                    bytes of the log that the rank has read and acted on
 ///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
 ///               73  2,048   failure_text            the same in words, up to a zero
+///            2,124      4   watches                 1: the rank's coordination thread is one of the `watching_workers`
 ///
 ///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is claimed, by the rank whose
 ///                                                   index bits 16-30 are; bits 0-15 how many have arrived
@@ -90,6 +92,7 @@ struct Header {
   std::atomic<std::uint32_t> wait_sleepers{0};
   std::atomic<std::uint32_t> watchers{0};
   std::atomic<std::uint32_t> leader_looks{0};
+  std::atomic<std::uint32_t> watching_workers{0};
   alignas(64) std::atomic<int> first_failure{kNoFailure};
   std::array<BatchState, kBatchPlaces> batches;
 };
@@ -105,6 +108,7 @@ struct alignas(64) RankArea {
   alignas(64) std::atomic<std::uint64_t> read{0};
   Status::Code failure_code = Status::Code::Ok;
   std::array<char, kFailureText> failure_text{};
+  std::atomic<std::uint32_t> watches{0};
 };
 
 struct alignas(64) SlotHead {
@@ -134,11 +138,11 @@ static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offseto
 static_assert(offsetof(Header, open_batches) == 52 && offsetof(Header, next_place) == 4148 && offsetof(Header, stuck_marks) == 4152);
 static_assert(offsetof(Header, tail) == 4160 && offsetof(Header, awaited) == 4168 && offsetof(Header, wait_doorbell) == 4224 &&
               offsetof(Header, wait_sleepers) == 4228);
-static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236);
+static_assert(offsetof(Header, watchers) == 4232 && offsetof(Header, leader_looks) == 4236 && offsetof(Header, watching_workers) == 4240);
 static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batches) == 4352);
 static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);
 static_assert(offsetof(RankArea, blocked) == 60 && offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 &&
-              offsetof(RankArea, failure_text) == 73);
+              offsetof(RankArea, failure_text) == 73 && offsetof(RankArea, watches) == 2124);
 #endif
 
 /// The offsets of the parts.
