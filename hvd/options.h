@@ -2,6 +2,7 @@
 /// This file has what users say beside their tensors. All are values; the fields' defaults are Horovod's.
 // Tested in tests/hvd/api/request_test.cc
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -102,22 +103,28 @@ struct AllreduceOptions {
   double postscale_factor = 1;      ///< multiplies the result after it, likewise
   ProcessSet process_set{};         ///< the ranks that take part
   Compression compression{};        ///< none, fp16 or bf16
-  World world{};                    ///< the world; the one of the thread (World::current) unless given
+  /// From the call on (of a persistent operation from `start()` on): an operation, or group, that has not ended by then ends the world with
+  /// a StallTimeout on all ranks, which says which ranks have not come, be it waited for or not. Ranks may differ. 0: none; such an
+  /// operation takes no fast path. Negative: InvalidArgument.
+  std::chrono::nanoseconds deadline{0};
+  World world{};  ///< the world; the one of the thread (World::current) unless given
 };
 
 /// AllgatherOptions are those of allgather and grouped_allgather.
 struct AllgatherOptions {
-  std::string name{};        ///< see AllreduceOptions::name
-  ProcessSet process_set{};  ///< the ranks that take part
-  World world{};             ///< see AllreduceOptions::world
+  std::string name{};                    ///< see AllreduceOptions::name
+  ProcessSet process_set{};              ///< the ranks that take part
+  std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
+  World world{};                         ///< see AllreduceOptions::world
 };
 
 /// AlltoallBufferOptions are those of alltoall on raw buffers.
 struct AlltoallBufferOptions {
-  std::string name{};                  ///< see AllreduceOptions::name
-  std::vector<std::int64_t> splits{};  ///< rows for each rank of the set; empty: the first dimension is divided evenly
-  ProcessSet process_set{};            ///< the ranks that take part
-  World world{};                       ///< see AllreduceOptions::world
+  std::string name{};                    ///< see AllreduceOptions::name
+  std::vector<std::int64_t> splits{};    ///< rows for each rank of the set; empty: the first dimension is divided evenly
+  ProcessSet process_set{};              ///< the ranks that take part
+  std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
+  World world{};                         ///< see AllreduceOptions::world
 };
 
 /// ReducescatterOptions are those of reducescatter and grouped_reducescatter.
@@ -130,15 +137,17 @@ struct ReducescatterOptions {
   /// Elements of the tensor for each rank of the set, in their order, the same on all ranks and all of them together: the result is then
   /// one-dimensional. Empty: whole rows, the first ranks get one more. Not for groups of several tensors.
   std::vector<std::int64_t> counts{};
-  World world{};  ///< see AllreduceOptions::world
+  std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
+  World world{};                         ///< see AllreduceOptions::world
 };
 
 /// BroadcastOptions are those of broadcast.
 struct BroadcastOptions {
-  std::string name{};        ///< see AllreduceOptions::name
-  int root_rank = 0;         ///< the rank that sends: a global rank, also within a process set
-  ProcessSet process_set{};  ///< the ranks that take part
-  World world{};             ///< see AllreduceOptions::world
+  std::string name{};                    ///< see AllreduceOptions::name
+  int root_rank = 0;                     ///< the rank that sends: a global rank, also within a process set
+  ProcessSet process_set{};              ///< the ranks that take part
+  std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
+  World world{};                         ///< see AllreduceOptions::world
 };
 
 /// TimelineOptions are those of start_timeline.

@@ -4,6 +4,7 @@
 // Tested in tests/hvd/api/request_test.cc
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +45,7 @@ struct Submission {
   double prescale_factor = 1;            ///< Allreduce, Reducescatter
   double postscale_factor = 1;           ///< Allreduce, Reducescatter
   int root = 0;                          ///< Broadcast: global rank
+  std::chrono::nanoseconds deadline{0};  ///< from here on, when the world ends unless the operation has; 0: none
   Device device;                         ///< where all of its tensors are
   std::vector<TensorArgument> tensors;   ///< one, or the members of a group
   /// Returns memory for `rows` rows of tensor `index`, which has no output. Called once for each such tensor, by the thread that has the

@@ -22,7 +22,7 @@ struct SetOptions {
   const ProcessSet& process_set;
 };
 
-/// Sets kind, name, process set, operation, scales and root of a Submission or a SmallCall, as far as the options have them.
+/// Sets kind, name, process set, operation, scales, root and deadline of a Submission or a SmallCall, as far as the options have them.
 template <class Call, class Options>
 void fill(Call& call, OpKind kind, const Options& options) {
   require_current_world(options.process_set);
@@ -35,6 +35,7 @@ void fill(Call& call, OpKind kind, const Options& options) {
     call.postscale_factor = options.postscale_factor;
   }
   if constexpr (requires { options.root_rank; }) call.root = options.root_rank;
+  if constexpr (requires { options.deadline; }) call.deadline = options.deadline;
 }
 
 /// Returns the tensor as options with element counts for each rank see it: in one dimension. As it is without them, with other options, and

@@ -93,7 +93,8 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
 
 std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After after) {
   auto fresh = factory_.make(std::move(submission));
-  fresh->repeats = after != After::Return || is_small_unowned(fresh->submission);
+  const auto deadline = fresh->deadline;  // a persistent operation has none, as each start has its own
+  fresh->repeats = deadline == Entry::kNever && (after != After::Return || is_small_unowned(fresh->submission));
   const std::shared_ptr<HandleState> pending = fresh->pending;
   const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
   Entry* entry = nullptr;
@@ -105,6 +106,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
+  if (deadline != Entry::kNever) watch(deadline);
   if (entry == nullptr) {
     parts_.stats->add(parts_.stats->tensors_submitted, tensors);
     return pending;
@@ -137,6 +139,13 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     loop_.drive_or_call(small_work);
   }
   return pending;
+}
+
+/// Whoever sleeps until there is something to look for sleeps no longer than that.
+void Engine::watch(Clock::time_point deadline) {
+  if (!health_.expect(deadline)) return;
+  board_.bells().ring_waiters();
+  board_.bells().ring_worker(board_.self());
 }
 
 void Engine::enter_init_thread() {

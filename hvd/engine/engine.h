@@ -127,6 +127,7 @@ class Engine : private EngineEvents {
   void arrived(Entry& entry, std::uint32_t arrived) override HVD_REQUIRES(engine_mutex) { submitter_.arrived(entry, arrived); }
   bool progress(const Turn& turn) noexcept override;
   void look_for_trouble(const Turn& turn) noexcept override { health_.look(turn); }
+  [[nodiscard]] Clock::time_point time_of_trouble() const override { return health_.next_deadline(); }
   [[nodiscard]] bool polls(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
@@ -134,6 +135,7 @@ class Engine : private EngineEvents {
 
   bool announce_leaving();
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
+  void watch(Clock::time_point deadline);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& failure) noexcept;
   void warn_of_failure() HVD_REQUIRES(engine_mutex);

@@ -8,6 +8,12 @@
 
 namespace hvd {
 
+namespace {
+
+constexpr std::chrono::nanoseconds kNoDeadline{0};
+
+}  // namespace
+
 bool SmallCalls::try_run(const SmallCall& call) {
   const auto op = start(call, After::Wait);
   if (op) finish(*op, call);
@@ -16,6 +22,7 @@ bool SmallCalls::try_run(const SmallCall& call) {
 
 std::shared_ptr<PersistentOp> SmallCalls::start(const SmallCall& call, After after) {
   const LibraryCall inside;
+  if (call.deadline != kNoDeadline) return nullptr;
   std::shared_ptr<PersistentOp> op;
   Work work = Work::None;
   {
@@ -56,6 +63,7 @@ std::shared_ptr<HandleState> SmallCalls::start_of(const Submission& submission) 
 
 std::shared_ptr<HandleState> SmallCalls::start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner) {
   const LibraryCall inside;
+  if (call.deadline != kNoDeadline) return nullptr;
   std::shared_ptr<HandleState> pending;
   Work work = Work::None;
   {

@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -71,10 +72,11 @@ Handle<std::vector<at::Tensor>> grouped_reducescatter_async(const std::vector<at
 
 /// AlltoallOptions are those of alltoall.
 struct AlltoallOptions {
-  std::string name{};                  ///< see AllreduceOptions::name
-  std::optional<at::Tensor> splits{};  ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
-  ProcessSet process_set{};            ///< the ranks that take part
-  World world{};                       ///< see AllreduceOptions::world
+  std::string name{};                    ///< see AllreduceOptions::name
+  std::optional<at::Tensor> splits{};    ///< 1-D, int32 or int64, on any device: rows for each rank; none: dimension 0 is divided evenly
+  ProcessSet process_set{};              ///< the ranks that take part
+  std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
+  World world{};                         ///< see AllreduceOptions::world
 };
 /// The options of operations on tensors.
 template <>

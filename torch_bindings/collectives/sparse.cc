@@ -52,7 +52,8 @@ Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const Allred
   const at::Tensor indices = mine.indices().t().contiguous();
   const at::Tensor sizes = torch::tensor(mine.sizes(), at::kLong).to(mine.device()).unsqueeze(0);
   const std::string name = options.name.empty() ? "" : options.name + ".sparse";
-  const auto handle = grouped_allgather_async({sizes, indices, values}, {.name = name, .process_set = options.process_set});
+  const auto handle =
+      grouped_allgather_async({sizes, indices, values}, {.name = name, .process_set = options.process_set, .deadline = options.deadline});
   return handle.map<at::Tensor>([options, type, shape = mine.sizes().vec()](const std::vector<at::Tensor>& parts) {
     const at::NoGradGuard no_gradient_here;
     check_sizes(parts[0].cpu(), options);

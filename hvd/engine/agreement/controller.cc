@@ -370,4 +370,20 @@ void Controller::end_conflict(int process_set, const std::string& name, const st
   log.append(Negotiator::conflict(process_set, name, stuck_ranks));
 }
 
+std::vector<int> Controller::missing_here(const UnitKey& key) const {
+  const auto* const ranks = table().sets().ranks_unless_removed(key.process_set);
+  const Unit* const unit = table().find(key);
+  if (ranks == nullptr || (unit != nullptr && (unit->undecided || unit->queued))) return {};
+  const auto& joined = table().sets().joined(key.process_set);
+  const auto& domain = parts_.topology.domain_ranks;
+  std::vector<int> missing;
+  for (std::size_t index = 0; index < domain.size(); ++index) {
+    const bool takes_part = std::binary_search(ranks->begin(), ranks->end(), domain[index]);
+    const bool is_excused = key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), domain[index]);
+    if (!takes_part || is_excused) continue;
+    if (unit == nullptr || !board_.rounds().has_arrived(unit->id, static_cast<int>(index))) missing.push_back(domain[index]);
+  }
+  return missing;
+}
+
 }  // namespace hvd

@@ -59,6 +59,10 @@ class Controller {
   /// Ends the operations that ranks of all domains are stuck with.
   void end_conflict(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex);
 
+  // ---- deadlines
+  /// Returns the ranks of this domain that have not submitted what ranks of several domains wait for.
+  [[nodiscard]] std::vector<int> missing_here(const UnitKey& key) const;
+
  private:
   /// The time at which a tensor can be introduced: now; once all ranks have read what is in the log; once something is cut; not before some
   /// of what is in flight is done.

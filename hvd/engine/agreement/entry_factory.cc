@@ -10,6 +10,8 @@ namespace hvd {
 
 namespace {
 
+constexpr std::chrono::nanoseconds kLongestDeadline = std::chrono::hours(24 * 365 * 100);  // which a clock can still add
+
 void check_splits(const TensorArgument& tensor, std::size_t ranks, const std::string& what) {
   const auto& splits = tensor.splits;
   if (splits.size() != ranks)
@@ -56,6 +58,8 @@ void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set
   if (submission.kind == OpKind::Broadcast && std::find(set.ranks.begin(), set.ranks.end(), submission.root) == set.ranks.end())
     throw InvalidArgument(formatted("{}: root rank {} is not in process set {} (ranks {})", what(), submission.root, submission.process_set,
                                     rank_list(set.ranks)));
+  if (submission.deadline < std::chrono::nanoseconds(0))
+    throw InvalidArgument(formatted("{}: a deadline of {} ns; it must be positive, or 0 for none", what(), submission.deadline.count()));
   if (submission.tensors.size() > parts_.board->slots())
     throw InvalidArgument(formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(), submission.tensors.size(),
                                     parts_.board->slots()));
@@ -117,6 +121,8 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
     throw InvalidArgument(formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can tell each other of",
                                     name_of(submission.kind), submission.name.substr(0, 40), submission.tensors.size(),
                                     submission.name.size()));
+  if (submission.deadline > std::chrono::nanoseconds(0))
+    entry->deadline = entry->since + std::min<std::chrono::nanoseconds>(submission.deadline, kLongestDeadline);
   entry->submission = std::move(submission);
   return entry;
 }

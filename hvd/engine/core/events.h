@@ -3,6 +3,7 @@
 // Tested in tests/hvd/engine/engine_test.cc
 
 #include "hvd/engine/core/ledger.h"
+#include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/turn.h"
 #include "hvd/negotiation/board/negotiation_log.h"
 
@@ -19,6 +20,8 @@ class EngineEvents : public OutcomeListener {
   virtual bool progress(const Turn& turn) noexcept = 0;
   /// Looks for deaths, stalls and conflicts, if it is time.
   virtual void look_for_trouble(const Turn& turn) noexcept = 0;
+  /// Returns when it is time at the latest, where the usual times are too late. Any thread.
+  [[nodiscard]] virtual Clock::time_point time_of_trouble() const = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
   /// Returns whether other ranks have left results for this one, or rounds to be ended, which no doorbell tells of.

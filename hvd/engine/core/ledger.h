@@ -48,8 +48,10 @@ struct Entry {
   std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not recorded there
   Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point agreed_at;         ///< when it left the state Waiting
-  std::chrono::steady_clock::time_point reported = since;  ///< when it was last said to be late
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+  std::chrono::steady_clock::time_point deadline = kNever;  ///< the world ends unless it has ended by then
+  std::chrono::steady_clock::time_point agreed_at;          ///< when it left the state Waiting
+  std::chrono::steady_clock::time_point reported = since;   ///< when it was last said to be late
 };
 
 DuplicateName duplicate(const UnitKey& key);

@@ -16,6 +16,7 @@ SmallCall call_of(const Submission& submission) {
   call.prescale_factor = submission.prescale_factor;
   call.postscale_factor = submission.postscale_factor;
   call.root = submission.root;
+  call.deadline = submission.deadline;
   if (submission.tensors.empty()) return call;
   const TensorArgument& tensor = submission.tensors.front();
   call.dtype = tensor.dtype;
@@ -30,7 +31,7 @@ SmallCall call_of(const Submission& submission) {
 bool is_small_unowned(const Submission& submission) {
   const auto& tensors = submission.tensors;
   if (submission.kind != OpKind::Allreduce || submission.device != Device() || submission.internal || tensors.empty() ||
-      tensors.size() > limit(Limit::GroupTensors))
+      tensors.size() > limit(Limit::GroupTensors) || submission.deadline != std::chrono::nanoseconds(0))
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {

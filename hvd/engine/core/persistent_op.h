@@ -5,6 +5,7 @@
 /// the end of an operation.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -48,7 +49,8 @@ struct SmallCall {
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  int root = 0;  ///< global rank, Broadcast only
+  int root = 0;                          ///< global rank, Broadcast only
+  std::chrono::nanoseconds deadline{0};  ///< other than 0: it is to be submitted, as its entry alone is looked after
   /// The caller's memory of what was found for this call, so that repeating it looks nothing up; null: it has none.
   std::weak_ptr<PersistentOp>* known = nullptr;
 };

@@ -17,6 +17,7 @@ constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
 constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
 constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
+constexpr auto kLateInterval = 20ms;            // how often it is looked whether the leaders have
 
 /// " (fc.weight and 3 more)", of a group whose members have names.
 std::string describe_members(const Submission& submission) {
@@ -30,7 +31,7 @@ std::string describe_members(const Submission& submission) {
 
 void Health::look(const Turn& /*turn*/) noexcept {
   const auto now = Clock::now();
-  if (now - last_look_ < kLookInterval) return;
+  if (now - last_look_ < kLookInterval && now < next_deadline()) return;
   last_look_ = now;
   Board& board = *parts_.board;
   try {
@@ -43,6 +44,7 @@ void Health::look(const Turn& /*turn*/) noexcept {
     const EngineLock lock(mutex_);
     look_for_conflicts();
     deadlocks_.look();
+    look_for_late();
     report_stalls();
     if (leader_ != nullptr) report_silence();
   } catch (...) {
@@ -147,6 +149,84 @@ void Health::report_silence() {
   }
 }
 
+Health::Culprits Health::find_culprits(const Entry& entry, bool waits_for_name) const {
+  Culprits found;
+  const bool is_here = log_.table().sets().scope_of(entry.key.process_set) == Scope::Domain;
+  if (waits_for_name) {
+    found.text = "an earlier submission under its name is still in flight";
+  } else if (entry.state != EntryState::Waiting) {
+    found.text = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
+    found.known = leader_ != nullptr || is_here;  // leaders may know of a silent host
+  } else if (!entry.announced) {
+    found.text = "there is no room for its name in the ranks' tables: a rank may be frozen";
+  } else {
+    found.text = describe_missing(entry);
+    found.known = !found.text.empty() || is_here;
+    if (found.text.empty())
+      found.text = is_here ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
+                           : "ranks on other hosts have not submitted it";
+  }
+  if (leader_ != nullptr && !parts_.config.stall_check_disable)
+    for (const auto& silence : leader_->silences(Heartbeat::kMissed)) found.text += "; " + describe_silence(silence);
+  return found;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- deadlines
+
+bool Health::expect(Clock::time_point deadline) {
+  const Clock::rep time = deadline.time_since_epoch().count();
+  Clock::rep next = next_deadline_.load();
+  while (time < next)
+    if (next_deadline_.compare_exchange_weak(next, time)) return true;
+  return false;
+}
+
+void Health::look_for_late() {
+  tell_of_late();
+  if (next_deadline() == Entry::kNever) return;
+  next_deadline_.store(Entry::kNever.time_since_epoch().count());  // before the look: what is expected meanwhile is admitted before
+  const auto now = Clock::now();
+  auto next = Entry::kNever;
+  const auto look = [&](Entry& entry, bool waits_for_name) HVD_REQUIRES(engine_mutex) {
+    if (entry.deadline != Entry::kNever) next = std::min(next, end_if_late(entry, now, waits_for_name));
+  };
+  ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, false); });
+  queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, true); });
+  static_cast<void>(expect(next));
+}
+
+/// Ends the world if the entry is late. Returns when to look again.
+Clock::time_point Health::end_if_late(Entry& entry, Clock::time_point now, bool waits_for_name) {
+  if (now < entry.deadline) return entry.deadline;
+  if (parts_.board->failed()) return Entry::kNever;
+  const bool may_be_known_elsewhere = entry.state == EntryState::Waiting && entry.announced && !waits_for_name &&
+                                      log_.table().sets().scope_of(entry.key.process_set) == Scope::World;
+  const auto time = entry.submission.deadline;
+  if (may_be_known_elsewhere && now < entry.deadline + kGraceForCulprits) {
+    parts_.board->rounds().set_late(entry.unit, time);
+    parts_.board->bells().ring_worker(0);  // the leader's
+    return now + kLateInterval;
+  }
+  const std::string what = late_text(entry.key, parts_.topology.rank, time, describe_members(entry.submission));
+  parts_.board->set_failure({Status::Code::StallTimeout, what + find_culprits(entry, waits_for_name).text});
+  return Entry::kNever;
+}
+
+/// The leader speaks for ranks of its domain whose operations, of several domains, are late.
+void Health::tell_of_late() {
+  if (leader_ == nullptr) return;
+  for (int index = 0; index < parts_.board->ranks(); ++index) {
+    const auto late = parts_.board->rounds().late(index);
+    if (!late || !table().knows(late->unit.id)) continue;
+    const Unit& unit = table().unit(late->unit.id);
+    if (unit.generation != late->unit.generation || unit.queued || !parts_.board->rounds().is_open(unit.id, index, unit.undecided))
+      continue;
+    leader_->tell_late({unit.key, parts_.topology.domain_ranks[static_cast<std::size_t>(index)], late->deadline, {}, {}});
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------------- stalls
+
 void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) {
   const Config& config = parts_.config;
   if (parts_.board->failed()) return;
@@ -155,25 +235,7 @@ void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_na
   const bool due = !config.stall_check_disable && now - std::max(since, entry.reported) >= config.stall_check_time;
   bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
   if (!over && !due) return;
-  std::string culprits;
-  bool known = true;
-  if (waits_for_name) {
-    culprits = "an earlier submission under its name is still in flight";
-  } else if (entry.state != EntryState::Waiting) {
-    culprits = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
-    known =
-        leader_ != nullptr || log_.table().sets().scope_of(entry.key.process_set) == Scope::Domain;  // leaders may know of a silent host
-  } else if (!entry.announced) {
-    culprits = "there is no room for its name in the ranks' tables: a rank may be frozen";
-  } else {
-    culprits = describe_missing(entry);
-    known = !culprits.empty() || log_.table().sets().scope_of(entry.key.process_set) == Scope::Domain;
-    if (culprits.empty())
-      culprits = known ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
-                       : "ranks on other hosts have not submitted it";
-  }
-  if (leader_ != nullptr && !config.stall_check_disable)
-    for (const auto& silence : leader_->silences(Heartbeat::kMissed)) culprits += "; " + describe_silence(silence);
+  const auto [culprits, known] = find_culprits(entry, waits_for_name);
   over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
   if (!over && !due) return;
   entry.reported = now;

@@ -4,6 +4,7 @@
 /// is logged. Never throws.
 // Tested in tests/hvd/engine/failure_messenger_test.cc, tests/hvd/engine/engine_test.cc
 
+#include <atomic>
 #include <map>
 #include <string>
 
@@ -32,6 +33,11 @@ class Health {
   /// Looks, if it is time.
   void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
 
+  /// An entry is to end by then. Returns whether no other is before. Any thread.
+  bool expect(Clock::time_point deadline);
+  /// Returns when the next is to; Entry::kNever: none.
+  [[nodiscard]] Clock::time_point next_deadline() const { return Clock::time_point(Clock::duration(next_deadline_.load())); }
+
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
@@ -40,6 +46,15 @@ class Health {
   /// Returns which ranks' host has said nothing for how long.
   [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;
   void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
+  void look_for_late() HVD_REQUIRES(engine_mutex);
+  void tell_of_late() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] Clock::time_point end_if_late(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
+  /// Who keeps an entry waiting, in words, and whether that is all that anybody can know.
+  struct Culprits {
+    std::string text;
+    bool known = true;
+  };
+  [[nodiscard]] Culprits find_culprits(const Entry& entry, bool waits_for_name) const HVD_REQUIRES(engine_mutex);
   /// Returns who keeps the entry waiting, as far as this rank can know; empty if it cannot.
   [[nodiscard]] std::string describe_missing(const Entry& entry) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::string describe_others(const Entry& entry) const HVD_REQUIRES(engine_mutex);
@@ -53,7 +68,8 @@ class Health {
   EngineMutex& mutex_;
   Deadlocks deadlocks_ HVD_GUARDED_BY(engine_mutex);
   std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain
-  Clock::time_point last_look_ = Clock::now();                                      // of the thread that has the turn
+  std::atomic<Clock::rep> next_deadline_{Entry::kNever.time_since_epoch().count()};
+  Clock::time_point last_look_ = Clock::now();  // of the thread that has the turn
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
 };
 

@@ -49,6 +49,7 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
   actions.drop = [this](const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
+  actions.missing_here = [this](const UnitKey& key) { return controller_.missing_here(key); };
   direct_.add_actions(actions);
   actions.ranks_of = [this](int set) { return table().sets().ranks_unless_removed(set); };
   actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };

@@ -52,6 +52,9 @@ class LeaderTask {
   /// These ranks of this domain are blocked in operations of several domains, or none are. The root is also to look whether any can end.
   void tell_blocked(std::vector<BlockedRank> ranks) HVD_REQUIRES(engine_mutex);
 
+  /// An operation of a rank of this domain has not ended by its deadline; to be said again and again.
+  void tell_late(LateReport report) HVD_REQUIRES(engine_mutex) { tree_.late(std::move(report)); }
+
   /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader knows.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
   /// Returns whether there is something to decide.

@@ -99,7 +99,7 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
   if (engine_.has_results(turn)) return;
   const auto is_rung = [&] { return board_.bells().wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
   if (short_wait_.until(is_rung)) return;
-  board_.bells().sleep_waiting(seen_doorbell, idle_sleep());
+  board_.bells().sleep_waiting(seen_doorbell, until_trouble(idle_sleep()));
 }
 
 std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
@@ -149,7 +149,7 @@ void ProgressLoop::coordinate() {
       }
       if (watch) pause = kGatherAgain;
     }
-    board_.bells().sleep_working(doorbell, pause);
+    board_.bells().sleep_working(doorbell, until_trouble(pause));
   }
   // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
   if (in_order_.load() && !die_.load()) board_.end_life();

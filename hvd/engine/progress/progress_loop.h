@@ -107,6 +107,11 @@ class ProgressLoop {
   void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
   /// So does a rank that must look again for batches that are over (Backend::look_again).
   [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport || looks_again_ ? kIdleLeaderSleep : kSleep; }
+  /// Returns `pause`, or as long as it is until there is trouble to look for.
+  [[nodiscard]] std::chrono::nanoseconds until_trouble(std::chrono::nanoseconds pause) const {
+    const auto time = engine_.time_of_trouble();
+    return time == Clock::time_point::max() ? pause : std::clamp<std::chrono::nanoseconds>(time - Clock::now(), {}, pause);
+  }
   /// Returns whether functions of the program wait for results, which this rank must then look for by itself.
   [[nodiscard]] bool is_watching() const { return mutex_.continuations().are_waiting(); }
   void let_gather();

@@ -43,6 +43,10 @@
 ///               72      1   failure_code            what the rank says has failed: written before `first_failure` can name it
 ///               73  2,048   failure_text            the same in words, up to a zero
 ///            2,124      4   watches                 1: the rank's coordination thread is one of the `watching_workers`
+///            2,128      8   late_unit               what the rank has submitted, and has not ended by its deadline: bits 32-63 the
+///                                                   generation, bits 0-31 the slot
+///            2,136      8   late_deadline           that deadline, in ns after the submission
+///            2,144      8   late_round              as arrived_round there, when the rank has said so; 0: never, or it is being written
 ///
 ///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is claimed, by the rank whose
 ///                                                   index bits 16-30 are; bits 0-15 how many have arrived
@@ -109,6 +113,9 @@ struct alignas(64) RankArea {
   Status::Code failure_code = Status::Code::Ok;
   std::array<char, kFailureText> failure_text{};
   std::atomic<std::uint32_t> watches{0};
+  std::atomic<std::uint64_t> late_unit{0};
+  std::atomic<std::int64_t> late_deadline{0};
+  std::atomic<std::uint64_t> late_round{0};
 };
 
 struct alignas(64) SlotHead {
@@ -143,6 +150,7 @@ static_assert(offsetof(Header, first_failure) == 4288 && offsetof(Header, batche
 static_assert(sizeof(RankArea) == 2176 && offsetof(RankArea, work_doorbell) == 40 && offsetof(RankArea, born) == 48);
 static_assert(offsetof(RankArea, blocked) == 60 && offsetof(RankArea, read) == 64 && offsetof(RankArea, failure_code) == 72 &&
               offsetof(RankArea, failure_text) == 73 && offsetof(RankArea, watches) == 2124);
+static_assert(offsetof(RankArea, late_unit) == 2128 && offsetof(RankArea, late_deadline) == 2136 && offsetof(RankArea, late_round) == 2144);
 #endif
 
 /// The offsets of the parts.

@@ -162,6 +162,29 @@ bool Rounds::is_stuck(std::uint32_t slot, int rank, bool said) const {
   return of_rank.arrived_round.load(std::memory_order_relaxed) == round && of_rank.stuck_round.load(std::memory_order_relaxed) == round;
 }
 
+void Rounds::set_late(const UnitRef& unit, std::chrono::nanoseconds deadline) {
+  auto& own = board_.area(board_.self());
+  own.late_round.store(0, std::memory_order_seq_cst);  // of none, until all is written
+  own.late_unit.store(std::uint64_t{unit.generation} << 32 | unit.id, std::memory_order_seq_cst);
+  own.late_deadline.store(deadline.count(), std::memory_order_seq_cst);
+  own.late_round.store(board_.slot_rank(unit.id, board_.self()).arrived_round.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+}
+std::optional<Rounds::Late> Rounds::late(int rank) const {
+  const auto& area = board_.area(rank);
+  const std::uint64_t round = area.late_round.load(std::memory_order_seq_cst);
+  if (round == 0) return std::nullopt;
+  const std::uint64_t unit = area.late_unit.load(std::memory_order_seq_cst);
+  const Late late{{static_cast<std::uint32_t>(unit), static_cast<std::uint32_t>(unit >> 32)},
+                  std::chrono::nanoseconds(area.late_deadline.load(std::memory_order_seq_cst))};
+  const bool holds = late.unit.id < board_.slots() && area.late_round.load(std::memory_order_seq_cst) == round &&
+                     board_.slot_rank(late.unit.id, rank).arrived_round.load(std::memory_order_relaxed) == round;
+  return holds ? std::optional(late) : std::nullopt;
+}
+bool Rounds::is_open(std::uint32_t slot, int rank, bool said) const {
+  const std::uint64_t round = board_.head(slot).round.load(std::memory_order_relaxed) + (said ? 0 : 1);
+  return board_.slot_rank(slot, rank).arrived_round.load(std::memory_order_relaxed) == round;
+}
+
 void Rounds::set_blocked(std::uint32_t slots) {
   auto& blocked = board_.area(board_.self()).blocked;
   if (blocked.load(std::memory_order_relaxed) != slots) blocked.store(slots, std::memory_order_release);

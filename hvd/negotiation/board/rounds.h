@@ -5,13 +5,16 @@
 /// and then as hvd/negotiation/board/patience.h has it.
 // Tested in tests/hvd/negotiation/board_test.cc
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "hvd/negotiation/board/board_view.h"
 #include "hvd/negotiation/board/patient_lock.h"
 #include "hvd/negotiation/values/capabilities.h"
+#include "hvd/negotiation/values/unit.h"
 
 namespace hvd {
 
@@ -77,6 +80,17 @@ class Rounds {
   void set_blocked(std::uint32_t slots);
   /// Returns what that rank has said last; it holds as long as the rank `is_stuck` in so many.
   [[nodiscard]] std::uint32_t blocked(int rank) const;
+
+  /// What this rank has arrived at, as the last thing that it has, is to end `deadline` after its submission, and has not.
+  void set_late(const UnitRef& unit, std::chrono::nanoseconds deadline);
+  struct Late {
+    UnitRef unit;
+    std::chrono::nanoseconds deadline;
+  };
+  /// Returns what that rank has said last, if it has not arrived there again since.
+  [[nodiscard]] std::optional<Late> late(int rank) const;
+  /// Returns whether the round that `rank` has arrived in has not ended. `said` as in `is_stuck`.
+  [[nodiscard]] bool is_open(std::uint32_t slot, int rank, bool said) const;
 
   // ---- rounds that end without a record: one rank has done the work for all (see hvd/engine/fast_path/fast_path.h)
   /// Company says how a round was ended: by itself, or together with others, as the first of them or as one of the rest.

@@ -38,6 +38,8 @@ struct LeaderTreeActions {
   /// Returns the ranks of a process set, ascending; null if it was removed. Throws WireError if there never was such a set.
   std::function<const std::vector<int>*(int process_set)> ranks_of;
   std::function<int(int rank)> domain_of;
+  /// Returns the ranks of this domain that have not submitted what others wait for.
+  std::function<std::vector<int>(const UnitKey&)> missing_here = {};
 
   // ---- of rounds that the leaders may end among themselves (hvd/negotiation/leaders/direct_rounds.h); may be empty
   /// This domain has said in the tree that it is ready.

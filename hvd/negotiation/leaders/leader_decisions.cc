@@ -1,6 +1,7 @@
 #include "hvd/negotiation/leaders/leader_decisions.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace hvd {
@@ -207,6 +208,39 @@ void LeaderDecisions::blocked(BlockedReport report) {
   if (!links_.is_root()) return;
   if (is_new) blocked_.add(std::move(report));
   end_deadlocks();
+}
+
+void LeaderDecisions::late(LateReport report, int subtree) {
+  const auto* const ranks = actions_.ranks_of(report.key.process_set);
+  if (ranks == nullptr) return;
+  add_missing(report, subtree, *ranks);
+  if (!links_.is_root()) return links_.send_up(LeaderItems::late(report));
+  if (report.names_somebody()) actions_.fail(late_status(std::move(report)));
+}
+
+/// Adds those ranks of the set that lack, of the parts of this leader's subtree but the one that the report comes from.
+void LeaderDecisions::add_missing(LateReport& report, int subtree, const std::vector<int>& ranks) const {
+  if (actions_.missing_here) {
+    const auto here = actions_.missing_here(report.key);
+    report.missing.insert(report.missing.end(), here.begin(), here.end());
+  }
+  const auto id = numbers_.find(report.key);
+  const bool is_counted = id && counts_.contains(*id);
+  if (!is_counted && !report.names_somebody()) return;  // all of them are ready, and it was passed on
+  std::map<int, std::vector<int>> lacking;              // by part
+  for (const int rank : ranks) {
+    const int part = links_.subtree_of(actions_.domain_of(rank));
+    const bool is_excused = report.key.kind != OpKind::Join && counts_.has_joined(report.key.process_set, rank);
+    if (part < 0 || part == subtree || part == links_.self() || is_excused) continue;
+    if (!is_counted || !counts_.has_part(*id, part)) lacking[part].push_back(rank);
+  }
+  for (auto& [part, of_part] : lacking) {
+    if (of_part.size() == 1) {
+      report.missing.push_back(of_part.front());
+    } else {
+      report.some_of.push_back(std::move(of_part));
+    }
+  }
 }
 
 /// Nobody waits any more for what was to happen in a process set that is gone.

@@ -58,6 +58,10 @@ class LeaderDecisions {
   void note_stuck(const StuckReport& report);
   void end_conflict(const StuckReport& report);
 
+  // ---- deadlines
+  /// Does what LeaderTree::late does, for a report of `subtree`.
+  void late(LateReport report, int subtree);
+
   // ---- numbers
   void retire(std::vector<std::uint32_t> ids);
   void answer_if_complete();
@@ -74,6 +78,7 @@ class LeaderDecisions {
   void end_deadlocks();
   void forget(const UnitKey& key);
   void over(std::uint32_t id);
+  void add_missing(LateReport& report, int subtree, const std::vector<int>& ranks) const;
 
   LeaderLinks& links_;
   LeaderInbox& inbox_;

@@ -39,6 +39,7 @@ Way way_of(LeaderItem item) {
     case LeaderItem::Stuck:
     case LeaderItem::Credit:
     case LeaderItem::Blocked:
+    case LeaderItem::Late:
       return Way::Up;
     case LeaderItem::Fail:
       return Way::Any;
@@ -91,6 +92,12 @@ Bytes LeaderItems::blocked(const BlockedReport& report) {
   encode(writer, report);
   return writer.take();
 }
+Bytes LeaderItems::late(const LateReport& report) {
+  Writer writer;
+  writer.put(LeaderItem::Late);
+  encode(writer, report);
+  return writer.take();
+}
 Bytes LeaderItems::retire(const std::vector<std::uint32_t>& ids) { return numbers_item(LeaderItem::Retire, ids); }
 Bytes LeaderItems::retired(const std::vector<std::uint32_t>& in_use) { return numbers_item(LeaderItem::Retired, in_use); }
 Bytes LeaderItems::forget(const std::vector<std::uint32_t>& ids) { return numbers_item(LeaderItem::Forget, ids); }
@@ -115,7 +122,7 @@ Bytes LeaderItems::message_of(const Bytes& item) { return Writer().put_bytes(ite
 
 LeaderItem decode_item(Reader& reader) {
   const auto item = reader.get<LeaderItem>();
-  if (item > LeaderItem::Blocked) throw WireError("unknown kind of message");
+  if (item > LeaderItem::Late) throw WireError("unknown kind of message");
   return item;
 }
 

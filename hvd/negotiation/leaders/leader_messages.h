@@ -28,10 +28,13 @@
 ///   Credit         up     set i32, domain i32, over u64               so many cuts of the set are over in the domain
 ///   Blocked        up     domain i32, blocked ranks, decisions        these ranks of the domain wait, and submit nothing; it replaces what
 ///                                                                     the domain has said before
+///   Late           up     key, rank i32, deadline i64, list of i32,   the rank's operation has not ended so many ns after its submission;
+///                         lists                                       these ranks of the subtree lack, and some of each of those
 ///
 /// where list, key, name, ranks, agreement and stuck ranks are as in hvd/negotiation/values/records.h, and
 ///
 ///   text            count u32, then the characters
+///   lists           count u32, then a list of i32 each
 ///   reservations    count u32, then (key, rounds u32) each
 ///   blocked ranks   count u32, then (rank i32, keys that it waits for, keys that it has submitted) each; keys: count u32, then the keys
 ///   decisions       count u32, then (key, the last decision under its name that the domain knows u64) each
@@ -44,6 +47,7 @@
 
 #include "hvd/base/wire.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/leaders/late_report.h"
 #include "hvd/negotiation/table/deadlock.h"
 #include "hvd/negotiation/values/pledges.h"
 #include "hvd/negotiation/values/rank_runs.h"
@@ -72,6 +76,7 @@ enum class LeaderItem : std::uint8_t {
   Conflict,
   Credit,
   Blocked,
+  Late,
 };
 static_assert(sizeof(Status::Code) == 1);
 
@@ -116,6 +121,7 @@ struct LeaderItems {
   static Bytes conflict(const StuckReport& report);
   static Bytes credit(int process_set, int domain, std::uint64_t over);
   static Bytes blocked(const BlockedReport& report);
+  static Bytes late(const LateReport& report);
   /// Returns a message of one item.
   static Bytes message_of(const Bytes& item);
 };

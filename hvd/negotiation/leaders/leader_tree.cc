@@ -146,6 +146,8 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
     }
     case LeaderItem::Blocked:
       return receive_blocked(reader, bytes);
+    case LeaderItem::Late:
+      return receive_late(reader, from);
     default:
       throw WireError("not a message for a parent");
   }
@@ -258,6 +260,17 @@ void LeaderTree::receive_blocked(Reader& reader, const Bytes& item) {
     for (const auto& key : submitted) static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
   }
   decisions_.note_blocked(std::move(report));
+}
+
+void LeaderTree::receive_late(Reader& reader, int from) {
+  LateReport report = decode_late_report(reader);
+  const auto expect = [&](const std::vector<int>& ranks) {
+    for (const int rank : ranks) static_cast<void>(expect_ranks(report.key.process_set, {{rank, 1}}));
+  };
+  if (!expect_ranks(report.key.process_set, {{report.rank, 1}})) return;
+  expect(report.missing);
+  for (const auto& ranks : report.some_of) expect(ranks);
+  decisions_.late(std::move(report), links_.subtree_of(from));
 }
 
 }  // namespace hvd

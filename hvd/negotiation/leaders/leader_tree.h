@@ -53,6 +53,11 @@ class LeaderTree {
   void blocked(BlockedReport report) {
     if (!failed_) decisions_.blocked(std::move(report));
   }
+  /// An operation of a rank of this domain has not ended by its deadline. The root then ends the world, if there are ranks that have not
+  /// submitted it; to be said again and again, as what was said before may be on its way.
+  void late(LateReport report) {
+    if (!failed_) decisions_.late(std::move(report), links_.self());
+  }
   void failed(const Status& status);
   /// Tells this domain's log again what the ranks of the others said of a tensor that it has forgotten.
   void retell(const UnitKey& key);
@@ -104,6 +109,7 @@ class LeaderTree {
   void receive_leaving(Reader& reader, int from);
   void receive_failure(Reader& reader, const Bytes& item, int from);
   void receive_blocked(Reader& reader, const Bytes& item);
+  void receive_late(Reader& reader, int from);
   [[nodiscard]] bool expect_ranks(int process_set, const Runs& runs) const;
 
   LeaderLinks links_;

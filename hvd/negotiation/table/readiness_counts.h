@@ -28,6 +28,8 @@ class ReadinessCounts {
   [[nodiscard]] bool contains(std::uint32_t id) const { return counts_.contains(id); }
   /// Returns the numbers of what some part is ready for, ascending.
   [[nodiscard]] std::vector<std::uint32_t> waiting() const;
+  /// Returns whether the part was said to be ready for the tensor, which is counted.
+  [[nodiscard]] bool has_part(std::uint32_t id, int subtree) const { return counts_.at(id).subtrees.contains(subtree); }
   /// Returns whether the part was said to be ready for the tensor, and the rank takes part in that.
   [[nodiscard]] bool is_ready(std::uint32_t id, int subtree, int rank) const;
   /// Returns ranks in those parts that are not ready for what another part is ready for, of the set's `ranks`: some of them hold it up.

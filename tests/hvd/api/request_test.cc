@@ -31,6 +31,14 @@ TEST_CASE("request: every option reaches the submission and the small call") {
   CHECK(request(OpKind::Reducescatter, scatter).op == ReduceOp::Sum);
   CHECK(request(OpKind::Reducescatter, scatter).prescale_factor == 4);
   CHECK(small_request(OpKind::Reducescatter, scatter).postscale_factor == 5);
+  using std::chrono::seconds;
+  CHECK(request(OpKind::Allreduce, AllreduceOptions{.deadline = seconds(3)}).deadline == seconds(3));
+  CHECK(small_request(OpKind::Allreduce, AllreduceOptions{.deadline = seconds(3)}).deadline == seconds(3));
+  CHECK(request(OpKind::Allgather, AllgatherOptions{.deadline = seconds(4)}).deadline == seconds(4));
+  CHECK(request(OpKind::Alltoall, AlltoallBufferOptions{.deadline = seconds(5)}).deadline == seconds(5));
+  CHECK(request(OpKind::Reducescatter, ReducescatterOptions{.deadline = seconds(6)}).deadline == seconds(6));
+  CHECK(small_request(OpKind::Broadcast, BroadcastOptions{.deadline = seconds(7)}).deadline == seconds(7));
+  CHECK(call_of(request(OpKind::Broadcast, BroadcastOptions{.deadline = seconds(7)})).deadline == seconds(7));
   const BroadcastOptions broadcast{.name = "b", .root_rank = 7, .process_set = set};
   CHECK(request(OpKind::Broadcast, broadcast).root == 7);
   CHECK(small_request(OpKind::Broadcast, broadcast).root == 7);
