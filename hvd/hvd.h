@@ -50,6 +50,10 @@ void init();
 /// same and so waits for the others to end; one that ends in another way, or by an exit() in a signal handler that has interrupted a
 /// function of the library, waits for nobody, and the others get RankFailed.
 void shutdown();
+/// Ends the world at once, on all ranks: what is pending fails, and what is called later, with a RankFailed that says "rank 1 called
+/// hvd::abort(): " and the reason, cut to about 2,000 bytes; of several, and of other failures, the first stays. Not collective; waits for
+/// nobody. `shutdown()` then returns at once on every rank, and `init()` may follow.
+void abort(const std::string& reason);
 /// Returns whether the library runs, and this process was not forked from a rank; throws nothing.
 bool is_initialized();
 

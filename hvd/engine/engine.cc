@@ -314,6 +314,12 @@ void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
   mutex_.wake_own_threads();
 }
 
+void Engine::abort(const Status& why) {
+  const LibraryCall inside;
+  const EngineLock lock(mutex_);
+  if (!submitter_.is_over()) board_.set_failure(why);
+}
+
 bool Engine::desert(const Status& why) noexcept {
   if (!leader_) return false;
   const auto deadline = Clock::now() + kDesertionPatience;

@@ -92,6 +92,10 @@ class Engine : private EngineEvents {
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
+  /// Ends the world at once, for all ranks: all that is pending and all that comes fails with `why`, unless it has failed before. Waits for
+  /// nobody, and does nothing after shutdown(). Any thread.
+  HVD_BETWEEN_LIBRARIES void abort(const Status& why);
+
   /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for its domain it tells the other domains,
   /// which cannot see it die; its own does, and is told nothing, so that this rank is the first of them to end. Nothing can be driven
   /// afterwards. False, and nothing has happened, where there is nobody to tell, or another thread of this rank is driving.

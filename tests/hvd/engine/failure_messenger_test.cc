@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "tests/support/endless_backend.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -26,19 +27,6 @@ std::string text_of_failure(Engine& engine, int rank, std::initializer_list<cons
   }
   return "nothing was thrown";
 }
-
-/// Launches and never ends.
-class EndlessBackend final : public Backend {
- public:
-  [[nodiscard]] std::string_view name() const override { return "endless"; }
-  [[nodiscard]] bool supports(const BatchTraits& traits) const override { return traits.dtype == DataType::Int64; }
-  std::unique_ptr<Execution> launch(Batch /*batch*/) override {
-    struct Endless final : Execution {
-      Progress advance() override { return Progress::Idle; }
-    };
-    return std::make_unique<Endless>();
-  }
-};
 
 /// Loses what comes and goes while `cut` says so.
 class CutLine final : public Transport {
@@ -123,6 +111,72 @@ TEST_CASE("whichever rank dies is named on the ranks of all domains") {
           false);
       CHECK(named == size - 1);
     }
+  }
+}
+
+TEST_CASE("whichever rank ends the world, all ranks of all domains have its words, whatever they wait for, and can end") {
+  for (const auto& [size, domains] : {std::pair{2, 1}, {4, 2}, {3, 3}, {7, 3}}) {
+    for (int who = 0; who < size; ++who) {
+      CAPTURE(size);
+      CAPTURE(domains);
+      CAPTURE(who);
+      ThreadWorld world({.size = size, .domains = domains, .config = {.log_level = LogLevel::Off}});
+      std::atomic<int> pending{0}, told{0}, told_later{0};
+      const std::string words = "rank " + std::to_string(who) + " ends it";
+      const int others = size - 1;
+      world.run([&](int rank, Engine& engine) {
+        for (int round = 0; round < 3; ++round) CHECK(text_of_failure<RankFailed>(engine, rank, {"before"}) == "nothing was thrown");
+        if (rank == who) {
+          while (pending < others) std::this_thread::sleep_for(1ms);
+          auto values = std::vector<float>(10, 1.0F);
+          const auto handle = engine.submit(allreduce_of(values, "own", DataType::Float32));
+          std::thread([&] { engine.abort({Status::Code::RankFailed, words}); }).join();
+          engine.abort({Status::Code::RankFailed, "too late"});
+          CHECK_THROWS_AS(engine.wait(*handle), RankFailed);
+        } else {
+          // Some are inside wait(), some have something pending and compute, some have nothing.
+          auto values = std::vector<float>(10, 1.0F);
+          std::shared_ptr<HandleState> handle;
+          if (rank % 3 == 1) handle = engine.submit(allreduce_of(values, "before", DataType::Float32));
+          ++pending;
+          if (rank % 3 != 2) told += text_of_failure<RankFailed>(engine, rank, {"other"}) == words ? 1 : 0;
+          if (rank % 3 == 2) ++told;
+          if (handle) CHECK_THROWS_WITH_AS(engine.wait(*handle), words.c_str(), RankFailed);
+        }
+        std::string later = "nothing was thrown";
+        while (later == "nothing was thrown") later = text_of_failure<RankFailed>(engine, rank, {"later"});
+        told_later += later == words ? 1 : 0;
+        CHECK(!engine.shutdown());
+        engine.abort({Status::Code::RankFailed, "after its end"});
+      });
+      CHECK(told == others);
+      CHECK(told_later == size);
+    }
+  }
+}
+
+TEST_CASE("the world may be ended while all but one wait for its end, and not once it has ended") {
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {.log_level = LogLevel::Off}});
+    std::atomic<int> leaving{0}, in_order{0};
+    world.run(
+        [&](int rank, Engine& engine) {
+          if (rank > 0) ++leaving;
+          while (leaving < 2) std::this_thread::sleep_for(1ms);
+          if (rank == 0) engine.abort({Status::Code::RankFailed, "rank 0 ends it"});
+          in_order += engine.shutdown() ? 1 : 0;
+        },
+        false);
+    CHECK(in_order == 0);
+    ThreadWorld other({.size = 3, .domains = domains, .config = {}});
+    other.run(
+        [&](int rank, Engine& engine) {
+          in_order += engine.shutdown() ? 1 : 0;
+          if (rank == 1) engine.abort({Status::Code::RankFailed, "too late"});
+        },
+        false);
+    CHECK(in_order == 3);
   }
 }
 

@@ -1,0 +1,183 @@
+/// What goes beyond one operation, on raw buffers and with processes as ranks: functions that follow operations, their deadlines, and the
+/// end of the world by one rank.
+
+#include "hvd/hvd.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/mpi_world.h"
+#include "tests/support/running.h"
+
+namespace hvd::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+Buffer whole(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+
+void await(const std::atomic<int>& count, int expected) {
+  while (count < expected) std::this_thread::sleep_for(1ms);
+}
+
+}  // namespace
+
+TEST_CASE("then: the functions of every operation are called while nobody waits, and may use its result") {
+  in_both_worlds([] {
+    const auto n = static_cast<std::size_t>(size());
+    const float sum = static_cast<float>(n * (n + 1) / 2);
+    for (int round = 0; round < 5; ++round) {
+      std::atomic<int> called{0}, wrong{0};
+      std::vector<float> in(4 * n, static_cast<float>(rank() + 1)), out(in.size()), sent(in), group(in), into(4 * n * n), part(4), rows(in);
+      const auto check = [&](bool right) {
+        wrong += right ? 0 : 1;
+        ++called;
+      };
+      allreduce_async(whole(in), whole(out), {.name = "allreduce", .op = ReduceOp::Sum}).then([&] { check(out.back() == sum); });
+      grouped_allreduce_async({whole(group)}, {whole(group)}, {.name = "group", .op = ReduceOp::Sum}).then([&](const auto& handle) {
+        handle.wait();
+        check(group.front() == sum);
+      });
+      broadcast_async(whole(sent), {.name = "broadcast"}).then([&] { check(sent.back() == 1); });
+      allgather_async(whole(in), {.name = "allgather"}).then([&](const Handle<Gathered>& handle) {
+        check(handle.wait().shape == Shape{static_cast<std::int64_t>(4 * n * n)});
+      });
+      alltoall_async(whole(in), {.name = "alltoall"}).then([&](const Handle<Exchanged>& handle) {
+        check(handle.wait().received_splits == std::vector<std::int64_t>(n, 4));
+      });
+      reducescatter_async(whole(in), {.name = "reducescatter", .op = ReduceOp::Sum}).then([&](const Handle<Gathered>& handle) {
+        check(handle.wait().shape == Shape{4});
+      });
+      allgather_into_async(whole(into), whole(in), {.name = "allgather_into"}).then([&] { check(into.back() == static_cast<float>(n)); });
+      alltoall_into_async(whole(rows), whole(in), {.name = "alltoall_into"}).then([&](const auto& handle) {
+        check(handle.wait() == std::vector<std::int64_t>(n, 4) && rows.back() == static_cast<float>(n));
+      });
+      reducescatter_into_async(whole(part), whole(in), {.name = "into", .op = ReduceOp::Sum}).then([&] { check(part.front() == sum); });
+      await(called, 9);
+      CHECK(wrong == 0);
+    }
+  });
+}
+
+TEST_CASE("then: a function may wait for operations of its own, while the program's threads wait for others") {
+  in_both_worlds([] {
+    const float sum = static_cast<float>(size() * (size() + 1) / 2);
+    std::atomic<int> called{0}, wrong{0};
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> first(100, static_cast<float>(rank() + 1)), second(round % 2 == 0 ? 3 : 50000, static_cast<float>(rank() + 1)),
+          third(first);
+      allreduce_async(whole(first), whole(first), {.name = "first", .op = ReduceOp::Sum}).then([&] {
+        allreduce(whole(second), whole(second), {.name = "second", .op = ReduceOp::Sum});
+        barrier();
+        wrong += first.front() == sum && second.back() == sum ? 0 : 1;
+        ++called;
+      });
+      allreduce(whole(third), whole(third), {.name = "third", .op = ReduceOp::Sum});
+      CHECK(third.back() == sum);
+      await(called, round + 1);
+    }
+    CHECK(wrong == 0);
+  });
+}
+
+TEST_CASE("then: what is pending at shutdown() is called by then, and init() may follow") {
+  for (int round = 0; round < 3; ++round) {
+    std::vector<float> all(10, 1.0F), alone(10, 1.0F);
+    int ended = 0, failed = 0;
+    {
+      const Running running;
+      allreduce_async(whole(all), whole(all), {.name = "all"}).then([&] { ++ended; });
+      if (rank() == 0 && size() > 1) {
+        allreduce_async(whole(alone), whole(alone), {.name = "alone"}).then([&](const Handle<void>& handle) {
+          try {
+            handle.wait();
+          } catch (const Shutdown&) {
+            ++failed;
+          }
+        });
+      }
+      if (rank() != 0 || size() == 1) ++failed;
+    }
+    CHECK(ended == 1);
+    CHECK(failed == 1);
+  }
+}
+
+TEST_CASE("deadlines: each operation may have one, each start of a persistent operation anew, and the one that is not met is told of") {
+  for (const bool shares_memory : {true, false}) {
+    CAPTURE(shares_memory);
+    Config config;
+    config.log_level = LogLevel::Off;
+    if (!shares_memory) config.shared_memory = SharedMemory::Off;
+    init(config);
+    const auto n = static_cast<std::size_t>(size());
+    const bool is_last = rank() == size() - 1;
+    std::vector<float> in(4 * n, 1.0F), out(in), all(4 * n * n), part(4);
+    for (int round = 0; round < 4; ++round) {
+      const auto time = round < 2 ? 0min : 10min;  // the first rounds make the fast path that the others do not take
+      allreduce(whole(in), whole(out), {.name = "a", .op = ReduceOp::Sum, .deadline = time});
+      CHECK(out.front() == static_cast<float>(n));
+      broadcast(whole(in), {.name = "b", .deadline = is_last ? time : 0min});
+      CHECK(allgather(whole(in), {.name = "g", .deadline = time}).shape.front() == static_cast<std::int64_t>(4 * n * n));
+      CHECK(alltoall(whole(in), {.name = "t", .deadline = time}).received_splits.back() == 4);
+      CHECK(reducescatter(whole(in), {.name = "r", .deadline = time}).shape.front() == 4);
+      allgather_into(whole(all), whole(in), {.name = "gi", .deadline = time});
+      reducescatter_into(whole(part), whole(in), {.name = "ri", .deadline = time});
+    }
+    std::vector<float> kept(8, 1.0F);
+    auto persistent = allreduce_init(whole(kept), {.name = "p", .op = ReduceOp::Max, .deadline = is_last ? 1s : 10min});
+    for (int start = 0; start < 5; ++start) {
+      persistent.start();
+      persistent.wait();
+      CHECK(kept.front() == 1);
+      if (start == 2) std::this_thread::sleep_for(1200ms);  // the deadline of a start is over with it
+    }
+    CHECK_THROWS_AS(allreduce(whole(in), whole(out), {.name = "negative", .deadline = -1s}), InvalidArgument);
+    if (size() > 1) {
+      barrier();
+      if (rank() != 0) persistent.start();
+      const std::string words =
+          "allreduce 'p' of rank " + std::to_string(size() - 1) + " has not ended by its deadline of 1 s: rank 0 has not submitted it";
+      if (rank() != 0) CHECK_THROWS_WITH_AS(persistent.wait(), words.c_str(), StallTimeout);
+      if (rank() == 0) {
+        const auto other = allreduce_async(whole(in), whole(out), {.name = "other"});
+        while (!other.done()) std::this_thread::sleep_for(1ms);  // one that waits could be in a deadlock
+        CHECK_THROWS_WITH_AS(other.wait(), words.c_str(), StallTimeout);
+      }
+    }
+    persistent = {};
+    shutdown();
+  }
+}
+
+TEST_CASE("abort: one rank ends the world for all, and another world may follow") {
+  CHECK_THROWS_AS(abort("before init()"), NotInitialized);
+  for (const bool shares_memory : {true, false}) {
+    for (int who = 0; who < std::min(mpi_size(), 3); ++who) {
+      CAPTURE(shares_memory);
+      CAPTURE(who);
+      Config config;
+      config.log_level = LogLevel::Off;
+      if (!shares_memory) config.shared_memory = SharedMemory::Off;
+      init(config);
+      std::vector<float> values(1000, 1.0F), more(1000, 1.0F);
+      allreduce(whole(values), whole(values), {.name = "before"});
+      const std::string words = "rank " + std::to_string(who) + " called hvd::abort(): the loss is not a number";
+      const auto handle = allreduce_async(whole(values), whole(values), {.name = rank() == who ? "own" : "others'"});
+      if (rank() == who) std::thread([] { abort("the loss is not a number"); }).join();
+      if (size() > 1) CHECK_THROWS_WITH_AS(handle.wait(), words.c_str(), RankFailed);
+      CHECK_THROWS_WITH_AS(allreduce(whole(more), whole(more), {.name = "later"}), words.c_str(), RankFailed);
+      CHECK_THROWS_WITH_AS(barrier(), words.c_str(), RankFailed);
+      shutdown();
+    }
+  }
+}
+
+}  // namespace hvd::test
