@@ -4,6 +4,8 @@
 #include "hvd/hvd.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +17,7 @@
 
 #include "tests/support/mpi_world.h"
 #include "tests/support/running.h"
+#include "tests/support/sanitized.h"
 
 namespace hvd::test {
 namespace {
@@ -108,6 +111,37 @@ TEST_CASE("then: what is pending at shutdown() is called by then, and init() may
     CHECK(ended == 1);
     CHECK(failed == 1);
   }
+}
+
+TEST_CASE("then: in a process that was forked nothing is called, and nothing can be given") {
+  if (kSanitized) return;  // which do not like fork()
+  const Running running;
+  std::vector<float> values(10, 1.0F);
+  std::atomic<int> called{0};
+  const auto handle = allreduce_async(whole(values), whole(values), {.name = "forked", .op = ReduceOp::Max});
+  handle.then([&] { ++called; });
+  await(called, 1);
+  std::vector<float> alone(10, 1.0F);
+  const auto pending = allreduce_async(whole(alone), whole(alone), {.name = "rank " + std::to_string(rank())});
+  pending.then([&] { ++called; });
+  if (size() == 1) await(called, 2);
+  const int before = called;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      handle.then([&] { ++called; });
+    } catch (const NotInitialized&) {
+      refused = true;
+    }
+    std::this_thread::sleep_for(100ms);
+    ::_exit(refused && called == before ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  shutdown();
+  CHECK(called == 2);
 }
 
 TEST_CASE("deadlines: each operation may have one, each start of a persistent operation anew, and the one that is not met is told of") {

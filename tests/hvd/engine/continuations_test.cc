@@ -407,4 +407,31 @@ TEST_CASE("then: a rank whose function goes on working waits for no one for ever
   }
 }
 
+TEST_CASE("then: a rank whose function waits for one that computes waits for no one for ever") {
+  for (const int domains : {1, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {.process_sets = {{0, 1}}}});
+    world.run([&](int rank, Engine& engine) {
+      std::vector<float> first{1}, of_two{1};
+      Called called;
+      if (rank == 2) std::this_thread::sleep_for(Deadlocks::kGrace + 1200ms);  // computes
+      const auto handle = start_sum(engine, first, "first");
+      if (rank == 0) {
+        handle.then([&] {
+          Submission submission = allreduce_of(of_two, "second", DataType::Float32);
+          submission.process_set = 1;
+          engine.submit(std::move(submission));
+          called.note();
+        });
+        CHECK(sum_of(engine, "third", 1, 1) == 2);
+        called.wait_for(1);
+      } else if (rank == 1) {
+        CHECK(sum_of(engine, "second", 1, 1) == 2);
+        CHECK(sum_of(engine, "third", 1, 1) == 2);
+      }
+      CHECK(handle.wait() == 3);
+    });
+  }
+}
+
 }  // namespace hvd::test

@@ -6,6 +6,8 @@
 //   does
 //                                                not come, or after so long in the midst of small allreduces (0: the former)
 //   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ; with AGAIN=1 a second one is not
+//   process_exits followed HOW                   a function follows an allreduce of each rank, which returns from main() meanwhile
+//                                                (return), or whose last rank calls exit(HOW) in that function
 //   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and which main() has blocked
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
 #include <fmt/format.h>
@@ -88,6 +90,19 @@ void keep_blocked_signal() {
   say(fmt::format("rank {} has its signal", hvd::rank()));
 }
 
+/// Functions that run while the process ends, and use what is destroyed then.
+void end_while_followed(bool is_last, const std::string& how) {
+  static const std::string words = "has been followed, as a string that is too long to lie in its object says";
+  static std::vector<float> values(1000, 1.0F);
+  const hvd::Buffer buffer{values.data(), hvd::DataType::Float32, {1000}, {}};
+  hvd::allreduce_async(buffer, buffer, {.name = "followed", .op = hvd::ReduceOp::Max}).then([=] {
+    std::this_thread::sleep_for(300ms);
+    say(fmt::format("rank {} {}", hvd::rank(), words));
+    if (how != "return" && is_last) std::exit(std::stoi(how));  // NOLINT: what is tested
+  });
+  if (how != "return") std::this_thread::sleep_for(is_last ? 30s : 1s);
+}
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& what = arguments.at(0);
   const bool is_last = hvd::rank() == hvd::size() - 1;
@@ -103,6 +118,8 @@ int run(const std::vector<std::string>& arguments) {
     if (is_last) return 0;
     std::this_thread::sleep_for(1s);
     if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
+  } else if (what == "followed") {
+    end_while_followed(is_last, arguments.at(1));
   } else if (what == "blocked") {
     keep_blocked_signal();
   } else if (what == "signal") {

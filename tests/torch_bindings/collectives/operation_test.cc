@@ -337,4 +337,31 @@ TEST_CASE("several threads submit at once") {
   CHECK(first.is_same(second));
 }
 
+TEST_CASE("then: a function that follows an operation on tensors has its result, and may go on with it") {
+  const int n = hvd::size();
+  const auto number = torch::full({3}, hvd::rank() + 1, kFloat);
+  const at::Tensor sum = torch::full({3}, n * (n + 1) / 2, kFloat);
+  for (int round = 0; round < 4; ++round) {
+    std::atomic<int> called{0}, wrong{0};
+    const auto check = [&](bool right) {
+      wrong += right ? 0 : 1;
+      ++called;
+    };
+    at::Tensor in_place = number.clone();
+    const auto handle = hvd::allreduce_async(number, {.name = "then", .op = ReduceOp::Sum, .deadline = std::chrono::minutes(10)});
+    handle.then([&](const hvd::Handle<at::Tensor>& ended) { check(same(ended.wait(), sum)); });
+    hvd::allreduce_async_(in_place, {.name = "in place", .op = ReduceOp::Sum}).then([&] { check(same(in_place, sum)); });
+    hvd::grouped_allreduce_async({number, number * 2}, {.name = "group", .op = ReduceOp::Sum}).then([&](const auto& ended) {
+      check(same(ended.wait()[1], sum * 2));
+    });
+    hvd::allgather_async(number, {.name = "rows"}).then([&](const auto& ended) {
+      // Of a tensor that the function alone knows.
+      check(same(hvd::allreduce(ended.wait(), {.name = "of rows", .op = ReduceOp::Average}), ended.wait()));
+    });
+    while (called < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(wrong == 0);
+    CHECK(same(handle.wait(), sum));
+  }
+}
+
 }  // namespace
