@@ -41,10 +41,10 @@ done
 export HVD_SHARED_MEMORY=auto
 start job "exit() in a signal handler: the others are told" 3 failure some "^rank [01]: RankFailed: rank 2 died" "$program" signal 0 211
 for ranks in 1 3; do
-  start job "functions that follow operations run while the ranks return from main()" "$ranks" 0 "$ranks" "^rank . has been followed, as a" \
+  start job "functions that follow operations run while the ranks return from main()" "$ranks" 0 "$ranks" "^rank . has been followed: 1" \
     "$program" followed return
-  start job "exit(0) in a function that follows an operation" "$ranks" 0 "$ranks" "^rank . has been followed, as a" "$program" followed 0
-  start job "exit(5) in a function that follows an operation" "$ranks" 5 "$ranks" "^rank . has been followed, as a" "$program" followed 5
+  start job "exit(0) in a function that follows an operation" "$ranks" 0 "$ranks" "^rank . has been followed: 1" "$program" followed 0
+  start job "exit(5) in a function that follows an operation" "$ranks" 5 "$ranks" "^rank . has been followed: 1" "$program" followed 5
 done
 for ranks in 2 4; do
   start job "init() is refused, and the program ends in order" "$ranks" 0 "$ranks" "^rank . was refused" "$program" refused 0
