@@ -35,7 +35,7 @@ void Health::look(const Turn& /*turn*/) noexcept {
   last_look_ = now;
   Board& board = *parts_.board;
   try {
-    if (board.failed()) return;
+    if (board.failed()) return next_deadline_.store(Entry::kNever.time_since_epoch().count());
     if (const auto dead = board.find_dead()) {
       const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
       board.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});

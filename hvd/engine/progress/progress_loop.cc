@@ -137,7 +137,11 @@ void ProgressLoop::coordinate() {
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell = board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
-    if (is_watching() != watch.has_value()) is_watching() ? static_cast<void>(watch.emplace(board_.bells())) : watch.reset();
+    if (!is_watching()) {
+      watch.reset();
+    } else if (!watch) {
+      watch.emplace(board_.bells());
+    }
     let_gather();
     if (Turn turn = try_take()) {
       pause = coordinate_once(std::move(turn));

@@ -99,6 +99,7 @@ class ProgressLoop {
  private:
   friend class Turn;
   static constexpr std::chrono::milliseconds kSleep{100};
+  static constexpr std::chrono::milliseconds kShortestSleep{1};
   /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to do.
   static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};
 
@@ -107,10 +108,10 @@ class ProgressLoop {
   void idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds);
   /// So does a rank that must look again for batches that are over (Backend::look_again).
   [[nodiscard]] std::chrono::milliseconds idle_sleep() const { return parts_.transport || looks_again_ ? kIdleLeaderSleep : kSleep; }
-  /// Returns `pause`, or as long as it is until there is trouble to look for.
+  /// Returns `pause`, or as long as it is until there is trouble to look for, which another thread may be about to do.
   [[nodiscard]] std::chrono::nanoseconds until_trouble(std::chrono::nanoseconds pause) const {
     const auto time = engine_.time_of_trouble();
-    return time == Clock::time_point::max() ? pause : std::clamp<std::chrono::nanoseconds>(time - Clock::now(), {}, pause);
+    return time == Clock::time_point::max() ? pause : std::clamp<std::chrono::nanoseconds>(time - Clock::now(), kShortestSleep, pause);
   }
   /// Returns whether functions of the program wait for results, which this rank must then look for by itself.
   [[nodiscard]] bool is_watching() const { return mutex_.continuations().are_waiting(); }
