@@ -165,6 +165,9 @@ class World {
   /// Ends the world in order, as `hvd::shutdown()` does for the global one. Collective. Returns whether all ranks did.
   bool shutdown();
 
+  /// Ends the world at once, on all its ranks, as `hvd::abort` ends the global one.
+  void abort(const std::string& reason) const;
+
   /// Returns the world that calls of this thread without a world mean: that of the innermost WorldScope, else the global one.
   static World current();
   /// Calls `work` in a WorldScope of this world, and returns what it returns.

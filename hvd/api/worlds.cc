@@ -70,6 +70,10 @@ bool World::shutdown() {
   return life_->end(std::chrono::hours(24 * 365));
 }
 
+void World::abort(const std::string& reason) const {
+  run([&] { hvd::abort(reason); });
+}
+
 ProcessSet World::add_process_set(const std::vector<int>& ranks) const {
   return run([&] { return hvd::add_process_set(ranks); });
 }

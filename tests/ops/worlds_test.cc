@@ -267,6 +267,47 @@ TEST_CASE("world: who leaves is named to those who need it, within a second, and
   }
 }
 
+TEST_CASE("world: one member aborts it, with a reason that all hear, and another world goes on") {
+  const auto other = std::make_shared<MemoryStore>();
+  check_all_well(in_world(3, "aborted", [&](World& world) {
+    const World beside(rendezvous_of(other, world.rank(), 3, "beside"), small_config());
+    use(world);
+    std::vector<float> values(5, 1);
+    std::string said;
+    if (world.rank() == 1) world.abort("out of data");
+    said = error_of([&] {
+      for (;;) world.allreduce(buffer_of(values), buffer_of(values));
+    });
+    CHECK(said.find("rank 1") != std::string::npos);
+    CHECK(said.find("out of data") != std::string::npos);
+    CHECK_FALSE(world.is_running());
+    use(beside);
+  }));
+}
+
+TEST_CASE("world: what follows an operation, and its deadline, are of its world") {
+  Config config = small_config();
+  check_all_well(in_world(
+      2, "late",
+      [](World& world) {
+        auto values = values_of(world.rank(), 100);
+        std::promise<void> followed;
+        world.allreduce_async(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum}).then([&] { followed.set_value(); });
+        followed.get_future().wait();
+        CHECK(values == sum_of(2, 100));
+        if (world.rank() == 1) {
+          CHECK(error_of([&] {
+                  for (;;) world.barrier();
+                }).find("alone") != std::string::npos);
+          return;
+        }
+        const auto said = error_of(
+            [&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "alone", .deadline = std::chrono::milliseconds(200)}); });
+        CHECK(said.find("alone") != std::string::npos);
+      },
+      config));
+}
+
 TEST_CASE("world: the last value goes with an operation that nobody holds any more") {
   for (int round = 0; round < 10; ++round) {
     CAPTURE(round);
