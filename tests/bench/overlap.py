@@ -74,19 +74,18 @@ def batches_of(tracks):
 
 
 def steps_of(phases, batches, operators):
-    steps = []
-    for name, begin, end in phases:
-        if name != STEP:
-            continue
+    """Returns the steps with communication by their number: a rank of a busy machine may lack one that another has."""
+    steps = {}
+    for number, (begin, end) in enumerate((begin, end) for name, begin, end in phases if name == STEP):
         inner = [(n, (b, e)) for n, b, e in phases if n in COLOURS and begin <= b and e <= end]
         mine = [batch for batch in batches if begin <= batch.agreed < end]
         if mine and any(n == BACKWARD for n, _ in inner):
-            steps.append(Part((begin, end), inner, mine, operators[bisect.bisect(operators, begin):bisect.bisect(operators, end)]))
+            steps[number] = Part((begin, end), inner, mine, operators[bisect.bisect(operators, begin):bisect.bisect(operators, end)])
     return steps
 
 
 def read(path):
-    """Returns the file's steps with communication, each a list of what the ranks did in it; times in milliseconds."""
+    """Returns the file's steps in which all ranks communicate, each a list of what the ranks did in it; times in milliseconds."""
     try:
         with open(path, encoding="utf-8") as file:
             events = [event for event in json.load(file)["traceEvents"] if "ph" in event]
@@ -107,7 +106,7 @@ def read(path):
                 for rank in sorted(phases)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"{path}: not what --profile writes: {error}") from error
-    steps = [list(parts) for parts in zip(*each)]
+    steps = [[parts[number] for parts in each] for number in sorted(set.intersection(*map(set, each)))] if each else []
     if not steps:
         raise Unusable(f"{path}: no training step in which gradients are reduced")
     return steps

@@ -26,9 +26,9 @@ verdict() { # verdict NAME PROBLEM
 overlap() { timeout 60 python3 "$root/tests/bench/overlap.py" "$@" >"$work/out" 2>&1; }
 has() { grep -qF -- "$1" "$work/out" || problem=${problem:-"it does not say '$1'"}; }
 
-# Three steps of 100 ms of two ranks, the last without communication. Of the first's batches 20 of 40 ms lie within the backward pass on rank 0, and 20 of
-# 25 on rank 1, where they overlap; nothing of the second's.
-python3 - "$work/known.json" <<'PYTHON' || failures=$((failures + 1))
+# known.json: three steps of 100 ms of two ranks, the last without communication. Of the first's batches 20 of 40 ms lie within the backward pass on rank 0, and 20 of
+# 25 on rank 1, where they overlap; nothing of the second's. lacking.json: rank 1 lacks the second step's batch, and the third has one.
+python3 - "$work" <<'PYTHON' || failures=$((failures + 1))
 import json, sys
 events = []
 def meta(pid, name, words, tid=0):
@@ -51,8 +51,14 @@ for rank in (0, 1):
                 events.append({"ph": "X", "cat": "cpu_op", "pid": 1000000 + rank, "tid": 7, "name": "aten::mul", "ts": (at + i + 0.5) * 1000, "dur": 100})
 batch(0, 1, 30, 40, 50), batch(0, 2, 50, 50, 80)
 batch(1, 1, 35, 40, 60), batch(1, 2, 55, 55, 65), batch(1, 3, 41, 42, 44)
-batch(0, 1, 130, 160, 180), batch(1, 1, 160, 160, 180)
-json.dump({"traceEvents": events}, open(sys.argv[1], "w"))
+batch(0, 1, 130, 160, 180)
+common = len(events)
+batch(1, 1, 160, 160, 180)
+json.dump({"traceEvents": events}, open(sys.argv[1] + "/known.json", "w"))
+del events[common:]
+for rank in (0, 1):
+    batch(rank, 1, 230, 240, 245)
+json.dump({"traceEvents": events}, open(sys.argv[1] + "/lacking.json", "w"))
 PYTHON
 problem=
 overlap - "known one=$work/known.json" || problem="it failed"
@@ -61,6 +67,11 @@ has "training step 100, forward 20, backward 40, wait for gradients 20, exposed 
 has "hidden behind backward: 38 % of the time that batches are under way (0 to 62 % step by step)"
 has "operators begun meanwhile: 0.82 times as many"
 verdict "a profile whose numbers are known" "$problem"
+problem=
+overlap - "lacking=$work/lacking.json" || problem="it failed"
+has "lacking: 2 steps of 2 ranks"
+has "batches 1.75, under way 18.75, hidden 12.5"
+verdict "a profile in which a rank lacks a step" "$problem"
 
 problem=
 overlap "$work/known.svg" "known one=$work/known.json" || problem="it failed"
