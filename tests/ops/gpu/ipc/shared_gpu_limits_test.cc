@@ -291,6 +291,19 @@ TEST_CASE("shared gpu: a tensor without a place fails the batch, with as much as
   }
 }
 
+TEST_CASE("shared gpu: a tensor without a place on another rank fails the batch here; why is known there alone") {
+  SharedGpuOptions options;
+  options.rest_limit = std::chrono::milliseconds(0);
+  Sharer two(2);
+  const auto backend = two.backend(options);
+  std::vector<float> values(1 << 20);
+  Batch batch = two.batch(*backend, values);
+  batch.members.front().locations[1] = std::uint64_t{1} << 62;
+  CHECK_THROWS_WITH_AS(static_cast<void>(backend->launch(std::move(batch))),
+                       "an allocation on the shared GPU failed on rank 0 (cuda:0) for 't': rank 1 has no place for 't' (4.0 MiB)",
+                       BackendError);
+}
+
 TEST_CASE("shared gpu: sets that are not this backend's are left to others, and so is what the kernel does not do") {
   Sharer two(2);
   SharedGpuOptions options;
