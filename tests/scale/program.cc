@@ -1,6 +1,5 @@
 #include "tests/scale/program.h"
-
-#include <fmt/format.h>
+#include "hvd/base/text.h"
 
 #include <memory>
 #include <utility>
@@ -16,9 +15,9 @@ Program gradients_of(const std::string& model, std::uint64_t bucket_bytes) {
   const auto close = [&] {
     if (bucket.tensors.empty()) return;
     const std::size_t number = program.units.size();
-    const std::string more = bucket.tensors.size() > 1 ? fmt::format(" and {} more", bucket.tensors.size() - 1) : "";
+    const std::string more = bucket.tensors.size() > 1 ? hvd::formatted(" and {} more", bucket.tensors.size() - 1) : "";
     Unit& unit = program.units.emplace_back();
-    unit.key = {0, hvd::OpKind::Allreduce, fmt::format("optimizer.0/gradients.{} (parameter.0.{}{})", number, number, more)};
+    unit.key = {0, hvd::OpKind::Allreduce, hvd::formatted("optimizer.0/gradients.{} (parameter.0.{}{})", number, number, more)};
     unit.signature = std::make_shared<const hvd::Signature>(std::exchange(bucket, {}));
     bytes = 0;
   };

@@ -2,14 +2,15 @@
 // Real ranks are threads with engines of their own; messages and bytes are counted at the transports. No time is compared: a dozen polling
 // engines on a few cores say nothing about wires.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <barrier>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/scale/simulation.h"
 #include "tests/support/thread_world.h"
 
@@ -65,7 +66,7 @@ Operations small_program(bool one_by_one) {
     Signature signature;
     for (std::size_t i = 0; i < tensors; ++i) signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(5000 + i)}, {}});
     scale::Unit& unit = program.units.emplace_back();
-    unit.key = {0, OpKind::Allreduce, fmt::format("gradients.{}", program.units.size())};
+    unit.key = {0, OpKind::Allreduce, hvd::formatted("gradients.{}", program.units.size())};
     unit.signature = std::make_shared<const Signature>(std::move(signature));
   }
   return program;
@@ -162,8 +163,10 @@ int children_of(int host, int hosts) {
 }
 
 void print(const char* what, int ranks, int hosts, const Traffic& all) {
-  fmt::print("{:>3} ranks {:>3} hosts {:>22}: up {:>4} messages {:>6} bytes, down {:>4} messages {:>6} bytes\n", ranks, hosts, what,
-             all.up_messages, all.up_bytes, all.down_messages, all.down_bytes);
+  std::fputs(hvd::formatted("{:>3} ranks {:>3} hosts {:>22}: up {:>4} messages {:>6} bytes, down {:>4} messages {:>6} bytes\n", ranks,
+                            hosts, what, all.up_messages, all.up_bytes, all.down_messages, all.down_bytes)
+                 .c_str(),
+             stdout);
 }
 
 struct WorldSize {

@@ -2,7 +2,6 @@
 /// Programs of which one rank calls shutdown() while the others go on, for engines whose ranks are threads or processes.
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 
 namespace hvd::test {
@@ -38,8 +38,7 @@ inline std::string words_of(Engine& engine, const std::string& name, int set = 0
 
 /// How that begins; what comes behind it is advice.
 inline bool is_told(const std::string& words, int rank, const std::string& name) {
-  return words.starts_with(
-      fmt::format("allreduce '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. ", name, rank));
+  return words.starts_with(formatted("allreduce '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. ", name, rank));
 }
 
 /// One rank has taken part so many times, submits once more, and leaves; the others go on until they are told. What it submitted takes
@@ -91,7 +90,7 @@ class SubmitsDuringShutdown {
 
  private:
   static constexpr int kNames = 64;
-  static std::string name_of(int i) { return fmt::format("x{}", i % kNames); }
+  static std::string name_of(int i) { return formatted("x{}", i % kNames); }
   void submit_until_shutdown(Engine& engine, std::atomic<int>& submitted) {
     try {
       for (int i = 0;; ++i, ++submitted) {

@@ -1,6 +1,5 @@
 // Names and process sets that are used once: what is kept of them stays bounded, on every host.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -34,7 +34,7 @@ void use_names(Engine& engine, int rank, int ranks, int from, int to, int at_onc
     values.reserve(static_cast<std::size_t>(at_once));
     for (int name = first; name < std::min(to, first + at_once); ++name) {
       values.emplace_back(2, static_cast<float>(rank + name % 100));
-      pending.push_back(engine.submit(sum_of(values.back(), fmt::format("step {}/loss", name))));
+      pending.push_back(engine.submit(sum_of(values.back(), formatted("step {}/loss", name))));
     }
     for (int i = 0; i < static_cast<int>(pending.size()); ++i) {
       engine.wait(*pending[static_cast<std::size_t>(i)]);
@@ -73,7 +73,7 @@ TEST_CASE("forgetting: what is kept of names that are used once does not grow wi
       CHECK(engine.tensors_kept_for_test() <= 3 * kCapacity);
       for (int name = 0; name < 2000; ++name) {
         std::vector<float> values(1);
-        engine.wait(*engine.submit(sum_of(values, fmt::format("waited for {}", name)), After::Wait));
+        engine.wait(*engine.submit(sum_of(values, formatted("waited for {}", name)), After::Wait));
       }
     });
     const std::size_t late = mallinfo2().uordblks;
@@ -102,7 +102,7 @@ TEST_CASE("forgetting: names that come back after they were forgotten, while oth
         // Each in its own order.
         for (int i = 0; i < 60; ++i) {
           std::vector<float> a(1, static_cast<float>(rank)), b(1, static_cast<float>(rank));
-          const std::string names[] = {fmt::format("a{}", i % 40), fmt::format("b{}", i % 17)};
+          const std::string names[] = {formatted("a{}", i % 40), formatted("b{}", i % 17)};
           const auto first = engine.submit(sum_of(rank % 2 == 0 ? a : b, names[rank % 2]));
           const auto second = engine.submit(sum_of(rank % 2 == 0 ? b : a, names[1 - rank % 2]));
           engine.wait(*first);
@@ -167,7 +167,7 @@ TEST_CASE(
       std::vector<std::vector<float>> values(kTensors, std::vector<float>(3, static_cast<float>(rank)));
       std::vector<std::shared_ptr<HandleState>> pending;
       for (int i = 0; included && i < kTensors; ++i)
-        pending.push_back(engine.submit(sum_of(values[static_cast<std::size_t>(i)], fmt::format("t{}", i), set)));
+        pending.push_back(engine.submit(sum_of(values[static_cast<std::size_t>(i)], formatted("t{}", i), set)));
       CHECK(control(engine, kRemoveProcessSet, {}, set) == set);
       for (std::size_t i = 0; i < pending.size(); ++i) {
         int outcome = 0;

@@ -1,7 +1,6 @@
 // Small operations that come back on all ranks of several domains: that the leaders end them among themselves, and that whatever a rank
 // does instead is noticed as ever, also where messages between some hosts take longer than between others.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,5 @@
 // A rank that calls shutdown() while others wait for it: they are told, all alike, and what does not need it goes on.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/late_transport.h"
 #include "tests/support/leaving.h"
 #include "tests/support/thread_world.h"
@@ -48,7 +48,7 @@ TEST_CASE("leaving: who waits for a rank that has left is told, again and again,
           CHECK(is_told(words_of(engine, "before"), leaver, "before"));
           for (int i = 0; i < 10; ++i) {
             std::vector<float> own(5, static_cast<float>(rank + i));
-            engine.wait(*engine.submit(sum_of(own, fmt::format("of the others {}", i % 3), 1), After::Wait));
+            engine.wait(*engine.submit(sum_of(own, formatted("of the others {}", i % 3), 1), After::Wait));
             float sum = 0;
             for (const int other : others) sum += static_cast<float>(other + i);
             CHECK(own == std::vector<float>(5, sum));
@@ -140,7 +140,7 @@ TEST_CASE("leaving: a name that all have submitted is reduced, any other fails o
       for (int name = 0; name < kNames; ++name) {
         const auto n = static_cast<std::size_t>(name);
         for (int i = 0; i < pauses[r][n]; ++i) std::this_thread::yield();
-        if (submits[r][n] && has_rank(name, rank)) pending[r][n] = engine.submit(sum_of(all[r][n], fmt::format("n{}", name), set_of[n]));
+        if (submits[r][n] && has_rank(name, rank)) pending[r][n] = engine.submit(sum_of(all[r][n], formatted("n{}", name), set_of[n]));
       }
     });
     for (int name = 0; name < kNames; ++name) {

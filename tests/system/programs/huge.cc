@@ -1,6 +1,5 @@
 // For tests/system/scripts/huge.sh: collectives on tensors of more than 2^31 - 1 elements (int8), in the arena and in ordinary memory.
 // Exit code 77 where there is too little memory, with the reason.
-#include <fmt/format.h>
 #include <hvd/hvd.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "hvd/base/text.h"
 
 namespace {
 
@@ -45,10 +46,11 @@ bool check(const char* what, const std::int8_t* data, const std::function<int(st
   const Tile wanted = tile(expected);
   for (std::size_t begin = 0; begin < kCount; begin += kTile)
     if (std::memcmp(data + begin, wanted.data(), std::min(kTile, kCount - begin)) != 0) {
-      fmt::print("rank {}: {}: wrong between elements {} and {}\n", hvd::rank(), what, begin, begin + kTile);
+      std::fputs(hvd::formatted("rank {}: {}: wrong between elements {} and {}\n", hvd::rank(), what, begin, begin + kTile).c_str(),
+                 stdout);
       return false;
     }
-  if (hvd::rank() == 0) fmt::print("PASS  {}\n", what);
+  if (hvd::rank() == 0) std::fputs(hvd::formatted("PASS  {}\n", what).c_str(), stdout);
   return true;
 }
 
@@ -68,7 +70,8 @@ int main() {
   hvd::allreduce({&available, hvd::DataType::Int64, {}, {}}, {&available, hvd::DataType::Int64, {}, {}}, {.op = hvd::ReduceOp::Min});
   const std::int64_t needed = 3 * static_cast<std::int64_t>(kCount) * hvd::local_size();
   if (available < needed) {
-    if (hvd::rank() == 0) fmt::print("SKIP: {} MiB of memory are needed and {} MiB are free\n", needed >> 20, available >> 20);
+    if (hvd::rank() == 0)
+      std::fputs(hvd::formatted("SKIP: {} MiB of memory are needed and {} MiB are free\n", needed >> 20, available >> 20).c_str(), stdout);
     hvd::shutdown();
     return 77;
   }

@@ -10,7 +10,6 @@
 //                                                (return), or whose last rank calls exit(HOW) in that function
 //   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and which main() has blocked
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
-#include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/speak.h"
 
 namespace {
@@ -66,12 +66,12 @@ int be_refused(int rank, bool again) {
   try {
     hvd::init(config);
   } catch (const hvd::Mismatch&) {
-    say(fmt::format("rank {} was refused", rank));
+    say(hvd::formatted("rank {} was refused", rank));
   }
   if (again) {
     hvd::init();
     sum(1000, "step");
-    say(fmt::format("rank {} was taken", hvd::rank()));
+    say(hvd::formatted("rank {} was taken", hvd::rank()));
   }
   return 0;
 }
@@ -87,7 +87,7 @@ void keep_blocked_signal() {
   for (int step = 0; step < 10; ++step) sum(1000, "step");
   int signal = 0;
   if (::sigwait(&blocked, &signal) != 0 || signal != SIGTERM) throw std::runtime_error("no signal");
-  say(fmt::format("rank {} has its signal", hvd::rank()));
+  say(hvd::formatted("rank {} has its signal", hvd::rank()));
 }
 
 /// Functions that run while the process ends. What they use stays: statics that were made after init() end before they are called.
@@ -137,7 +137,7 @@ int main(int argc, char** argv) {
     hvd::init();
     return run({argv + 1, argv + argc});
   } catch (const hvd::Error& error) {
-    say(fmt::format("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
+    say(hvd::formatted("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
     std::this_thread::sleep_for(200ms);  // the launcher ends the others soon after the first: let them speak
     return 3;
   }

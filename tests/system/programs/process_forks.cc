@@ -3,7 +3,6 @@
 //   process_forks exit0 | exit1 | _exit | abort | kill | return | exec_fails | exec | system | lives
 // The child says "child: TYPE: TEXT" of each call of the library that throws. Exit code 0, and "rank N: all is well", where the ranks have
 // the right sums afterwards.
-#include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/speak.h"
 
 namespace {
@@ -44,9 +44,9 @@ class Values {
 void refused(const char* name, const std::function<void()>& call) {
   try {
     call();
-    say(fmt::format("child: {} did not throw", name));
+    say(hvd::formatted("child: {} did not throw", name));
   } catch (const hvd::Error& error) {
-    say(fmt::format("child: {}: {}: {}", name, hvd::test::type_of(error), error.what()));
+    say(hvd::formatted("child: {}: {}: {}", name, hvd::test::type_of(error), error.what()));
   }
 }
 
@@ -109,7 +109,7 @@ int main(int /*argc*/, char** argv) {
     if (step % 2 == 1 && fork_and_end(way, other, handle)) return 0;
     handle.wait();
     if (!values.all(expected) || !other.all(static_cast<float>(rank))) {
-      say(fmt::format("rank {}: wrong values", rank));
+      say(hvd::formatted("rank {}: wrong values", rank));
       return 1;
     }
   }
@@ -117,6 +117,6 @@ int main(int /*argc*/, char** argv) {
   hvd::init();
   hvd::barrier();
   hvd::shutdown();
-  say(fmt::format("rank {}: all is well", rank));
+  say(hvd::formatted("rank {}: all is well", rank));
   return 0;
 }

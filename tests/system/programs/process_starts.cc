@@ -5,7 +5,6 @@
 //   process_starts no_threads | no_memory           the last rank can start no thread, or map no memory, in init(); afterwards all can
 //   process_starts dies                             the last rank ends instead of calling init() for the second time
 // Prints "rank N: TYPE: TEXT" for an error of the library, and "rank N: all is well" at the end.
-#include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -21,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/speak.h"
 
 namespace {
@@ -45,7 +45,7 @@ bool fails(const std::function<void()>& work) {
     work();
     return false;
   } catch (const hvd::Error& error) {
-    say(fmt::format("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
+    say(hvd::formatted("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
     return true;
   }
 }
@@ -111,20 +111,20 @@ void run(const std::string& what) {
     MPI_Finalize();
     if (hvd::is_initialized()) say("it is initialized");
     fails(use);
-    return say(fmt::format("rank {}: all is well", rank));
+    return say(hvd::formatted("rank {}: all is well", rank));
   }
   hvd::shutdown();
   if (what == "dies") {
     if (is_last) ::_exit(0);
     fails(use);  // and once more: what the death has left of MPI cannot be used
     fails(use);
-    say(fmt::format("rank {}: all is well", rank));
+    say(hvd::formatted("rank {}: all is well", rank));
     std::this_thread::sleep_for(500ms);
     ::_exit(0);
   }
   use();
   hvd::shutdown();
-  say(fmt::format("rank {}: all is well", rank));
+  say(hvd::formatted("rank {}: all is well", rank));
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 //     fewer more                 it has other numbers of steps than the others, who all return from main() after theirs; the last rank is
 //                                so slow in the steps that it has alone
 // Every rank prints "pid N" first, and "rank N: TYPE: TEXT" for an error of the library. Exit code 3 after such an error.
-#include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/text.h"
 #include "tests/support/speak.h"
 
 namespace {
@@ -38,7 +38,7 @@ class Loop {
     std::vector<hvd::Handle<void>> handles;
     for (std::size_t i = 0; i < 8; ++i) {
       float* data = (i % 2 == 0 && arena_ ? static_cast<float*>(arena_.get()) : ordinary_.data()) + i * kCount;
-      handles.push_back(hvd::allreduce_async(buffer(data, kCount), buffer(data, kCount), {.name = fmt::format("large.{}", i)}));
+      handles.push_back(hvd::allreduce_async(buffer(data, kCount), buffer(data, kCount), {.name = hvd::formatted("large.{}", i)}));
     }
     for (const auto& handle : handles) handle.wait();
   }
@@ -89,14 +89,14 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "fine";
   const auto when = std::chrono::milliseconds(argc > 2 ? std::atoi(argv[2]) : 100);
   const int rank = hvd::launcher_hints().rank.value_or(0);
-  say(fmt::format("pid {}", ::getpid()));
+  say(hvd::formatted("pid {}", ::getpid()));
   try {
     const hvd::Config config = hvd::Config::from_environment();
     hvd::init(config);
-    if (rank == 0) say(fmt::format("fusion threshold {}", config.fusion_threshold_bytes));
+    if (rank == 0) say(hvd::formatted("fusion threshold {}", config.fusion_threshold_bytes));
     run(what, when);
   } catch (const hvd::Error& error) {
-    say(fmt::format("rank {}: {}: {}", rank, type_of(error), error.what()));
+    say(hvd::formatted("rank {}: {}: {}", rank, type_of(error), error.what()));
     std::this_thread::sleep_for(200ms);  // the launcher ends the others soon after the first: let them speak
     return 3;
   }
