@@ -17,7 +17,7 @@ namespace bench {
 
 namespace {
 
-constexpr const char* kColumns = "{:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10} {:>7} {:>6}";
+constexpr const char* kBurstColumns = "{:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10} {:>7} {:>6}";
 
 /// N tensors of one size, each with a name of its own, and the ways of reducing them.
 class Burst {
@@ -115,7 +115,7 @@ std::vector<std::uint64_t> sizes(const Options& options) {
 void print_burst(const Options& options, const BurstRow& row) {
   const auto time = [](double microseconds) { return microseconds > 0 ? fmt::format("{:.1f}", microseconds) : std::string("-"); };
   const auto ratio = [](double one, double other) { return other > 0 ? fmt::format("{:.2f}", one / other) : std::string("-"); };
-  say(fmt::format(kColumns, row.bytes, time(row.async), time(row.shuffled), time(row.group), time(row.plain), time(row.mpi),
+  say(fmt::format(kBurstColumns, row.bytes, time(row.async), time(row.shuffled), time(row.group), time(row.plain), time(row.mpi),
                   ratio(row.async, row.group), ratio(row.async, row.plain), ratio(row.async, row.mpi),
                   fmt::format("{:.0f} %", 100 * row.fused), options.check ? fmt::format("{}", row.wrong) : "-"));
 }
@@ -128,7 +128,7 @@ std::size_t run_burst(const Options& options) {
       {"program", "hvd_bench"}, {"burst", options.burst}, {"ranks", hvd::size()}, {"rows", nlohmann::ordered_json::array()}};
   say(fmt::format("# {} allreduces at once, {} ranks, {} of {}; microseconds for all of them, median over {} rounds", options.burst,
                   hvd::size(), hvd::name_of(options.op), hvd::name_of(options.dtype), options.rounds));
-  say(fmt::format(kColumns, "# bytes each", "async", "shuffled", "group", "plain", "MPI", "async/group", "async/plain", "async/MPI",
+  say(fmt::format(kBurstColumns, "# bytes each", "async", "shuffled", "group", "plain", "MPI", "async/group", "async/plain", "async/MPI",
                   "fused", "wrong"));
   std::size_t wrong = 0;
   for (const auto bytes : sizes(options)) {
