@@ -36,7 +36,7 @@ function(hvd_library name)
   set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)   # not a part of the link interface, hence not exported
   _hvd_library_properties(${target} ${name})
   if(BUILD_SHARED_LIBS)   # the public headers say by a pragma what is visible
-    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   else()
     add_library(hvd::${name} ALIAS ${target})
   endif()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the build into a folder, moves it, looks at the headers, and configures, builds and runs consumers of it there; then the same
-# with shared libraries of the core, which it builds.
+# with shared libraries of the core (tests/support/shared_build.sh).
 #   run.sh BUILD_FOLDER CMAKE GENERATOR
 set -euo pipefail
 
@@ -91,19 +91,10 @@ else
 fi
 
 # ---- Shared libraries
-# of VARIABLE: what the build was configured with
-of() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
-shared=$scratch/shared_build
-options=(-DBUILD_SHARED_LIBS=ON -DHVD_CUDA=OFF -DHVD_TORCH_BINDINGS=OFF -DHVD_BUILD_TESTS=OFF -DHVD_WARNINGS_AS_ERRORS=ON)
-options+=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0)
-for variable in CMAKE_MAKE_PROGRAM CMAKE_CXX_COMPILER CMAKE_PREFIX_PATH CMAKE_CXX_FLAGS MPI_HOME OPENSSL_ROOT_DIR OPENSSL_USE_STATIC_LIBS; do
-  value=$(of "$variable")
-  if [ -n "$value" ]; then options+=("-D$variable=$value"); fi
-done
-targets=(hvd_shared_ops)
-quietly "$cmake" -S "$root" -B "$shared" -G "$generator" "${options[@]}"
-if [ "$(of HVD_BUILD_TOOLS)" = ON ]; then targets+=(hvd_bench hvdrun); fi
-quietly "$cmake" --build "$shared" --parallel "${HVD_JOBS:-2}" --target "${targets[@]}"
+# shellcheck source=../support/shared_build.sh
+. "$root/tests/support/shared_build.sh"
+shared=
+shared_build "$build" || exit 1
 install_to shared_stage "$shared"
 look_at shared_stage
 library=$(find "$scratch/shared_stage" -name libhvd.so)
