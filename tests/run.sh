@@ -3,7 +3,7 @@
 #   bash tests/run.sh [CTEST ARGUMENTS]        the release build: every kind of test
 #   bash tests/run.sh --all [CTEST ARGUMENTS]  also the builds with ThreadSanitizer and with AddressSanitizer
 # Arguments go to ctest (-R NAME, -L LABEL, ...). Tests run side by side, as most wait more than they compute: HVD_TEST_JOBS, default two for
-# each core. What each build and test cost: python3 tests/costs.py
+# each core, and one for those that only wait. What each build and test cost: python3 tests/costs.py
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -69,7 +69,7 @@ test_preset() {
   report=$folder/report.xml
   rm -f "$report"
   touch "$folder/tests-begin"
-  ctest --test-dir "$folder" --parallel "${HVD_TEST_JOBS:-$((2 * $(nproc)))}" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
+  ctest --test-dir "$folder" --parallel "${HVD_TEST_JOBS:-$((2 * $(nproc) + 1))}" --output-on-failure --no-tests=ignore --output-junit "$report" "$@"
   local code=$?
   if [ ! -s "$report" ]; then
     echo "ctest left no report of $preset"
