@@ -36,7 +36,7 @@ thread_local constinit bool is_callback_thread = false;
 
 /// Runs in a child, which has no such thread. What the parent's shares may be locked, and is left as it is.
 void begin_anew() { current.store(nullptr, std::memory_order_relaxed); }
-[[maybe_unused]] const int watched = ::pthread_atfork(nullptr, nullptr, begin_anew);
+[[maybe_unused]] const int watches_forks = ::pthread_atfork(nullptr, nullptr, begin_anew);
 
 Shared& shared() {
   Shared* found = current.load(std::memory_order_acquire);
