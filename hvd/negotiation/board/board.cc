@@ -19,7 +19,7 @@ void Board::format(std::span<std::byte> block, int ranks, std::uint32_t slots) {
     auto* area = new (areas + static_cast<std::size_t>(rank) * sizeof(board_layout::RankArea)) board_layout::RankArea;
     make_robust_mutex(area->alive);
   }
-  // The slots are atomics of value zero, which is what zeroed memory is: left untouched, so that unused ones cost no memory.
+  // The slots and rings are words of value zero, which is what zeroed memory is: left untouched, so that unused ones cost no memory.
 }
 
 Board::Board(std::span<std::byte> block, int self)
@@ -29,7 +29,8 @@ Board::Board(std::span<std::byte> block, int self)
       log_(view_),
       rounds_(view_, lock_),
       batches_(view_),
-      bells_(view_) {}
+      bells_(view_),
+      rings_(view_) {}
 
 void Board::begin_life() {
   pthread_mutex_lock(&view_.area(view_.self()).alive);

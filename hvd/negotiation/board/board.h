@@ -26,6 +26,7 @@
 #include "hvd/negotiation/board/board_view.h"
 #include "hvd/negotiation/board/patience.h"
 #include "hvd/negotiation/board/patient_lock.h"
+#include "hvd/negotiation/board/rings.h"
 #include "hvd/negotiation/board/rounds.h"
 
 namespace hvd {
@@ -67,6 +68,7 @@ class Board {
   [[nodiscard]] const BatchPlaces& batches() const { return batches_; }
   [[nodiscard]] Bells& bells() { return bells_; }
   [[nodiscard]] const Bells& bells() const { return bells_; }
+  [[nodiscard]] Rings& rings() { return rings_; }
 
   // ---- life and death
   /// Called by the coordination thread when it starts and when it ends; in between the kernel vouches for it.
@@ -94,6 +96,7 @@ class Board {
   Rounds rounds_;
   BatchPlaces batches_;
   Bells bells_;
+  Rings rings_;
   std::mutex failure_mutex_;  ///< threads of this rank that meet failures at once
 };
 

@@ -20,6 +20,8 @@ struct Header;
 struct RankArea;
 struct SlotHead;
 struct SlotRank;
+struct RingRank;
+struct RingHead;
 }  // namespace board_layout
 
 /// One batch under way. Its sequence number, modulo the number of places, says which place it has; the place is given to a later batch only
@@ -48,13 +50,18 @@ class BoardView {
   [[nodiscard]] board_layout::SlotHead& head(std::uint32_t slot) const;
   [[nodiscard]] board_layout::SlotRank& slot_rank(std::uint32_t slot, int rank) const;
   [[nodiscard]] std::byte* log() const { return block_ + log_at_; }
+  [[nodiscard]] board_layout::RingRank& ring_rank(int rank) const;
+  /// Returns the first of the words that say who has sent the rank frames.
+  [[nodiscard]] std::atomic<std::uint64_t>* senders(int rank) const;
+  [[nodiscard]] board_layout::RingHead& ring(int from, int to) const;
+  [[nodiscard]] std::byte* ring_memory(int from, int to) const;
 
  private:
   std::byte* block_;
   int self_;
   int ranks_;
   std::uint32_t slots_;
-  std::size_t areas_at_, slots_at_, slot_bytes_, log_at_;
+  std::size_t areas_at_, slots_at_, slot_bytes_, log_at_, callers_at_, caller_bytes_, rings_at_, ring_bytes_;
 };
 
 }  // namespace hvd

@@ -10,6 +10,11 @@
 ///   slots     (64 + 128 n) s  for each slot its SlotHead, and after it a SlotRank for each rank
 ///   log       4,194,304       records, each its length u32 and so many bytes (hvd/negotiation/values/records.h); the byte at
 ///                             position p lies at p modulo the size
+///   callers   (64 + s) n      for each rank its RingRank, and after it a bit for each rank, in words of 64, in whole lines (s bytes):
+///   whether
+///                             that has ever sent it a frame
+///   rings     (64 + r) n n    for each rank, and for each that it sends frames to, a RingHead and r bytes of frames
+///                             (hvd/negotiation/values/peer_frames.h): each a line and its payload, in whole lines; r is `ring_bytes`
 ///
 /// Offsets and sizes are those of glibc on x86-64; where a mutex is larger, what follows it lies further on. What many ranks write, or wait
 /// for, begins a cache line.
@@ -60,12 +65,19 @@
 ///               32     88   note                    input, then result, of a tiny operation on the fast path: 32 bytes in the first line;
 ///                                                   or where the ranks' blocks of a round of leased blocks are, a word each
 ///              120      8   stuck_round             as arrived_round, of the last that has waited for long
+///
+///   RingRank:    0      4   call                    when the rank's doorbells are to be rung (Rings::Call)
+///                8      8   meetings                calls of barrier_until of the rank
+///
+///   RingHead:    0      8   taken                   bytes that the reader has taken
 // Tested in tests/hvd/negotiation/board_test.cc
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -132,6 +144,24 @@ struct alignas(64) SlotRank {
   std::atomic<std::uint64_t> stuck_round{0};
 };
 
+struct alignas(64) RingRank {
+  std::atomic<std::uint32_t> call{0};
+  std::atomic<std::uint64_t> meetings{0};
+};
+
+struct alignas(64) RingHead {
+  std::atomic<std::uint64_t> taken{0};
+};
+
+/// Returns the bytes of a ring's frames: large where the ranks are few, as all pairs may come to use theirs.
+constexpr std::size_t ring_bytes(int ranks) {
+  constexpr std::size_t kAll = std::size_t{64} << 20, kMost = std::size_t{256} << 10, kLeast = std::size_t{16} << 10;
+  const auto n = static_cast<std::size_t>(ranks);
+  return std::clamp(std::bit_floor(kAll / (n * n) + 1), kLeast, kMost);
+}
+/// Returns the words that have a bit for each rank.
+constexpr std::size_t sender_words(int ranks) { return (static_cast<std::size_t>(ranks) + 63) / 64; }
+
 // What several processes see must be one word to each of them.
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free && sizeof(FutexWord) == 4);
 static_assert(std::is_standard_layout_v<Header> && std::is_standard_layout_v<RankArea>);
@@ -139,6 +169,7 @@ static_assert(sizeof(BatchState) == 64 && alignof(BatchState) == 64);
 static_assert(offsetof(Header, tail) % 64 == 0 && offsetof(Header, wait_doorbell) % 64 == 0);
 static_assert(offsetof(Header, first_failure) % 64 == 0 && offsetof(Header, batches) % 64 == 0);
 static_assert(offsetof(RankArea, read) % 64 == 0 && sizeof(RankArea) % 64 == 0);
+static_assert(sizeof(RingRank) == 64 && sizeof(RingHead) == 64);
 static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(SlotRank, note) == 32);
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__ILP32__)
 static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);
@@ -155,7 +186,7 @@ static_assert(offsetof(RankArea, late_unit) == 2128 && offsetof(RankArea, late_d
 
 /// The offsets of the parts.
 struct Offsets {
-  std::size_t areas, slots, slot_bytes, log, end;
+  std::size_t areas, slots, slot_bytes, log, callers, caller_bytes, rings, ring_bytes, end;
 };
 inline Offsets offsets(int ranks, std::uint32_t slots) {
   const auto round_up = [](std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; };
@@ -165,7 +196,11 @@ inline Offsets offsets(int ranks, std::uint32_t slots) {
   at.slots = at.areas + round_up(n * sizeof(RankArea));
   at.slot_bytes = sizeof(SlotHead) + n * sizeof(SlotRank);
   at.log = at.slots + round_up(slots * at.slot_bytes);
-  at.end = at.log + kLogBytes;
+  at.callers = at.log + kLogBytes;
+  at.caller_bytes = sizeof(RingRank) + (sender_words(ranks) * sizeof(std::uint64_t) + 63) / 64 * 64;
+  at.rings = at.callers + round_up(n * at.caller_bytes);
+  at.ring_bytes = sizeof(RingHead) + ring_bytes(ranks);
+  at.end = at.rings + round_up(n * n * at.ring_bytes);
   return at;
 }
 
@@ -183,6 +218,10 @@ inline BoardView::BoardView(std::span<std::byte> block, int self)
   slots_at_ = at.slots;
   slot_bytes_ = at.slot_bytes;
   log_at_ = at.log;
+  callers_at_ = at.callers;
+  caller_bytes_ = at.caller_bytes;
+  rings_at_ = at.rings;
+  ring_bytes_ = at.ring_bytes;
 }
 
 // On the way of small operations, of which they would be a twentieth as calls.
@@ -196,6 +235,20 @@ inline BoardView::BoardView(std::span<std::byte> block, int self)
 [[gnu::always_inline]] inline board_layout::SlotRank& BoardView::slot_rank(std::uint32_t slot, int rank) const {
   return *reinterpret_cast<board_layout::SlotRank*>(block_ + slots_at_ + slot * slot_bytes_ + sizeof(board_layout::SlotHead) +
                                                     static_cast<std::size_t>(rank) * sizeof(board_layout::SlotRank));
+}
+
+[[gnu::always_inline]] inline board_layout::RingRank& BoardView::ring_rank(int rank) const {
+  return *reinterpret_cast<board_layout::RingRank*>(block_ + callers_at_ + static_cast<std::size_t>(rank) * caller_bytes_);
+}
+[[gnu::always_inline]] inline std::atomic<std::uint64_t>* BoardView::senders(int rank) const {
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(&ring_rank(rank) + 1);
+}
+[[gnu::always_inline]] inline board_layout::RingHead& BoardView::ring(int from, int to) const {
+  const std::size_t number = static_cast<std::size_t>(from) * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(to);
+  return *reinterpret_cast<board_layout::RingHead*>(block_ + rings_at_ + number * ring_bytes_);
+}
+[[gnu::always_inline]] inline std::byte* BoardView::ring_memory(int from, int to) const {
+  return reinterpret_cast<std::byte*>(&ring(from, to) + 1);
 }
 
 }  // namespace hvd
