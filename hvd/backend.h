@@ -23,6 +23,7 @@ namespace hvd {
 
 class SlotMemory;
 class LeaderMemory;
+class ExposedMemory;
 
 /// A ProcessSetInfo says which ranks are in a process set.
 struct ProcessSetInfo {
@@ -144,6 +145,9 @@ class Backend {
   /// Returns the memory in which the leaders of all domains do small operations of all ranks for their domains. Otherwise like
   /// `slot_memory`.
   virtual LeaderMemory* leader_memory() { return nullptr; }
+  /// Returns the way to memory that ranks of the domain send each other (hvd/exposed_memory.h), if this backend has one. Otherwise like
+  /// `slot_memory`.
+  virtual ExposedMemory* exposed_memory() { return nullptr; }
 
   /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they must be polled.
   virtual bool notifies() const { return false; }

@@ -78,9 +78,11 @@ enum class Limit : std::uint8_t {
   BroadcastPieces,           ///< pieces of a broadcast between hosts
   LeastBroadcastPieceBytes,  ///< of such a piece, at least
   MostBroadcastPieceBytes,   ///< of such a piece, at most
+  EagerBytes,                ///< of a message that is sent before anybody receives it
+  EagerTogetherBytes,        ///< of such messages at a time
 };
 /// The number of limits.
-inline constexpr std::size_t kLimitCount = static_cast<std::size_t>(Limit::MostBroadcastPieceBytes) + 1;
+inline constexpr std::size_t kLimitCount = static_cast<std::size_t>(Limit::EagerTogetherBytes) + 1;
 
 /// A LimitRow is what the table has of a limit.
 struct LimitRow {
@@ -150,6 +152,10 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "no record"},
     {Limit::MostBroadcastPieceBytes, std::size_t{512} << 10, "bytes of such a piece at most", "so many are under way at a time: memory",
      "3 hosts, 16 MiB, 1 Gbit/s: down a tree 285 ms, along a chain 162"},
+    {Limit::EagerBytes, std::size_t{8} << 10, "bytes of a message of send that goes before its receiver asks for it",
+     "its sender need not wait; what is larger is copied once, from memory to memory", "no record yet"},
+    {Limit::EagerTogetherBytes, std::size_t{1} << 20, "bytes of such messages that a rank has not received yet, of one sender",
+     "beyond it messages stay with their sender until they are received: memory", "no measurement: a bound on memory"},
 }};
 
 /// Returns the value of a limit.
@@ -213,6 +219,13 @@ constexpr std::size_t relays(OpKind kind, std::size_t bytes, std::size_t ranks, 
 }
 /// Returns whether copies are stored past the caches. `bytes`: that all ranks get together.
 constexpr bool is_past_caches(std::size_t bytes) { return bytes >= limit(Limit::StreamedBytes); }
+/// Returns whether a message that is not eager is read where it lies by its receiver, on the same host.
+constexpr bool is_exposed(const RouteMachine& machine) { return machine.reads_others && !machine.is_slow; }
+/// Returns whether a message goes before its receiver asks for it. `together`: bytes of those that have gone and are not received, with it;
+/// `most`: that the way takes at once.
+constexpr bool is_eager(std::size_t bytes, std::size_t together, std::size_t most) {
+  return bytes <= most && bytes <= limit(Limit::EagerBytes) && together <= limit(Limit::EagerTogetherBytes);
+}
 /// Returns whether an input is read where it lies by the other ranks of its host, in an operation between hosts.
 constexpr bool is_read_between_hosts(OpKind kind, std::size_t bytes) { return kind != OpKind::Reducescatter && !is_at_once(bytes); }
 /// Returns whether every host sends all that it contributes to every other. `contribution_bytes`: of a host.

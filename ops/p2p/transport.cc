@@ -80,6 +80,11 @@ std::optional<Message> P2pTransport::receive() {
   return std::nullopt;
 }
 
+bool P2pTransport::has_unsent() {
+  reap();
+  return !outgoing_.empty() || !wire_->flush();
+}
+
 bool P2pTransport::drain(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   while (true) {

@@ -26,6 +26,7 @@ class P2pTransport final : public Transport {
   int domains() const override { return static_cast<int>(leaders_.size()); }
   void send(int to, std::span<const std::byte> bytes) override;
   std::optional<Message> receive() override;
+  bool has_unsent() override;
 
   /// For an orderly end: makes the wire send what is queued. False if `patience` ran out first, or a rank has gone; then it is forgotten
   /// with this object.

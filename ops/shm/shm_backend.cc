@@ -138,6 +138,11 @@ void ShmBackend::pull(const BatchTraits& traits, std::int64_t count, std::span<c
 }
 void ShmBackend::finish_reading(std::span<const std::byte* const> blocks) noexcept { PulledBlocks::finish_reading(blocks); }
 
+std::optional<std::uint64_t> ShmBackend::expose(const void* memory, std::size_t bytes) {
+  if (const auto place = staging_.find(memory)) return place;
+  return routes::is_exposed(machine_) ? staging_.show(memory, bytes) : std::nullopt;
+}
+
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {
   if (routes::takes(batch.traits.kind)) return std::make_unique<PullExecution>(context_, std::move(batch));
   return make_claimed_execution(context_, std::move(batch));

@@ -9,6 +9,7 @@
 // Tested in tests/contract/suite.cc, tests/hvd/engine/pulled_rounds_test.cc
 
 #include "hvd/backend.h"
+#include "hvd/exposed_memory.h"
 #include "hvd/fast_path_memory.h"
 #include "hvd/routes.h"
 #include "hvd/stats.h"
@@ -21,7 +22,7 @@ namespace hvd {
 /// Returns the arena of the rank with this index. `memory`, whose board has been formatted, must stay mapped.
 std::shared_ptr<Arena> make_arena(const DomainMemory& memory, int index);
 
-class ShmBackend final : public Backend, private SlotMemory {
+class ShmBackend final : public Backend, private SlotMemory, private ExposedMemory {
  public:
   ShmBackend(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology, std::shared_ptr<StatsCounters> stats);
 
@@ -32,6 +33,7 @@ class ShmBackend final : public Backend, private SlotMemory {
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   SlotMemory* slot_memory() override { return this; }
+  ExposedMemory* exposed_memory() override { return this; }
   bool notifies() const override { return true; }
   bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
@@ -49,6 +51,11 @@ class ShmBackend final : public Backend, private SlotMemory {
   void pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks, std::span<const std::int64_t> parts,
             void* output) override;
   void finish_reading(std::span<const std::byte* const> blocks) noexcept override;
+  std::optional<std::uint64_t> expose(const void* memory, std::size_t bytes) override;
+  void withdraw(std::uint64_t location) noexcept override { staging_.release(location); }
+  bool get(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) override {
+    return staging_.read(index, location, skipped, to, bytes);
+  }
 
   const RouteMachine machine_;
   ShmContext context_;
