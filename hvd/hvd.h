@@ -320,6 +320,26 @@ int join(const ProcessSet& process_set = {});
 /// Blocks until all ranks of the set have called it.
 void barrier(const ProcessSet& process_set = {});
 
+/// Sends `buffer` to one rank, which receives it by recv with this tag: messages between two ranks with one tag in the order in which they
+/// were sent. Returns when the buffer may be used again: of up to 8 KiB (Limit::EagerBytes) mostly at once, otherwise when it has been
+/// received. Throws InvalidArgument at the call: no such rank, kAnyPeer, a negative tag, memory of a GPU; Mismatch where it has waited for
+/// a recv of another type or number of elements, which is thrown there too; Shutdown if the receiver has called `shutdown()` and has no
+/// recv for it, or this rank has; and what ended the world. To itself too, if another thread receives, or a recv is pending.
+void send(const Buffer& buffer, const PeerOptions& options);
+/// Does what `send` does without waiting. The buffer must stay as it is until `wait()` returns.
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options);
+/// Receives the next message with this tag that the rank, or any, has sent, and returns that rank. Throws as `send` does: Mismatch unless
+/// the message has the buffer's type and number of elements (the message is gone then, and nothing is written), Shutdown if the rank, or
+/// all others, have called `shutdown()` without sending it.
+int recv(const Buffer& buffer, const PeerOptions& options = {});
+/// Does what `recv` does without waiting. Any number may be pending; of those with one tag that a message is for, the first gets it.
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options = {});
+
+/// Waits until all ranks have called it as often as this one has, or the time is over, and returns the ranks that have not, ascending: none
+/// if all have come. The world lives on, and a rank that was missed may still come; its call then counts with those of the others that have
+/// been over. Ranks that have called `shutdown()` are not waited for. Throws what has ended the world. One thread of a rank at a time.
+std::vector<int> barrier_until(std::chrono::nanoseconds time);
+
 /// Returns memory that all ranks of this host can work on in place (zeroed when new, 64-byte aligned at least): a tensor in it needs no
 /// copies. Null where ranks do not share memory, where the addresses that `Config::arena_bytes` reserves are used up, and once the world
 /// has failed: tensors in other memory are copied. It is freed when the last copy of the pointer is gone, also after `shutdown()`.
@@ -335,6 +355,11 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name);
 /// Returns the running engine. Throws NotInitialized.
 std::shared_ptr<Engine> engine();
+/// @{
+/// Do what `send_async` and `recv_async` do, and keep the owner of the buffer's memory until they are done.
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner);
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner);
+/// @}
 /// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
 /// Blocks until the submission is done, failed included, or the time is over. Returns whether it is done.

@@ -150,6 +150,15 @@ struct BroadcastOptions {
   World world{};                         ///< see AllreduceOptions::world
 };
 
+/// The peer of a recv that takes a message of any rank.
+inline constexpr int kAnyPeer = -1;
+
+/// PeerOptions are those of send and recv.
+struct PeerOptions {
+  int peer = kAnyPeer;  ///< the global rank that a message goes to, or comes from; kAnyPeer: comes from any, this one included
+  int tag = 0;          ///< not negative; a recv takes messages of its tag alone
+};
+
 /// TimelineOptions are those of start_timeline.
 struct TimelineOptions {
   bool mark_cycles = false;  ///< show where each batch is cut

@@ -146,6 +146,14 @@ std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topol
   return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank, topology.domain);
 }
 
+/// Makes the transport between all ranks, for send and recv; null in a world of one domain. Collective.
+std::unique_ptr<Transport> make_peers(const ChosenWire& wire, const Topology& topology) {
+  if (topology.domains == 1) return nullptr;
+  std::vector<int> ranks(static_cast<std::size_t>(topology.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return std::make_unique<P2pTransport>(wire.make(), ranks, ranks, topology.rank);
+}
+
 /// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
 std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology, const std::shared_ptr<Arena>& arena,
                                          const DomainMemory& memory) {
@@ -188,6 +196,7 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   auto made = make_transport(wire, topology);
   P2pTransport* const transport = topology.domain_index == 0 ? made.get() : nullptr;
   (topology.domain_index == 0 ? parts.transport : parts.alarm) = std::move(made);
+  parts.peers = make_peers(wire, topology);
   Backends backends = make_backends(parts, bootstrap, wire.make, memory, arena);
   parts.backends = std::move(backends.all);
   parts.device = backends.device;

@@ -22,6 +22,7 @@ PARTS = [
     ("hvd/engine/agreement/", 3.1),
     ("hvd/engine/fast_path/", 3.2),
     ("hvd/engine/progress/", 3.3),
+    ("hvd/engine/peers/", 3.4),
     ("hvd/engine/leader/", 3.4),
     ("hvd/engine/health/", 3.5),
     ("hvd/engine/", 3.9),

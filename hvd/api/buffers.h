@@ -4,6 +4,7 @@
 ///   hvd.cc        the world as users see it: ranks, process sets, timeline, join and barrier
 ///   buffers.cc    allreduce and broadcast of raw buffers
 ///   gathering.cc  allgather, reducescatter and alltoall of them, whose results are made when their sizes are known
+///   peers.cc      send and recv
 ///   into.cc       the same, with results in memory that exists
 ///   persistent.cc all of these as operations that are started again and again
 // Tested in tests/contract/endpoint_front.cc, tests/contract/local_error_cases.cc

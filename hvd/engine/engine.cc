@@ -37,10 +37,12 @@ Engine::Engine(EngineParts parts)
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
       handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
       leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_, fast_path_) : nullptr),
+      messages_(parts_, mutex_),
       messenger_(parts_, leader_.get(), mutex_),
-      health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), mutex_),
+      health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), messages_, mutex_),
       loop_(parts_, mutex_, callers_, burst_, *this),
-      small_calls_(parts_, mutex_, burst_, fast_path_, runner_, submitter_, leader_.get(), loop_) {
+      small_calls_(parts_, mutex_, burst_, fast_path_, runner_, submitter_, leader_.get(), loop_),
+      peer_calls_(parts_, mutex_, submitter_, messages_, loop_) {
   const Config& config = parts_.config;
   board_.set_patience(
       {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
@@ -172,6 +174,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
   handler_.handle(outcomes, said_here);
   somebody_left_ = somebody_left_ || !outcomes.left.empty();
   if (leader_) leader_->note(outcomes);
+  for (const int rank : outcomes.left) messages_.note_left(rank);
 }
 
 // --------------------------------------------------------------------------------------------------------------------- driving
@@ -203,6 +206,7 @@ bool Engine::progress(const Turn& turn) noexcept {
       if (batches.empty() && log_.table().sets().has_removed()) bury_removed_sets(turn);
     }
     progressed = runner_.run(turn, std::move(batches)) || progressed;
+    progressed = drive_messages(turn) || progressed;
     if (leader_) {
       const EngineLock lock(mutex_);
       progressed = leader_->drive(turn) || progressed;
@@ -213,6 +217,15 @@ bool Engine::progress(const Turn& turn) noexcept {
     fail_everything(turn, board_.failure());
     return false;
   }
+}
+
+bool Engine::drive_messages(const Turn& turn) {
+  const bool has_news = messages_.has_news();
+  if (!has_news && !parts_.peers) return false;
+  EngineLock lock(mutex_);
+  const bool any = has_news && messages_.advance(lock);
+  const bool looks = messages_.awaits_elsewhere() || messages_.has_unsent(turn);
+  return (looks && messages_.exchange(turn)) || any;
 }
 
 /// Nothing of them is used by this rank any more.
@@ -227,7 +240,7 @@ void Engine::bury_removed_sets(const Turn& turn) {
 
 bool Engine::polls(const Turn& turn) const {
   // What comes over a wire or from a device rings no doorbell here.
-  return parts_.transport != nullptr || runner_.polls(turn);
+  return parts_.transport != nullptr || messages_.awaits_elsewhere() || runner_.polls(turn);
 }
 
 bool Engine::has_results(const Turn& /*turn*/) {
@@ -236,19 +249,19 @@ bool Engine::has_results(const Turn& /*turn*/) {
 }
 
 bool Engine::has_more(const Turn& turn) {
-  if (runner_.is_running(turn)) return true;
+  if (runner_.is_running(turn) || messages_.has_work()) return true;
   const EngineLock lock(mutex_);
   return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->has_work()));
 }
 
-bool Engine::expects_messages(const Turn& /*turn*/) {
+bool Engine::expects_messages(const Turn& turn) {
   const EngineLock lock(mutex_);
-  return leader_ && leader_->expects_messages();
+  return (leader_ && leader_->expects_messages()) || messages_.awaits_elsewhere() || messages_.has_unsent(turn);
 }
 
 void Engine::wait(HandleState& pending) {
   const LibraryCall inside;
-  if (!ProgressLoop::may_go_on(pending)) small_calls_.await(pending);
+  if (!ProgressLoop::may_go_on(pending)) pending.is_message ? peer_calls_.await(pending) : small_calls_.await(pending);
   loop_.wait_for(pending);
 }
 
@@ -311,6 +324,7 @@ void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
   for (Entry* entry : ledger_.all())
     if (entry->announced) finish(*entry, status);  // the others' submitters find that all is refused
   submitter_.refuse_all(status);
+  messages_.fail_all(status);
   mutex_.wake_own_threads();
 }
 
@@ -344,7 +358,9 @@ bool Engine::announce_leaving() {
     fast_path_.end_complete();
     fast_path_.adopt_all();
     if (board_.failed()) return true;
-    return leavers_.leave();
+    if (!leavers_.leave()) return false;
+    messages_.leave();
+    return true;
   } catch (...) {
     board_.set_failure(status_of_current_exception());
     return true;
@@ -384,7 +400,8 @@ bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
     return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
   });
   {
-    const EngineLock lock(mutex_);
+    EngineLock lock(mutex_);
+    end_messages(lock);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
     if (board_.failed() && if_alone.ok()) warn_of_failure();
     fast_path_.adopt_all();
@@ -402,6 +419,16 @@ bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
     log(LogLevel::Warning, "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes on without them",
         kCallbackPatience.count());
   return stopped_cleanly_.load();
+}
+
+/// All have left, or the world has failed: what has been said before that counts, and what is pending fails.
+void Engine::end_messages(EngineLock& lock) {
+  try {
+    if (!board_.failed()) messages_.advance(lock, false);
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+  }
+  messages_.fail_all({Status::Code::Shutdown, "it was pending when hvd::shutdown() was called"});
 }
 
 /// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank has left, that rank alone says so: the

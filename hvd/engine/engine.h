@@ -3,11 +3,12 @@
 ///
 ///   submit -> EntryFactory -> Ledger -> Controller -> [the domain's log] -> NegotiationLog -> outcomes
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState
+///   send, recv -> PeerCalls -> PeerMessages -> [rings of the domain, or a transport] -> HandleState
 ///
 /// Parts, each with a file pair and the owner of its state: CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog,
 /// Controller, Cutter, Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Deadlocks, Health,
-/// ProgressLoop, SmallCalls. Calls lead down in this order; back up leads only `EngineEvents`, which the engine implements. The engine
-/// itself owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
+/// PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Calls lead down in this order; back up leads only `EngineEvents`, which the engine
+/// implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -41,6 +42,8 @@
 #include "hvd/engine/health/health.h"
 #include "hvd/engine/leader/leader_task.h"
 #include "hvd/engine/outcome_handler.h"
+#include "hvd/engine/peers/peer_calls.h"
+#include "hvd/engine/peers/peer_messages.h"
 #include "hvd/engine/progress/batch_runner.h"
 #include "hvd/engine/progress/progress_loop.h"
 #include "hvd/engine/progress/submitter.h"
@@ -62,6 +65,8 @@ class Engine : private EngineEvents {
   HVD_BETWEEN_LIBRARIES std::shared_ptr<HandleState> submit(Submission submission, After after = After::Return);
   /// Returns the way in for callers of repeated small operations.
   [[nodiscard]] SmallCalls& small_calls() { return small_calls_; }
+  /// Returns the way in for send and recv.
+  [[nodiscard]] PeerCalls& peer_calls() { return peer_calls_; }
   /// The calling thread has called `init()`, as it has on all ranks: its operations without names are told from those of other threads.
   void enter_init_thread();
   /// Throws InvalidArgument where `submit` would, for what this rank can see by itself. Nothing is sent, nothing is read. Any thread.
@@ -138,6 +143,8 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   bool announce_leaving();
+  bool drive_messages(const Turn& turn);
+  void end_messages(EngineLock& lock) HVD_REQUIRES(engine_mutex);
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void watch(Clock::time_point deadline);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
@@ -161,10 +168,12 @@ class Engine : private EngineEvents {
   Submitter submitter_;
   OutcomeHandler handler_;
   std::unique_ptr<LeaderTask> leader_;  // of a rank that leads its domain in a world of several
+  PeerMessages messages_;
   FailureMessenger messenger_;
   Health health_;
   ProgressLoop loop_;
   SmallCalls small_calls_;
+  PeerCalls peer_calls_;
 
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;                             // of the thread that has the turn

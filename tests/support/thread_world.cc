@@ -272,6 +272,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
   const int size = options_.size;
   const int domains = std::min(options_.domains, size);
   auto mail = std::make_shared<Mailboxes>(domains);
+  auto peer_mail = std::make_shared<Mailboxes>(size);
   auto meeting_place = std::make_shared<Rendezvous>();
   options_.config.cache_capacity = std::min<std::uint32_t>(options_.config.cache_capacity, 4096);
   engines_.resize(static_cast<std::size_t>(size));
@@ -309,6 +310,7 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
       parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, topology));
       if (domains > 1) (index == 0 ? parts.transport : parts.alarm) = std::make_unique<MailTransport>(mail, domain, domains, index == 0);
+      if (domains > 1) parts.peers = std::make_unique<MailTransport>(peer_mail, rank, size);
       if (options_.add_backends) options_.add_backends(rank, parts, arena);
       if (options_.customize) options_.customize(rank, parts);
       engines_[static_cast<std::size_t>(rank)] = std::make_unique<Engine>(std::move(parts));

@@ -46,6 +46,7 @@ void Health::look(const Turn& /*turn*/) noexcept {
     deadlocks_.look();
     look_for_late();
     report_stalls();
+    report_late_messages();
     if (leader_ != nullptr) report_silence();
   } catch (...) {
     board.set_failure(status_of_current_exception());
@@ -120,6 +121,20 @@ void Health::report_stalls() {
   const auto now = Clock::now();
   ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, false); });
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, true); });
+}
+
+void Health::report_late_messages() {
+  const Config& config = parts_.config;
+  const auto now = Clock::now();
+  messages_.for_each_awaited([&](const std::string& what, Clock::time_point since, Clock::time_point& reported) {
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - since);
+    const std::string text = formatted("{} has waited {} s", what, waited.count());
+    if (config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time)
+      return parts_.board->set_failure({Status::Code::StallTimeout, text});
+    if (config.stall_check_disable || now - reported < config.stall_check_time) return;
+    reported = now;
+    log(LogLevel::Warning, "{}", text);
+  });
 }
 
 std::string Health::describe_silence(const Heartbeat::Silence& silence) const {

@@ -14,19 +14,21 @@
 #include "hvd/engine/core/submission_queue.h"
 #include "hvd/engine/health/deadlocks.h"
 #include "hvd/engine/leader/leader_task.h"
+#include "hvd/engine/peers/peer_messages.h"
 
 namespace hvd {
 
 class Health {
  public:
   Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-         CallerThreads& callers, LeaderTask* leader, EngineMutex& mutex)
+         CallerThreads& callers, LeaderTask* leader, PeerMessages& messages, EngineMutex& mutex)
       : parts_(parts),
         log_(log),
         controller_(controller),
         ledger_(ledger),
         queue_(queue),
         leader_(leader),
+        messages_(messages),
         mutex_(mutex),
         deadlocks_(parts, log, ledger, queue, callers, leader, mutex.continuations()) {}
 
@@ -42,6 +44,7 @@ class Health {
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
   void report_stalls() HVD_REQUIRES(engine_mutex);
+  void report_late_messages() HVD_REQUIRES(engine_mutex);
   void report_silence() HVD_REQUIRES(engine_mutex);
   /// Returns which ranks' host has said nothing for how long.
   [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;
@@ -65,6 +68,7 @@ class Health {
   Ledger& ledger_;
   SubmissionQueue& queue_;
   LeaderTask* const leader_;  // null where this rank leads no domain
+  PeerMessages& messages_;
   EngineMutex& mutex_;
   Deadlocks deadlocks_ HVD_GUARDED_BY(engine_mutex);
   std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain

@@ -33,10 +33,14 @@ void Submitter::wait_for_earlier(EngineLock& lock, const UnitKey& key, ProgressL
   }
 }
 
-Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
+void Submitter::require_open() {
   if (over_.ok() && board_.failed()) log_.explained(board_.failure()).raise();
   over_.raise();
   if (stopping_) throw Shutdown("hvd::shutdown() has been called");
+}
+
+Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
+  require_open();
   UnitKey& key = fresh->key;
   if (!log_.table().sets().has(key.process_set)) throw InvalidArgument(removed_text(key));
   const auto& joined = log_.table().sets().joined(key.process_set);

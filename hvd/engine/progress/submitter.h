@@ -54,6 +54,9 @@ class Submitter {
   /// Announces submissions whose name is free now.
   bool announce_waiting() HVD_REQUIRES(engine_mutex);
 
+  /// Throws, if nothing is taken any more, why: Shutdown, or what ended the world.
+  void require_open() HVD_REQUIRES(engine_mutex);
+
   // ---- the end
   /// Submissions are refused from now on, as shutdown() has been called. Returns whether they were already.
   bool stop() HVD_REQUIRES(engine_mutex) { return std::exchange(stopping_, true); }

@@ -1,0 +1,54 @@
+// send and recv of raw buffers; barrier_until.
+// Tested in tests/contract/peer_cases.cc
+
+#include <utility>
+
+#include "hvd/api/buffers.h"
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+namespace {
+
+PeerCall call_of(const Buffer& buffer, const PeerOptions& options, const char* what) {
+  if (buffer.device.kind != DeviceKind::Cpu)
+    throw InvalidArgument(formatted("{}: the buffer is in memory of a GPU: copy it to the host", what));
+  if (!has_possible_sizes(buffer.shape)) throw InvalidArgument(formatted("{}: shape {} is impossible", what, to_string(buffer.shape)));
+  return {buffer.data, buffer.data, buffer.dtype, element_count(buffer.shape), options.peer, options.tag, {}};
+}
+
+Handle<void> start_send(PeerCall call) {
+  auto running = engine();
+  auto pending = running->peer_calls().start_send(std::move(call));
+  return {std::move(running), std::move(pending), [] {}};
+}
+
+Handle<int> start_receive(PeerCall call) {
+  auto running = engine();
+  auto pending = running->peer_calls().start_receive(std::move(call));
+  const auto from = [state = pending] { return static_cast<int>(state->value); };
+  return {std::move(running), std::move(pending), from};
+}
+
+}  // namespace
+
+void send(const Buffer& buffer, const PeerOptions& options) { engine()->peer_calls().send(call_of(buffer, options, "send")); }
+int recv(const Buffer& buffer, const PeerOptions& options) { return engine()->peer_calls().receive(call_of(buffer, options, "recv")); }
+
+std::vector<int> barrier_until(std::chrono::nanoseconds time) { return engine()->peer_calls().meet(time); }
+
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) { return start_send(call_of(buffer, options, "send")); }
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) { return start_receive(call_of(buffer, options, "recv")); }
+
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+  PeerCall call = call_of(buffer, options, "send");
+  call.keep_alive = std::move(owner);
+  return start_send(std::move(call));
+}
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+  PeerCall call = call_of(buffer, options, "recv");
+  call.keep_alive = std::move(owner);
+  return start_receive(std::move(call));
+}
+
+}  // namespace hvd

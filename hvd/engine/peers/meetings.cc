@@ -1,0 +1,32 @@
+#include "hvd/engine/peers/meetings.h"
+
+#include <algorithm>
+
+namespace hvd {
+
+std::uint64_t Meetings::come() {
+  parts_.board->rings().set_meetings(++come_);
+  PeerFrameHead head;
+  head.kind = PeerFrameKind::Came;
+  head.words[0] = come_;
+  for (int rank = 0; rank < parts_.topology.size; ++rank)
+    if (links_.is_elsewhere(rank)) links_.send(rank, head);
+  return come_;
+}
+
+void Meetings::hear(int from, std::uint64_t meetings) {
+  auto& heard = heard_[static_cast<std::size_t>(from)];
+  heard = std::max(heard, meetings);
+}
+
+std::vector<int> Meetings::missing(std::uint64_t meeting) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < parts_.topology.size; ++rank) {
+    const std::uint64_t came =
+        links_.is_elsewhere(rank) ? heard_[static_cast<std::size_t>(rank)] : parts_.board->rings().meetings(links_.index_of(rank));
+    if (came < meeting) missing.push_back(rank);
+  }
+  return missing;
+}
+
+}  // namespace hvd

@@ -1,0 +1,78 @@
+#pragma once
+/// A PeerInbox is where messages and recvs of one rank meet: recvs that no message has come for, and messages that no recv has asked for.
+/// Of one tag, a message is for the first recv that takes messages of its sender, and a recv takes the first message. A value without a
+/// lock; nothing fails.
+// Tested in tests/hvd/engine/peer_messages_test.cc
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "hvd/base/wire.h"
+#include "hvd/engine/core/parts.h"
+#include "hvd/engine/peers/peer_call.h"
+#include "hvd/negotiation/values/peer_frames.h"
+#include "hvd/submission.h"
+
+namespace hvd {
+
+/// A recv that is not done.
+struct PeerReceive {
+  PeerCall call;
+  std::shared_ptr<HandleState> pending;
+  int from = kAnyPeer;                    ///< once it has met a message
+  std::uint64_t send = 0;                 ///< of the sender
+  std::optional<std::uint64_t> location;  ///< at which the message lies
+  std::size_t got = 0;                    ///< bytes
+  bool is_busy = false;                   ///< a thread copies, without the mutex
+  Status doomed;                          ///< what it is to end with then
+  Clock::time_point since = Clock::now(), reported = since;
+};
+
+/// A message that no recv has met yet.
+struct PeerArrival {
+  int from = 0;
+  PeerFrameHead head;
+  Bytes payload;
+};
+
+class PeerInbox {
+ public:
+  /// Adds a recv, behind all others.
+  void post(PeerReceive receive);
+  /// Takes out the first recv for a message of this tag and rank.
+  [[nodiscard]] std::optional<PeerReceive> take_posted(int tag, int from);
+  /// Takes out those for which `is_one(peer)` holds.
+  template <class IsOne>
+  [[nodiscard]] std::vector<PeerReceive> take_posted_if(const IsOne& is_one) {
+    std::vector<PeerReceive> taken;
+    for (auto one = posted_.begin(); one != posted_.end();) {
+      const bool takes = is_one(one->second.call.peer);
+      if (takes) taken.push_back(std::move(one->second));
+      one = takes ? posted_.erase(one) : std::next(one);
+    }
+    return taken;
+  }
+  [[nodiscard]] const auto& posted() const { return posted_; }
+  [[nodiscard]] auto& posted() { return posted_; }
+
+  /// Adds a message, behind all others.
+  void keep(PeerArrival arrival);
+  /// Takes out the first message of this tag and rank, or any.
+  [[nodiscard]] std::optional<PeerArrival> take_arrival(int tag, int from);
+  /// Takes out all of them.
+  [[nodiscard]] std::vector<PeerArrival> take_arrivals();
+
+ private:
+  /// By tag, rank or kAnyPeer, and number.
+  using Key = std::tuple<int, int, std::uint64_t>;
+  std::map<Key, PeerReceive> posted_;
+  std::map<Key, PeerArrival> arrivals_;
+  std::uint64_t numbers_ = 0;
+};
+
+}  // namespace hvd

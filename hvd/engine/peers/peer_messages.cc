@@ -1,0 +1,479 @@
+#include "hvd/engine/peers/peer_messages.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "hvd/base/text.h"
+#include "hvd/errors.h"
+#include "hvd/routes.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr std::uint64_t kNoLocation = std::numeric_limits<std::uint64_t>::max();
+constexpr std::size_t kPartBytes = std::size_t{4} << 20;  // that are got at once, before others have their turn
+constexpr std::size_t kWindow = 16;                       // chunks under way at once
+
+/// The bytes that an eager message counts for.
+std::uint64_t cost_of(std::size_t bytes) { return sizeof(PeerFrameHead) + bytes; }
+
+PeerFrameHead answer(PeerFrameKind kind, std::uint64_t id, std::uint64_t word = 0) {
+  PeerFrameHead head;
+  head.kind = kind;
+  head.id = id;
+  head.words[0] = word;
+  return head;
+}
+
+std::shared_ptr<HandleState> make_state() {
+  auto state = std::make_shared<HandleState>();
+  state->is_message = true;
+  return state;
+}
+
+std::span<const std::byte> bytes_of(const PeerCall& call) { return {static_cast<const std::byte*>(call.input), call.bytes()}; }
+
+/// Returns whether the message is what the recv expects.
+bool fits(const PeerFrameHead& head, const PeerCall& call) { return head.dtype == call.dtype && head.count == call.count; }
+
+PeerPayload payload_of(const PeerArrival& arrival) { return {arrival.payload, {}}; }
+
+std::string peer_text(int peer) { return peer == kAnyPeer ? "any rank" : formatted("rank {}", peer); }
+
+}  // namespace
+
+PeerMessages::PeerMessages(const EngineParts& parts, EngineMutex& mutex)
+    : parts_(parts), mutex_(mutex), links_(parts), meetings_(parts, links_), peers_(static_cast<std::size_t>(parts.topology.size)) {
+  for (const auto& backend : parts.backends)
+    if (exposed_ == nullptr) exposed_ = backend->exposed_memory();
+}
+
+std::string PeerMessages::describe(const PeerCall& call, bool is_send) const {
+  return formatted("{} {} with tag {}", is_send ? "send to" : "recv from", peer_text(call.peer), call.tag);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------- calls
+
+std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
+  const int to = call.peer;
+  const std::size_t bytes = call.bytes();
+  Peer& peer = peers_[static_cast<std::size_t>(to)];
+  PeerFrameHead head;
+  head.dtype = call.dtype;
+  head.tag = call.tag;
+  head.count = call.count;
+  // One that has left has no recv but those that are pending: it is asked whether there is one.
+  const std::uint64_t together = peer.eager_sent - peer.eager_taken + cost_of(bytes);
+  if (!peer.left && routes::is_eager(bytes, static_cast<std::size_t>(together), links_.most_bytes(to))) {
+    peer.eager_sent += cost_of(bytes);
+    links_.send(to, head, bytes_of(call));
+    if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
+    update_work();
+    update_call();
+    return nullptr;
+  }
+  Send send;
+  send.call = std::move(call);
+  send.pending = make_state();
+  if (exposed_ != nullptr && !links_.is_elsewhere(to) && bytes > 0) send.location = exposed_->expose(send.call.input, bytes);
+  head.kind = PeerFrameKind::Offer;
+  head.id = ++numbers_;
+  head.words[0] = send.location.value_or(kNoLocation);
+  const auto pending = send.pending;
+  count_open(send.call, 1);
+  sends_.emplace(head.id, std::move(send));
+  links_.send(to, head);
+  update_work();
+  update_call();
+  return pending;
+}
+
+std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
+  PeerReceive receive;
+  receive.call = std::move(call);
+  const auto arrival = inbox_.take_arrival(receive.call.tag, receive.call.peer);
+  if (arrival && arrival->head.kind == PeerFrameKind::Eager && fits(arrival->head, receive.call)) {
+    from = arrival->from;
+    payload_of(*arrival).copy_to(receive.call.output);
+    count_taken(from, arrival->head);
+    if (receive.call.keep_alive) mutex_.destroy(std::move(receive.call.keep_alive));
+    return nullptr;
+  }
+  receive.pending = make_state();
+  auto pending = receive.pending;
+  count_open(receive.call, 1);
+  if (arrival) {
+    meet(std::move(receive), arrival->from, arrival->head, payload_of(*arrival));
+  } else if (is_hopeless(receive.call.peer)) {
+    end(*pending, receive.call, {Status::Code::Shutdown, hopeless_text(receive.call)});
+  } else {
+    inbox_.post(std::move(receive));
+    ask_those_who_left();
+  }
+  update_work();
+  update_call();
+  return pending;
+}
+
+void PeerMessages::count_open(const PeerCall& call, int by) {
+  open_.fetch_add(static_cast<std::size_t>(by));
+  if (parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer)))
+    elsewhere_.fetch_add(static_cast<std::size_t>(by));
+}
+
+std::uint64_t PeerMessages::come() {
+  if (parts_.peers != nullptr) elsewhere_.fetch_add(1);
+  return meetings_.come();
+}
+
+std::vector<int> PeerMessages::missing(std::uint64_t meeting, bool& is_hopeless) const {
+  auto missing = meetings_.missing(meeting);
+  is_hopeless =
+      std::ranges::all_of(missing, [&](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { return peers_[static_cast<std::size_t>(rank)].left; });
+  return missing;
+}
+
+void PeerMessages::stop_waiting() {
+  if (parts_.peers != nullptr) elsewhere_.fetch_sub(1);
+}
+
+// --------------------------------------------------------------------------------------------------------------------- driving
+
+bool PeerMessages::advance(EngineLock& lock, bool copies) {
+  const auto taking = [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
+                          HVD_NO_THREAD_SAFETY_ANALYSIS { take(from, head, payload); };
+  bool any = false;
+  do {
+    any = links_.receive(taking) || any;
+    any = links_.flush() || any;
+    any = feed_all() || any;
+    any = (copies && copy_some(lock)) || any;
+    update_work();
+  } while (update_call());
+  return any;
+}
+
+bool PeerMessages::exchange(const Turn& turn) {
+  const bool any = links_.exchange(turn, [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
+                                             HVD_NO_THREAD_SAFETY_ANALYSIS { take(from, head, payload); });
+  update_work();
+  return any;
+}
+
+void PeerMessages::update_work() {
+  const bool work = !copies_.empty() || !fed_.empty() || links_.has_waiting() || links_.has_own();
+  if (work != has_work_.load(std::memory_order_relaxed)) has_work_.store(work);
+}
+
+/// Returns whether this rank is rung for more than before: it must look again.
+bool PeerMessages::update_call() {
+  std::uint32_t when = Rings::kNobody;
+  if (lookers_.load() == 0) {
+    if (open_.load() > 0) when |= Rings::kForFrames;
+    if (!fed_.empty() || links_.has_waiting()) when |= Rings::kForRoom;
+  }
+  if (when == call_) return false;
+  const std::uint32_t before = std::exchange(call_, when);
+  parts_.board->rings().set_call(when);
+  return (when & ~before) != 0;
+}
+
+void PeerMessages::begin_to_look() {
+  lookers_.fetch_add(1);
+  update_call();
+}
+
+void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& payload) {
+  Peer& peer = peers_[static_cast<std::size_t>(from)];
+  switch (head.kind) {
+    case PeerFrameKind::Eager:
+    case PeerFrameKind::Offer:
+      return arrived(from, head, payload);
+    case PeerFrameKind::Chunk:
+      return chunk_came(head, payload);
+    case PeerFrameKind::Want:
+    case PeerFrameKind::Got:
+    case PeerFrameKind::Taken:
+    case PeerFrameKind::Refused:
+      return take_answer(head, payload);
+    case PeerFrameKind::Credit:
+      peer.eager_taken = head.words[0];
+      return;
+    case PeerFrameKind::AskLeft:
+      peer.asks = true;
+      if (has_left_.load()) links_.send(from, answer(PeerFrameKind::Left, 0));
+      return;
+    case PeerFrameKind::Left:
+      if (std::exchange(peer.gone, true)) return;
+      ++gone_;
+      return end_those_of_gone();
+    case PeerFrameKind::Came:
+      return meetings_.hear(from, head.words[0]);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- where message and recv meet
+
+void PeerMessages::arrived(int from, const PeerFrameHead& head, const PeerPayload& payload) {
+  if (auto receive = inbox_.take_posted(head.tag, from)) return meet(std::move(*receive), from, head, payload);
+  if (has_left_.load()) {
+    if (head.kind == PeerFrameKind::Eager) return count_taken(from, head);
+    return refuse(
+        from, head.id,
+        {Status::Code::Shutdown, formatted("rank {} has called hvd::shutdown() and receives nothing more", parts_.topology.rank)});
+  }
+  Bytes kept(payload.size());
+  payload.copy_to(kept.data());
+  inbox_.keep({from, head, std::move(kept)});
+}
+
+void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head, const PeerPayload& payload) {
+  const bool is_offer = head.kind == PeerFrameKind::Offer;
+  PeerCall& call = receive.call;
+  receive.from = from;
+  receive.pending->value = from;
+  if (!is_offer) count_taken(from, head);
+  if (!fits(head, call)) {
+    Status status{Status::Code::Mismatch,
+                  formatted("message from rank {} to rank {} with tag {}: sent: {} elements of {}; to be received: {} of {}", from,
+                            parts_.topology.rank, head.tag, head.count, name_of(head.dtype), call.count, name_of(call.dtype))};
+    if (is_offer) refuse(from, head.id, status);
+    return end(*receive.pending, call, std::move(status));
+  }
+  if (!is_offer || call.bytes() == 0) {
+    if (is_offer) links_.send(from, answer(PeerFrameKind::Taken, head.id));
+    payload.copy_to(call.output);
+    return end(*receive.pending, call, {});
+  }
+  receive.send = head.id;
+  const std::uint64_t number = ++numbers_;
+  if (head.words[0] != kNoLocation) {
+    receive.location = head.words[0];
+    copies_.push_back(number);
+  } else {
+    links_.send(from, answer(PeerFrameKind::Want, head.id, number));
+  }
+  receives_.emplace(number, std::move(receive));
+}
+
+/// Counts what has been received of the rank's eager messages, and tells it now and then.
+void PeerMessages::count_taken(int from, const PeerFrameHead& head) {
+  Peer& peer = peers_[static_cast<std::size_t>(from)];
+  peer.taken += cost_of(static_cast<std::size_t>(head.count) * element_bytes(head.dtype));
+  if (peer.taken - peer.told < limit(Limit::EagerTogetherBytes) / 4) return;
+  peer.told = peer.taken;
+  links_.send(from, answer(PeerFrameKind::Credit, 0, peer.taken));
+}
+
+void PeerMessages::refuse(int from, std::uint64_t send, const Status& why) {
+  const Bytes text = Writer().put(why.code()).put_string(why.text()).take();
+  links_.send(from, answer(PeerFrameKind::Refused, send), text);
+}
+
+/// Returns why this rank, which has left, receives a message no more.
+Status PeerMessages::nothing_more() const {
+  return {Status::Code::Shutdown, formatted("rank {} has called hvd::shutdown() and receives nothing more", parts_.topology.rank)};
+}
+
+// ------------------------------------------------------------------------------------------------------------- what is under way
+
+void PeerMessages::take_answer(const PeerFrameHead& head, const PeerPayload& payload) {
+  const auto found = sends_.find(head.id);
+  if (found == sends_.end()) return;  // it has ended, with the world
+  Send& send = found->second;
+  if (head.kind == PeerFrameKind::Taken) return end_send(found, {});
+  if (head.kind == PeerFrameKind::Refused) {
+    Bytes bytes(payload.size());
+    payload.copy_to(bytes.data());
+    Reader reader(bytes);
+    const auto code = reader.get<Status::Code>();
+    return end_send(found, {code, reader.get_string()});
+  }
+  if (head.kind == PeerFrameKind::Got) {
+    send.got = static_cast<std::size_t>(head.words[0]);
+  } else {
+    send.receive = head.words[0];
+  }
+  fed_.insert(head.id);  // goes on in `feed_all`
+}
+
+/// Sends chunks as long as there is room. Returns whether there was.
+bool PeerMessages::feed(Send& send) {
+  const int to = send.call.peer;
+  const auto bytes = bytes_of(send.call);
+  const std::size_t chunk = links_.chunk_bytes(to);
+  bool any = false;
+  while (send.sent < bytes.size()) {
+    const auto next = bytes.subspan(send.sent, std::min(chunk, bytes.size() - send.sent));
+    if (!links_.is_bounded(to) && send.sent + next.size() > send.got + kWindow * chunk) break;
+    if (!links_.has_room(to, next.size())) break;
+    links_.send(to, answer(PeerFrameKind::Chunk, send.receive), next);
+    send.sent += next.size();
+    any = true;
+  }
+  return any;
+}
+
+bool PeerMessages::feed_all() {
+  bool any = false;
+  for (auto id = fed_.begin(); id != fed_.end();) {
+    Send& send = sends_.at(*id);
+    any = feed(send) || any;
+    // What waits for the receiver's word comes back with it.
+    const bool waits_for_room = links_.is_bounded(send.call.peer) && send.sent < send.call.bytes();
+    id = waits_for_room ? std::next(id) : fed_.erase(id);
+  }
+  return any;
+}
+
+void PeerMessages::chunk_came(const PeerFrameHead& head, const PeerPayload& payload) {
+  const auto found = receives_.find(head.id);
+  if (found == receives_.end()) return;  // it has ended, with the world
+  PeerReceive& receive = found->second;
+  if (payload.size() > receive.call.bytes() - receive.got) throw WireError("more of a message than there is");
+  payload.copy_to(static_cast<std::byte*>(receive.call.output) + receive.got);
+  receive.got += payload.size();
+  if (receive.got == receive.call.bytes()) {
+    links_.send(receive.from, answer(PeerFrameKind::Taken, receive.send));
+    end_receive(found, {});
+  } else if (!links_.is_bounded(receive.from)) {
+    links_.send(receive.from, answer(PeerFrameKind::Got, receive.send, receive.got));
+  }
+}
+
+/// Gets a part of a message out of its sender's memory, without the mutex. Returns whether it has.
+bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
+  if (copies_.empty()) return false;
+  const std::uint64_t number = copies_.front();
+  copies_.pop_front();
+  const auto found = receives_.find(number);
+  PeerReceive& receive = found->second;  // stays where it is: nobody ends what is busy
+  receive.is_busy = true;
+  const std::size_t bytes = std::min(kPartBytes, receive.call.bytes() - receive.got);
+  auto* const to = static_cast<std::byte*>(receive.call.output) + receive.got;
+  bool is_there = false;
+  Status failure;
+  lock.unlock();
+  try {
+    is_there = exposed_->get(links_.index_of(receive.from), *receive.location, receive.got, to, bytes);
+  } catch (...) {
+    failure = status_of_current_exception();
+  }
+  lock.lock();
+  receive.is_busy = false;
+  if (!receive.doomed.ok()) {
+    end_receive(found, receive.doomed);
+  } else if (!failure.ok()) {
+    if (!has_left_.load()) failure.raise();
+    end_receive(found, failure);
+  } else if (is_there) {  // else the process has ended: the world is about to fail
+    receive.got += bytes;
+    if (receive.got < receive.call.bytes()) {
+      copies_.push_back(number);
+    } else {
+      links_.send(receive.from, answer(PeerFrameKind::Taken, receive.send));
+      end_receive(found, {});
+    }
+  }
+  return is_there;
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ ends
+
+void PeerMessages::end(HandleState& pending, PeerCall& call, Status status) {
+  count_open(call, -1);
+  ++ended_;
+  pending.status = std::move(status);
+  pending.done.store(true, std::memory_order_release);
+  if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
+  mutex_.wake_own_threads();
+}
+
+void PeerMessages::end_send(Sends::iterator send, Status status) {
+  if (send->second.location) exposed_->withdraw(*send->second.location);
+  fed_.erase(send->first);
+  Send ended = std::move(send->second);
+  sends_.erase(send);
+  end(*ended.pending, ended.call, std::move(status));
+}
+
+void PeerMessages::end_receive(Receives::iterator receive, Status status) {
+  PeerReceive ended = std::move(receive->second);
+  receives_.erase(receive);
+  end(*ended.pending, ended.call, std::move(status));
+}
+
+void PeerMessages::fail_all(const Status& how) {
+  for (auto& receive : inbox_.take_posted_if([](int) { return true; })) end(*receive.pending, receive.call, how);
+  while (!sends_.empty()) end_send(sends_.begin(), how);
+  copies_.clear();
+  for (auto receive = receives_.begin(); receive != receives_.end();) {
+    const auto next = std::next(receive);
+    if (receive->second.is_busy) {
+      receive->second.doomed = how;
+    } else {
+      end_receive(receive, how);
+    }
+    receive = next;
+  }
+  update_work();
+  update_call();
+}
+
+void PeerMessages::leave() {
+  has_left_.store(true);
+  for (const auto& one : inbox_.take_arrivals()) {
+    if (one.head.kind == PeerFrameKind::Eager) {
+      count_taken(one.from, one.head);
+    } else {
+      refuse(one.from, one.head.id, nothing_more());
+    }
+  }
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank)
+    if (peers_[rank].asks) links_.send(static_cast<int>(rank), answer(PeerFrameKind::Left, 0));
+  update_work();
+  update_call();
+}
+
+void PeerMessages::note_left(int rank) {
+  if (rank == parts_.topology.rank || std::exchange(peers_[static_cast<std::size_t>(rank)].left, true)) return;
+  ++left_;
+  ask_those_who_left();
+}
+
+/// Asks ranks that have left, and that somebody waits for, to say so behind their last message.
+void PeerMessages::ask_those_who_left() {
+  if (left_ == 0 || inbox_.posted().empty()) return;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    if (!peer.left || peer.asked) continue;
+    const bool is_awaited = std::ranges::any_of(inbox_.posted(), [&](const auto& one) {
+      const int awaited = one.second.call.peer;
+      return awaited == kAnyPeer || awaited == static_cast<int>(rank);
+    });
+    if (!is_awaited) continue;
+    peer.asked = true;
+    links_.send(static_cast<int>(rank), answer(PeerFrameKind::AskLeft, 0));
+  }
+}
+
+/// Returns whether no message of that rank, or of any, can come any more.
+bool PeerMessages::is_hopeless(int peer) const {
+  if (peer != kAnyPeer) return peers_[static_cast<std::size_t>(peer)].gone;
+  return gone_ > 0 && gone_ + 1 == parts_.topology.size;
+}
+
+std::string PeerMessages::hopeless_text(const PeerCall& call) const {
+  return formatted("{}: {} called hvd::shutdown() without sending it", describe(call, false),
+                   call.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", call.peer));
+}
+
+void PeerMessages::end_those_of_gone() {
+  const auto is_one = [this](int peer) HVD_NO_THREAD_SAFETY_ANALYSIS { return is_hopeless(peer); };
+  for (auto& receive : inbox_.take_posted_if(is_one))
+    end(*receive.pending, receive.call, {Status::Code::Shutdown, hopeless_text(receive.call)});
+}
+
+}  // namespace hvd
