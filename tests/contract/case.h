@@ -84,6 +84,7 @@ void add_set_cases(Cases& cases, const Setting& setting);
 void add_join_cases(Cases& cases, const Setting& setting);
 void add_mismatch_cases(Cases& cases, const Setting& setting);
 void add_local_error_cases(Cases& cases, const Setting& setting);
+void add_peer_cases(Cases& cases, const Setting& setting);
 /// All that a world of this setting runs; less where its threshold is 0.
 Cases all_cases(const Setting& setting);
 /// A submission that is pending at shutdown() fails once. Shuts the world down; its last case.

@@ -48,6 +48,15 @@ using Results = std::vector<Made>;
 /// Blocks until the operation is done.
 using Wait = std::function<Results()>;
 
+/// A message of host memory that is sent, or received.
+struct Letter {
+  DataType dtype = DataType::Float32;
+  Shape shape;
+  void* memory = nullptr;
+  int peer = 0;
+  int tag = 0;
+};
+
 /// A persistent operation.
 struct Again {
   std::function<void()> start;
@@ -66,6 +75,11 @@ class Endpoint {
   virtual void remove_set(int set) = 0;
   virtual int join(int set) = 0;
   virtual void barrier(int set) = 0;
+  /// Of what was started, a call waits; of a recv it returns the rank that the message came from, as `recv` does.
+  virtual void send(const Letter& letter) = 0;
+  virtual int recv(const Letter& letter) = 0;
+  virtual std::function<void()> start_send(const Letter& letter) = 0;
+  virtual std::function<int()> start_recv(const Letter& letter) = 0;
   /// Null where ranks do not share memory.
   virtual std::shared_ptr<void> allocate_shared(std::size_t bytes) = 0;
   virtual void shutdown() = 0;

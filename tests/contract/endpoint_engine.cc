@@ -66,11 +66,25 @@ class EngineEndpoint final : public Endpoint {
     submission.process_set = set;
     engine_.wait(*engine_.submit(std::move(submission), After::Wait));
   }
+  void send(const Letter& letter) override { engine_.peer_calls().send(call_of(letter)); }
+  int recv(const Letter& letter) override { return engine_.peer_calls().receive(call_of(letter)); }
+  std::function<void()> start_send(const Letter& letter) override {
+    return [this, pending = engine_.peer_calls().start_send(call_of(letter))] { engine_.wait(*pending); };
+  }
+  std::function<int()> start_recv(const Letter& letter) override {
+    return [this, pending = engine_.peer_calls().start_receive(call_of(letter))] {
+      engine_.wait(*pending);
+      return static_cast<int>(pending->value);
+    };
+  }
   std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return allocate_ ? allocate_(bytes) : nullptr; }
   void shutdown() override { engine_.shutdown(); }
   Engine& engine() override { return engine_; }
 
  private:
+  static PeerCall call_of(const Letter& letter) {
+    return {letter.memory, letter.memory, letter.dtype, element_count(letter.shape), letter.peer, letter.tag, {}};
+  }
   Wait submitted(Call call, After after) {
     if (call.kind == OpKind::Alltoall && call.splits.empty() && !call.tensors.front().shape.empty()) {
       const auto ranks = engine_.negotiator().sets().info(call.set).ranks.size();

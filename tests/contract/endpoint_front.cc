@@ -84,6 +84,9 @@ Again again(PersistentHandle<void> made) {
   });
 }
 
+Buffer buffer_of(const Letter& letter) { return {letter.memory, letter.dtype, letter.shape}; }
+PeerOptions options_of(const Letter& letter) { return {letter.peer, letter.tag}; }
+
 class FrontEndpoint final : public Endpoint {
  public:
   Wait start(const Call& call) override {
@@ -146,6 +149,14 @@ class FrontEndpoint final : public Endpoint {
   void remove_set(int set) override { remove_process_set(ProcessSet(set)); }
   int join(int set) override { return hvd::join(ProcessSet(set)); }
   void barrier(int set) override { hvd::barrier(ProcessSet(set)); }
+  void send(const Letter& letter) override { hvd::send(buffer_of(letter), options_of(letter)); }
+  int recv(const Letter& letter) override { return hvd::recv(buffer_of(letter), options_of(letter)); }
+  std::function<void()> start_send(const Letter& letter) override {
+    return [handle = send_async(buffer_of(letter), options_of(letter))] { handle.wait(); };
+  }
+  std::function<int()> start_recv(const Letter& letter) override {
+    return [handle = recv_async(buffer_of(letter), options_of(letter))] { return handle.wait(); };
+  }
   std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return hvd::allocate_shared(bytes); }
   void shutdown() override { hvd::shutdown(); }
   Engine& engine() override { return *hvd::engine(); }

@@ -156,7 +156,15 @@ void run_shutdown_cell(Context& context) {
   Wait pending;
   const InSet made = make_in_set(context, SetKind::Global, "pending at shutdown", 1);
   if (context.rank == 0 && context.size > 1) pending = context.endpoint.start(made.call);
+  float never = 0;
+  std::function<int()> unsent;  // a recv of what nobody sends
+  if (context.rank == 0) unsent = context.endpoint.start_recv({DataType::Float32, {1}, &never, context.size - 1, 99});
   context.endpoint.shutdown();
+  for (int again = 0; unsent && again < 2; ++again) try {
+      unsent();
+      context.fail("a recv that was pending at shutdown() did not fail");
+    } catch (const Shutdown&) {
+    }
   if (!pending) return;
   for (int again = 0; again < 2; ++again) try {
       pending();

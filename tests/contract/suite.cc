@@ -40,6 +40,7 @@ Cases all_cases(const Setting& setting) {
     add_join_cases(cases, setting);
     add_mismatch_cases(cases, setting);
     add_local_error_cases(cases, setting);
+    add_peer_cases(cases, setting);
   }
   add_fusion_cases(cases, setting);
   return cases;
