@@ -134,6 +134,17 @@ at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& op
 Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
 /// @}
 
+/// @{
+/// Sends a tensor to one rank, and receives one that a rank has sent into `tensor`, which must have its type and number of elements;
+/// returns the rank that it came from. Contiguous or not, on the host; a GPU's travel through the host. Errors as those of the forms on
+/// buffers (hvd/hvd.h). A recv counts as a change for autograd, and no gradient passes. What comes is in `tensor` when `wait()` has
+/// returned.
+void send(const at::Tensor& tensor, const PeerOptions& options);
+Handle<void> send_async(const at::Tensor& tensor, const PeerOptions& options);
+int recv(at::Tensor tensor, const PeerOptions& options = {});
+Handle<int> recv_async(at::Tensor tensor, const PeerOptions& options = {});
+/// @}
+
 namespace detail {
 /// In place on many tensors as one group, whatever their types. `names`: what messages call them.
 Handle<std::vector<at::Tensor>> grouped_broadcast_async_(std::vector<at::Tensor> tensors, std::vector<std::string> names,
