@@ -32,8 +32,14 @@ Handle<int> start_receive(PeerCall call) {
 
 }  // namespace
 
-void send(const Buffer& buffer, const PeerOptions& options) { engine()->peer_calls().send(call_of(buffer, options, "send")); }
-int recv(const Buffer& buffer, const PeerOptions& options) { return engine()->peer_calls().receive(call_of(buffer, options, "recv")); }
+void send(const Buffer& buffer, const PeerOptions& options) {
+  const auto world = current_world();
+  world->engine->peer_calls().send(call_of(buffer, options, "send"));
+}
+int recv(const Buffer& buffer, const PeerOptions& options) {
+  const auto world = current_world();
+  return world->engine->peer_calls().receive(call_of(buffer, options, "recv"));
+}
 
 std::vector<int> barrier_until(std::chrono::nanoseconds time) { return engine()->peer_calls().meet(time); }
 

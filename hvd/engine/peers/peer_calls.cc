@@ -12,6 +12,8 @@ namespace hvd {
 
 namespace {
 
+constexpr int kLooksAtOnce = 8;
+
 std::shared_ptr<HandleState> done_state(int value) {
   auto state = std::make_shared<HandleState>();
   state->is_message = true;
@@ -72,6 +74,8 @@ void PeerCalls::send(PeerCall call) {
 int PeerCalls::receive(PeerCall call) {
   const LibraryCall inside;
   check(call, false);
+  // It is freed while the next call waits, and so not before this one's answer is sent.
+  static thread_local std::shared_ptr<HandleState> last;
   std::shared_ptr<HandleState> pending;
   bool looks = false;
   int from = kAnyPeer;
@@ -82,8 +86,11 @@ int PeerCalls::receive(PeerCall call) {
     if (pending) looks = begin_to_look();
   }
   if (!pending) return from;
+  last.reset();
   finish(*pending, looks);
-  return static_cast<int>(pending->value);
+  from = static_cast<int>(pending->value);
+  last = std::move(pending);
+  return from;
 }
 
 std::shared_ptr<HandleState> PeerCalls::start_send(PeerCall call) {
@@ -176,7 +183,8 @@ void PeerCalls::look(const HandleState& pending) {
   while (moved && !is_done() && !board_.failed()) {
     moved = false;
     const auto step = [&] {
-      moved = messages_.has_news() && advance(&pending);
+      // Several times, as a pause is as long as several looks.
+      for (int times = 0; times < kLooksAtOnce && !moved && !is_done(); ++times) moved = messages_.has_news() && advance(&pending);
       return moved || is_done();
     };
     short_wait_.until(step);

@@ -6,7 +6,13 @@ namespace hvd {
 
 void PeerInbox::post(PeerReceive receive) {
   const Key key{receive.call.tag, receive.call.peer, ++numbers_};
-  posted_.emplace(key, std::move(receive));
+  if (spare_.empty()) {
+    posted_.emplace(key, std::move(receive));
+  } else {
+    spare_.key() = key;
+    spare_.mapped() = std::move(receive);
+    posted_.insert(std::move(spare_));
+  }
 }
 
 std::optional<PeerReceive> PeerInbox::take_posted(int tag, int from) {
@@ -19,9 +25,8 @@ std::optional<PeerReceive> PeerInbox::take_posted(int tag, int from) {
   const auto any = first_for(kAnyPeer);
   if (found == posted_.end() || (any != posted_.end() && std::get<2>(any->first) < std::get<2>(found->first))) found = any;
   if (found == posted_.end()) return std::nullopt;
-  PeerReceive taken = std::move(found->second);
-  posted_.erase(found);
-  return taken;
+  spare_ = posted_.extract(found);
+  return std::move(spare_.mapped());
 }
 
 void PeerInbox::keep(PeerArrival arrival) {

@@ -71,6 +71,7 @@ class PeerInbox {
   /// By tag, rank or kAnyPeer, and number.
   using Key = std::tuple<int, int, std::uint64_t>;
   std::map<Key, PeerReceive> posted_;
+  std::map<Key, PeerReceive>::node_type spare_;  ///< of the last that was taken out, for its memory
   std::map<Key, PeerArrival> arrivals_;
   std::uint64_t numbers_ = 0;
 };

@@ -118,9 +118,13 @@ std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
 }
 
 void PeerMessages::count_open(const PeerCall& call, int by) {
-  open_.fetch_add(static_cast<std::size_t>(by));
-  if (parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer)))
-    elsewhere_.fetch_add(static_cast<std::size_t>(by));
+  // Written under the mutex alone. What becomes more is seen before `lookers_` is read: who ends to look does it the other way round.
+  const auto count = [by](std::atomic<std::size_t>& counter) {
+    const std::size_t now = counter.load(std::memory_order_relaxed) + static_cast<std::size_t>(by);
+    counter.store(now, by > 0 ? std::memory_order_seq_cst : std::memory_order_relaxed);
+  };
+  count(open_);
+  if (parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer))) count(elsewhere_);
 }
 
 std::uint64_t PeerMessages::come() {
