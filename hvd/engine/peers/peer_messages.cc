@@ -99,6 +99,8 @@ std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
     payload_of(*arrival).copy_to(receive.call.output);
     count_taken(from, arrival->head);
     if (receive.call.keep_alive) mutex_.destroy(std::move(receive.call.keep_alive));
+    update_work();
+    update_call();
     return nullptr;
   }
   receive.pending = make_state();
@@ -445,6 +447,8 @@ void PeerMessages::note_left(int rank) {
   if (rank == parts_.topology.rank || std::exchange(peers_[static_cast<std::size_t>(rank)].left, true)) return;
   ++left_;
   ask_those_who_left();
+  update_work();
+  update_call();
 }
 
 /// Asks ranks that have left, and that somebody waits for, to say so behind their last message.
