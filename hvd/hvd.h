@@ -126,6 +126,7 @@ struct OptionsOf<Buffer> {
   using Allgather = AllgatherOptions;
   using Alltoall = AlltoallBufferOptions;
   using Reducescatter = ReducescatterOptions;
+  using Peer = PeerOptions;
 };
 template <>
 struct OptionsOf<std::vector<Buffer>> : OptionsOf<Buffer> {};

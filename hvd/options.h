@@ -155,8 +155,9 @@ inline constexpr int kAnyPeer = -1;
 
 /// PeerOptions are those of send and recv.
 struct PeerOptions {
-  int peer = kAnyPeer;  ///< the global rank that a message goes to, or comes from; kAnyPeer: comes from any, this one included
+  int peer = kAnyPeer;  ///< the rank of the world that a message goes to, or comes from; kAnyPeer: comes from any, this one included
   int tag = 0;          ///< not negative; a recv takes messages of its tag alone
+  World world{};        ///< see AllreduceOptions::world
 };
 
 /// TimelineOptions are those of start_timeline.

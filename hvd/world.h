@@ -41,6 +41,10 @@ struct OptionsOf;
   X(grouped_allreduce_async_, Allreduce)     \
   X(sparse_allreduce, Allreduce)             \
   X(sparse_allreduce_async, Allreduce)       \
+  X(send, Peer)                              \
+  X(send_async, Peer)                        \
+  X(recv, Peer)                              \
+  X(recv_async, Peer)                        \
   X(broadcast, Broadcast)                    \
   X(broadcast_, Broadcast)                   \
   X(broadcast_async, Broadcast)              \
@@ -180,6 +184,8 @@ class World {
   void remove_process_set(const ProcessSet& process_set) const;
   /// Blocks until all ranks of the world have called it.
   void barrier() const;
+  /// Does what `hvd::barrier_until` does: waits for all ranks of the world, for `time` at most, and returns those that have not come.
+  [[nodiscard]] std::vector<int> barrier_until(std::chrono::nanoseconds time) const;
   /// Does what `hvd::join` does, over all ranks of the world.
   int join() const;
 

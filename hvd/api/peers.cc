@@ -33,25 +33,35 @@ Handle<int> start_receive(PeerCall call) {
 }  // namespace
 
 void send(const Buffer& buffer, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   const auto world = current_world();
   world->engine->peer_calls().send(call_of(buffer, options, "send"));
 }
 int recv(const Buffer& buffer, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   const auto world = current_world();
   return world->engine->peer_calls().receive(call_of(buffer, options, "recv"));
 }
 
 std::vector<int> barrier_until(std::chrono::nanoseconds time) { return engine()->peer_calls().meet(time); }
 
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) { return start_send(call_of(buffer, options, "send")); }
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) { return start_receive(call_of(buffer, options, "recv")); }
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) {
+  const WorldScope scope(options.world);
+  return start_send(call_of(buffer, options, "send"));
+}
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) {
+  const WorldScope scope(options.world);
+  return start_receive(call_of(buffer, options, "recv"));
+}
 
 Handle<void> send_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+  const WorldScope scope(options.world);
   PeerCall call = call_of(buffer, options, "send");
   call.keep_alive = std::move(owner);
   return start_send(std::move(call));
 }
 Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+  const WorldScope scope(options.world);
   PeerCall call = call_of(buffer, options, "recv");
   call.keep_alive = std::move(owner);
   return start_receive(std::move(call));

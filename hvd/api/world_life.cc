@@ -34,7 +34,7 @@ Living& living() {
 bool end_world(std::shared_ptr<RunningWorld> world, const std::string& name, std::chrono::milliseconds patience) noexcept {
   try {
     const InsideLibrary inside;
-    const bool clean = world->engine->leave(
+    const bool clean = world->engine->shutdown(
         patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'", world->engine->topology().rank, name)});
     if (clean && world->close) world->close(clean);
     if (!clean && world->flush) world->flush();

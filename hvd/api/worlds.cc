@@ -83,6 +83,9 @@ void World::remove_process_set(const ProcessSet& process_set) const {
 void World::barrier() const {
   run([] { hvd::barrier(); });
 }
+std::vector<int> World::barrier_until(std::chrono::nanoseconds time) const {
+  return run([&] { return hvd::barrier_until(time); });
+}
 int World::join() const {
   return run([] { return hvd::join(); });
 }

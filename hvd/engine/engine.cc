@@ -54,21 +54,6 @@ Engine::~Engine() {
   loop_.join();
 }
 
-std::size_t Engine::drop_persistent_for_test() {
-  const EngineLock lock(mutex_);
-  return fast_path_.ops().drop_all();
-}
-
-std::size_t Engine::tensors_kept_for_test() {
-  const EngineLock lock(mutex_);
-  return std::max(log_.table().units_kept(), leader_ ? leader_->tensors_kept() : 0);
-}
-
-std::size_t Engine::sets_kept_for_test() {
-  const EngineLock lock(mutex_);
-  return log_.table().sets().count() + queue_.sets_kept() + (leader_ ? leader_->sets_and_names_kept() : 0);
-}
-
 std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, std::size_t bytes) {
   return factory_.allocate(like, dtype, bytes);
 }
@@ -367,7 +352,7 @@ bool Engine::announce_leaving() {
   }
 }
 
-bool Engine::leave(std::chrono::milliseconds patience, const Status& if_alone) {
+bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone) {
   const auto deadline = Clock::now() + patience;
   const auto give_up_when_late = [&] {
     if (if_alone.ok() || board_.failed() || Clock::now() < deadline) return;

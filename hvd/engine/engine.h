@@ -90,10 +90,9 @@ class Engine : private EngineEvents {
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first. Functions that were given to `then`
   /// have been called before it returns, unless one of them calls it, or it has waited for them for 10 s.
-  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365)) { return leave(patience, {}); }
-  /// Does what `shutdown` does, not collectively: where the others have not come after `patience`, their world fails with `if_alone`; also
-  /// where another thread of this rank waits in vain. Waits as long for functions that were given to `then`.
-  bool leave(std::chrono::milliseconds patience, const Status& if_alone);
+  /// With `if_alone` it is not collective: where the others have not come after `patience`, their world fails with that, also where another
+  /// thread of this rank waits in vain; and functions are waited for no longer.
+  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365), const Status& if_alone = {});
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
@@ -121,15 +120,9 @@ class Engine : private EngineEvents {
   [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
 
-  /// For tests: the coordination thread ends as if the process had been killed.
-  void die_for_test() { loop_.die(); }
-  /// For tests: returns how many persistent operations there are, and gives back what they keep. None may be in use.
-  std::size_t drop_persistent_for_test();
-  /// For tests: return what is kept of tensors and of process sets, in this rank's tables and its leader tree.
-  [[nodiscard]] std::size_t tensors_kept_for_test();
-  [[nodiscard]] std::size_t sets_kept_for_test();
-
  private:
+  friend class EngineProbe;  // of the tests
+
   // ---- what the parts ask of the engine
   void on_outcomes(Outcomes& outcomes, bool said_here) override HVD_REQUIRES(engine_mutex);
   void finish(Entry& entry, Status status) override HVD_REQUIRES(engine_mutex);

@@ -121,6 +121,13 @@ void use(const World& world, int salt = 0) {
     op.wait();
   }
   CHECK(repeated == values_of(size - 1, 10, salt));
+  // To the next rank, by the world's numbers.
+  auto sent = values_of(rank, 500, salt), received = std::vector<float>(500);
+  const auto sending = world.send_async(buffer_of(sent), {.peer = (rank + 1) % size, .tag = 3});
+  CHECK(world.recv(buffer_of(received), {.tag = 3}) == (rank + size - 1) % size);
+  sending.wait();
+  CHECK(received == values_of((rank + size - 1) % size, 500, salt));
+  CHECK(world.barrier_until(20s).empty());
   world.barrier();
 }
 

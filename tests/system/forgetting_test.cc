@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -70,7 +71,7 @@ TEST_CASE("forgetting: what is kept of names that are used once does not grow wi
       use_names(engine, rank, ranks, 0, kNames / 5, 60);
       if (rank == 0) early = mallinfo2().uordblks;
       use_names(engine, rank, ranks, kNames / 5, kNames, 60);
-      CHECK(engine.tensors_kept_for_test() <= 3 * kCapacity);
+      CHECK(EngineProbe::tensors_kept(engine) <= 3 * kCapacity);
       for (int name = 0; name < (kSanitized ? 500 : 2000); ++name) {
         std::vector<float> values(1);
         engine.wait(*engine.submit(sum_of(values, formatted("waited for {}", name)), After::Wait));
@@ -142,7 +143,7 @@ TEST_CASE("forgetting: process sets that are made and removed leave nothing behi
         if (before > 0) CHECK_THROWS_AS(engine.submit(sum_of(values, "in the set", before)), InvalidArgument);
         before = set;
       }
-      CHECK(engine.sets_kept_for_test() < 40);
+      CHECK(EngineProbe::sets_kept(engine) < 40);
     });
     const std::size_t late = mallinfo2().uordblks;
     MESSAGE("bytes per set: ", (static_cast<double>(late) - static_cast<double>(early)) / (kSets * 4 / 5));

@@ -13,6 +13,7 @@
 
 #include "hvd/engine/engine.h"
 #include "hvd/fast_path_memory.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/stderr_text.h"
 #include "tests/support/thread_world.h"
 
@@ -66,7 +67,7 @@ struct RoundWorld {
     Board& board = *boards[static_cast<std::size_t>(last)];
     while (!started) std::this_thread::yield();
     while (!board.rounds().arrive_last(unit.id, unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
-    if (dies) world.engine(last).die_for_test();
+    if (dies) EngineProbe::die(world.engine(last));
     return board;
   }
 

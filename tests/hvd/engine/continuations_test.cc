@@ -21,6 +21,7 @@
 #include "hvd/engine/health/deadlocks.h"
 #include "hvd/hvd.h"
 #include "tests/support/deadlocks.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/shapes.h"
 #include "tests/support/stderr_text.h"
@@ -177,7 +178,7 @@ TEST_CASE("then: whatever an operation fails with, its functions are called once
           for (int round = 0; round < 4; ++round) sum_of(engine, "repeated", 1);
           if (rank == ranks - 1) {
             while (pending < ranks - 1) std::this_thread::sleep_for(1ms);
-            return engine.die_for_test();
+            return EngineProbe::die(engine);
           }
           // New ones, those that wait for their name, and those that the fast path has.
           std::vector<std::vector<float>> many(40, std::vector<float>(1));

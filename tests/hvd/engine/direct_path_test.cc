@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "hvd/negotiation/leaders/direct_rounds.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/late_transport.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
@@ -345,7 +346,7 @@ TEST_CASE("direct path: a rank that dies in a round is named on all others") {
             sum.run(engine);
             CHECK(sum.is_right(size, round));
           }
-          if (rank == size - 1 && size > domains) return engine.die_for_test();
+          if (rank == size - 1 && size > domains) return EngineProbe::die(engine);
           Sum sum(rank, 0, "x");
           if (size > domains) CHECK_THROWS_AS(sum.run(engine), RankFailed);
         },

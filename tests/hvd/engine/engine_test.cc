@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "tests/support/engine_probe.h"
 #include "tests/support/shapes.h"
 #include "tests/support/thread_world.h"
 
@@ -322,7 +323,7 @@ TEST_CASE("a rank that dies is named on all others, pending or not") {
           try {
             engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
             if (rank == 2) {
-              engine.die_for_test();
+              EngineProbe::die(engine);
               return;
             }
             engine.wait(*engine.submit(allreduce_of(values, "after", DataType::Float32), After::Wait));

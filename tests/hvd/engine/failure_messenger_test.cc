@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/support/endless_backend.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -102,7 +103,7 @@ TEST_CASE("whichever rank dies is named on the ranks of all domains") {
             if (rank == victim) {
               auto values = std::vector<float>(10, 1.0F);
               engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
-              return engine.die_for_test();
+              return EngineProbe::die(engine);
             }
             // The victim may die when it has its result of "before" and others do not have theirs yet.
             named += text_of_failure<RankFailed>(engine, rank, {"before", "after"}).find(name) != std::string::npos ? 1 : 0;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "hvd/engine/engine.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
@@ -183,7 +184,7 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
           }
           Work last(OpKind::Allreduce, rank, size, 0, "last", 1);  // what was pulled is given back when something else is staged
           last.run(engine);
-          CHECK(engine.drop_persistent_for_test() >= 1);
+          CHECK(EngineProbe::drop_persistent(engine) >= 1);
           CHECK(world.arena(rank).used_bytes() == 0);
         });
       }
@@ -211,7 +212,7 @@ TEST_CASE("lanes: memory for a result is asked for under no lock, and the block 
           ++count;
           // What a user's allocation may well do: call the library again, and drop what is kept under the name.
           static_cast<void>(its_engine.negotiator().sets().info(0));
-          static_cast<void>(its_engine.drop_persistent_for_test());
+          static_cast<void>(EngineProbe::drop_persistent(its_engine));
           return mine.output.data();
         };
         if (!engine.small_calls().try_run(call)) engine.wait(*engine.submit(work.submission(), After::Wait));

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -68,7 +69,7 @@ TEST_CASE("a world that has failed says so") {
     ThreadWorld world(options);
     world.run(
         [&](int rank, Engine& engine) {
-          if (rank == 1) return engine.die_for_test();
+          if (rank == 1) return EngineProbe::die(engine);
           if (rank == 0) CHECK_THROWS_AS(engine.peer_calls().meet(1h), RankFailed);
         },
         false);

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -381,7 +382,7 @@ TEST_CASE("a peer that dies ends what waits for it") {
           const Post post{engine, rank, layout.size};
           if (rank == 1) {
             post.barrier();
-            return engine.die_for_test();
+            return EngineProbe::die(engine);
           }
           Values in(100'000), out(100'000);
           const auto sent = post.start_send(out, 1, 1);

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "hvd/engine/engine.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -241,7 +242,7 @@ TEST_CASE("pulled rounds: a slow reader finds what was left for it, whatever its
             one->run(engine);
             wrong += one->is_right() ? 0 : 1;
           }
-          static_cast<void>(engine.drop_persistent_for_test());
+          static_cast<void>(EngineProbe::drop_persistent(engine));
           spoil_free_memory(world.arena(rank));
         }
       if (++done == 2) may_pull = true;
@@ -377,7 +378,7 @@ TEST_CASE("pulled rounds: ranks that disagree, that join, that remove the set an
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
       Ints values(1);
       engine.wait(*engine.submit(allreduce_of(values, "all have read", DataType::Int32), After::Wait));
-      CHECK(engine.drop_persistent_for_test() == 1);
+      CHECK(EngineProbe::drop_persistent(engine) == 1);
       CHECK(world.arena(rank).used_bytes() == 0);  // no block is lost with a round that failed
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
       CHECK(warm_up(engine, kind, set_order, rank, "s", kMedium, 1));

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "hvd/engine/engine.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -363,7 +364,7 @@ TEST_CASE("a rank that dies in the middle of a burst is named to all that wait")
             }
             for (std::size_t i = 0; i < parts.size(); ++i) {
               if (rank == 1 && i == parts.size() / 2) {
-                engine.die_for_test();
+                EngineProbe::die(engine);
                 return;
               }
               parts[i].submit(engine, rank, 4);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/support/engine_probe.h"
 #include "tests/support/mpi_cases.h"
 
 namespace hvd::test {
@@ -150,7 +151,7 @@ TEST_CASE("process sets across domains, several under way at once") {
           CHECK(job->gathered == all);
         }
       }
-      static_cast<void>(world.engine().drop_persistent_for_test());
+      static_cast<void>(EngineProbe::drop_persistent(world.engine()));
       if (!shm) CHECK(world.arena().used_bytes() == 0);  // ShmBackend keeps some until the next is staged
     }
 }

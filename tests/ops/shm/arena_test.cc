@@ -13,6 +13,7 @@
 
 #include "ops/shm/memory/overflow.h"
 #include "ops/shm/memory/shared_memory.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -27,14 +28,14 @@ TEST_CASE("arena: once the world has failed nothing is given back, and nothing m
         const Submission submission = allreduce_of(values, "x", DataType::Float32);
         for (int i = 0; i < 4; ++i)
           if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
-        if (rank == 1) return engine.die_for_test();
+        if (rank == 1) return EngineProbe::die(engine);
         users = world.arena(0).allocate(1000);
         used = world.arena(0).used_bytes();
         CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "y", DataType::Float32), After::Wait)), RankFailed);
       },
       false);
   Arena& arena = world.arena(0);
-  CHECK(world.engine(0).drop_persistent_for_test() == 1);
+  CHECK(EngineProbe::drop_persistent(world.engine(0)) == 1);
   CHECK(arena.free(users) == 0);
   CHECK(arena.used_bytes() >= used);
   CHECK(arena.try_allocate(64) == nullptr);

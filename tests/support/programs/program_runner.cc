@@ -1,4 +1,5 @@
 #include "tests/support/programs/program_runner.h"
+#include "tests/support/engine_probe.h"
 
 #include <algorithm>
 #include <array>
@@ -293,7 +294,7 @@ void look_for_leaks(Common& common, int rank, Engine& engine) {
   if (common.program.domains > 1) return;
   std::vector<float> values(1);
   engine.wait(*engine.submit(allreduce_of(values, "last", DataType::Float32), After::Wait));
-  engine.drop_persistent_for_test();
+  EngineProbe::drop_persistent(engine);
   const std::size_t used = common.world.arena(rank).used_bytes();
   if (used > 0) common.fail(rank, common.program.phases.size(), 0, std::to_string(used) + " bytes of shared memory are never given back");
 }

@@ -19,6 +19,7 @@
 
 #include "hvd/errors.h"
 #include "ops/gpu/staged/staged_backend.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/gpu/locked_gpu_api.h"
 #include "tests/support/thread_world.h"
 
@@ -393,7 +394,7 @@ TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on t
         [&](int rank, Engine& engine) {
           std::vector<std::vector<float>> tensors{values_of(rank, 100)};
           std::string said = failure_of(engine, sum_of(rank, tensors, "before"));
-          if (rank == 2) return engine.die_for_test();
+          if (rank == 2) return EngineProbe::die(engine);
           if (said.empty()) said = failure_of(engine, sum_of(rank, tensors, "after"));  // else rank 2 died before this one had its result
           kept.take(std::move(tensors));
           CAPTURE(said);
@@ -423,7 +424,7 @@ TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on t
           engine.wait(*pending);  // enqueued: the streams wait for rank 2's event
           all_have_waited.arrive_and_wait();
           kept.take(std::move(tensors));
-          if (rank == 2) return engine.die_for_test();
+          if (rank == 2) return EngineProbe::die(engine);
           while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
           CHECK_THROWS_AS(engine.wait(*pending), RankFailed);
           std::vector<std::vector<float>> more{values_of(rank, 10)};

@@ -1,0 +1,31 @@
+#pragma once
+/// What tests do to an engine, and ask of it, that nobody else does.
+
+#include <algorithm>
+#include <cstddef>
+
+#include "hvd/engine/engine.h"
+
+namespace hvd {
+
+class EngineProbe {
+ public:
+  /// The coordination thread ends as if the process had been killed.
+  static void die(Engine& engine) { engine.loop_.die(); }
+  /// Returns how many persistent operations there are, and gives back what they keep. None may be in use.
+  static std::size_t drop_persistent(Engine& engine) {
+    const EngineLock lock(engine.mutex_);
+    return engine.fast_path_.ops().drop_all();
+  }
+  /// Return what is kept of tensors and of process sets, in this rank's tables and its leader tree.
+  static std::size_t tensors_kept(Engine& engine) {
+    const EngineLock lock(engine.mutex_);
+    return std::max(engine.log_.table().units_kept(), engine.leader_ ? engine.leader_->tensors_kept() : 0);
+  }
+  static std::size_t sets_kept(Engine& engine) {
+    const EngineLock lock(engine.mutex_);
+    return engine.log_.table().sets().count() + engine.queue_.sets_kept() + (engine.leader_ ? engine.leader_->sets_and_names_kept() : 0);
+  }
+};
+
+}  // namespace hvd
