@@ -20,13 +20,14 @@ namespace hvd {
 /// `add_process_set`. Its functions throw NotInitialized before `init()`, and InvalidArgument where there is no such set.
 class ProcessSet {
  public:
+  static constexpr std::uint64_t kAnyWorld = ~std::uint64_t{0};  ///< as a world's number
   /// Makes the global set.
   ProcessSet() = default;
-  /// Makes the set of this id in the world of this number; for front ends.
-  explicit ProcessSet(int id, std::uint64_t world = 0) : id_(id), world_(world) {}
+  /// Makes the set of this id in the world of this number, or in whatever world it is used; for front ends.
+  explicit ProcessSet(int id, std::uint64_t world = kAnyWorld) : id_(id), world_(world) {}
   /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }
-  /// Returns the number of its world; 0 for the global one, and for the set of all ranks, which stands for all of any world.
+  /// Returns the number of its world, 0 for the global one; kAnyWorld where it may be any, as of the set of all ranks.
   [[nodiscard]] std::uint64_t world_number() const { return world_; }
   /// Returns this process's rank in the set, -1 if it is not included.
   [[nodiscard]] int rank() const;
@@ -36,12 +37,14 @@ class ProcessSet {
   [[nodiscard]] bool included() const;
   /// Returns the global ranks in the set, ascending.
   [[nodiscard]] std::vector<int> ranks() const;
-  /// Compares the ids.
-  bool operator==(const ProcessSet&) const = default;
+  /// Compares the ids, and the worlds where both have one.
+  bool operator==(const ProcessSet& other) const {
+    return id_ == other.id_ && (world_ == other.world_ || world_ == kAnyWorld || other.world_ == kAnyWorld);
+  }
 
  private:
   int id_ = 0;
-  std::uint64_t world_ = 0;
+  std::uint64_t world_ = kAnyWorld;
 };
 
 /// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded

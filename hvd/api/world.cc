@@ -180,7 +180,7 @@ void desert_world(int exit_status) noexcept {
 std::uint64_t current_world_number() { return chosen_world() != nullptr ? chosen_world()->number() : 0; }
 
 void require_set_of_current_world(const ProcessSet& set) {
-  if (set.id() == 0 || set.world_number() == current_world_number()) return;
+  if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number()) return;
   throw InvalidArgument(formatted("process set {} is one of another world; make it in the world of the operation", set.id()));
 }
 

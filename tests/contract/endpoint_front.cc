@@ -26,16 +26,13 @@ Results results(std::vector<T> list) {
   return all;
 }
 
-/// By its id, in the world that the suite runs in.
-ProcessSet set_of(const Call& call) { return call.set == 0 ? ProcessSet() : process_set(call.set); }
-
 AllreduceOptions allreduce_options(const Call& call) {
-  return {call.name, call.op, call.prescale, call.postscale, set_of(call), Compression::none()};
+  return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set), Compression::none()};
 }
-ReducescatterOptions scatter_options(const Call& call) { return {call.name, call.op, call.prescale, call.postscale, set_of(call)}; }
-AllgatherOptions gather_options(const Call& call) { return {call.name, set_of(call)}; }
-AlltoallBufferOptions exchange_options(const Call& call) { return {call.name, call.splits, set_of(call)}; }
-BroadcastOptions broadcast_options(const Call& call) { return {call.name, call.root, set_of(call)}; }
+ReducescatterOptions scatter_options(const Call& call) { return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set)}; }
+AllgatherOptions gather_options(const Call& call) { return {call.name, ProcessSet(call.set)}; }
+AlltoallBufferOptions exchange_options(const Call& call) { return {call.name, call.splits, ProcessSet(call.set)}; }
+BroadcastOptions broadcast_options(const Call& call) { return {call.name, call.root, ProcessSet(call.set)}; }
 
 template <class T>
 Wait one(Handle<T> handle) {

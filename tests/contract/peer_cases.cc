@@ -109,16 +109,17 @@ void in_order(Context& context) {
 void from_any(Context& context) {
   constexpr int kEach = 20;
   for (const std::size_t count : {std::size_t{3}, std::size_t{5000}}) {
+    const int tag = count == 3 ? 20 : 21;  // a rank may be further than another
     std::vector<std::unique_ptr<Mail>> out;
     std::vector<std::function<void()>> sent;
     for (int number = 0; number < kEach; ++number)
       for (int to = 0; to < context.size; ++to) {
-        out.push_back(outgoing(context, DataType::Float32, count, number, to, 20));
+        out.push_back(outgoing(context, DataType::Float32, count, number, to, tag));
         sent.push_back(context.endpoint.start_send(out.back()->letter));
       }
     std::vector<int> seen(static_cast<std::size_t>(context.size));
     for (int i = 0; i < kEach * context.size; ++i) {
-      const auto in = incoming(DataType::Float32, count, kAnyPeer, 20);
+      const auto in = incoming(DataType::Float32, count, kAnyPeer, tag);
       const int from = i % 2 == 0 ? context.endpoint.recv(in->letter) : context.endpoint.start_recv(in->letter)();
       if (!context.expect(from >= 0 && from < context.size, "a message from no rank")) return;
       check(context, *in, from, from, seen[static_cast<std::size_t>(from)]++);
