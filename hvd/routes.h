@@ -153,7 +153,8 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
     {Limit::MostBroadcastPieceBytes, std::size_t{512} << 10, "bytes of such a piece at most", "so many are under way at a time: memory",
      "3 hosts, 16 MiB, 1 Gbit/s: down a tree 285 ms, along a chain 162"},
     {Limit::EagerBytes, std::size_t{8} << 10, "bytes of a message of send that goes before its receiver asks for it",
-     "its sender need not wait; what is larger is copied once, from memory to memory", "no record yet"},
+     "its sender need not wait; what is larger is copied once, from memory to memory",
+     "2 ranks beside other programs: 1 KiB 1.9 us (MPI 3.8); 16 KiB, offered, 7.1 (9.6)"},
     {Limit::EagerTogetherBytes, std::size_t{1} << 20, "bytes of such messages that a rank has not received yet, of one sender",
      "beyond it messages stay with their sender until they are received: memory", "no measurement: a bound on memory"},
 }};
