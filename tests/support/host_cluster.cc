@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "tests/support/gpu/host_copy.h"
 
@@ -127,10 +128,24 @@ void HostCluster::wait_until_complete(const CommGroup& comm_group) {
   joined_.wait(lock, [&] { return comm_group.joined.size() == comm_group.ranks; });
 }
 
-bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution) {
+void HostCluster::SharedEvent::happen(std::uint64_t turn, const Clock& clock) {
+  constexpr std::size_t kKept = 256;
+  const std::lock_guard lock(mutex_);
+  clocks_[turn] = clock;
+  if (clocks_.size() > kKept) clocks_.erase(clocks_.begin());
+  happened = turn;
+}
+
+Clock HostCluster::SharedEvent::clock_of(std::uint64_t turn) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = clocks_.find(turn);
+  return found == clocks_.end() ? Clock() : found->second;
+}
+
+bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution, Clock& clock) {
   const std::lock_guard lock(mutex_);
   auto& meeting = comm_group.meetings[number];
-  meeting.arrived.emplace(rank, contribution);
+  if (const auto [mine, fresh] = meeting.arrived.emplace(rank, contribution); fresh) mine->second.clock = clock;
   if (meeting.arrived.size() == comm_group.ranks && !meeting.done) {
     std::vector<Contribution> ranks;
     for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
@@ -141,7 +156,13 @@ bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, co
     contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks) : move_on_host(ranks);
     meeting.done = true;
   }
-  return meeting.done;
+  if (!meeting.done) return false;
+  const bool to_root = contribution.call == "ncclReduce", from_root = contribution.call == "ncclBroadcast";
+  for (const auto& [other, arrived] : meeting.arrived) {
+    const bool gives = from_root ? other == contribution.extra : !to_root || rank == contribution.root;
+    if (gives) clock.join(arrived.clock);
+  }
+  return true;
 }
 
 bool HostCluster::has_met(CommGroup& comm_group, std::uint64_t number) {
@@ -172,10 +193,10 @@ void HostCluster::wait_for_window(const CommGroup& comm_group, std::uint64_t num
   joined_.wait(lock, [&] { return comm_group.windows.at(number).size() == comm_group.ranks; });
 }
 
-bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution) {
+bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution, Clock& clock) {
   const std::lock_guard lock(mutex_);
   auto& transfer = comm_group.transfers[way];
-  transfer.halves.emplace(sends, contribution);
+  if (const auto [mine, fresh] = transfer.halves.emplace(sends, contribution); fresh) mine->second.clock = clock;
   if (transfer.halves.size() == 2 && !transfer.done) {
     const Contribution& from = transfer.halves[true];
     const Contribution& to = transfer.halves[false];
@@ -183,6 +204,7 @@ bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, boo
     std::memmove(to.receive, from.send, std::min(from.count, to.count) * element_bytes(host_type(from.type)));
     transfer.done = true;
   }
+  if (transfer.done && !sends) clock.join(transfer.halves[true].clock);
   return transfer.done;
 }
 
@@ -211,7 +233,9 @@ void HostCluster::note(const std::string& misuse) {
 
 std::vector<std::string> HostCluster::misuses() {
   const std::lock_guard lock(mutex_);
-  return misuses_;
+  std::vector<std::string> all = misuses_;
+  for (std::string& error : order_.errors()) all.push_back(std::move(error));
+  return all;
 }
 
 IpcHandle HostCluster::publish(int owner, void* memory) {
@@ -220,15 +244,10 @@ IpcHandle HostCluster::publish(int owner, void* memory) {
   return handle_of(published_.size());
 }
 
-IpcHandle HostCluster::publish(int owner, SharedEvent* event) {
+IpcHandle HostCluster::publish(int owner, const std::shared_ptr<SharedEvent>& event) {
   const std::lock_guard lock(mutex_);
   published_.push_back({owner, nullptr, event});
   return handle_of(published_.size());
-}
-
-HostCluster::SharedEvent* HostCluster::new_event() {
-  const std::lock_guard lock(mutex_);
-  return &shared_events_.emplace_back();
 }
 
 HostCluster::Published HostCluster::published(const IpcHandle& handle) {

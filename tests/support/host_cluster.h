@@ -5,8 +5,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
+#include "tests/support/gpu/happens_before.h"
+#include "tests/support/gpu/omissions.h"
 
 namespace hvd::gpu::test {
 
@@ -31,6 +33,8 @@ struct Contribution {
   bool multiplied = false;
   /// Where in registered memory the two lie, as text; empty: nowhere.
   std::string send_place = {}, receive_place = {};
+  /// What its stream knew when it began.
+  Clock clock = {};
   bool agrees_with(const Contribution& other) const {
     return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root &&
            multiplied == other.multiplied;
@@ -80,15 +84,16 @@ class HostCluster {
   bool complete(const CommGroup& comm_group);
   void wait_until_complete(const CommGroup& comm_group);
 
-  /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed.
-  bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution);
+  /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed. `clock`: of the rank's stream; in
+  /// the end it knows what those know whose values the rank has got.
+  bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution, Clock& clock);
 
   /// Whether collective `number` is computed; whether a message is delivered.
   bool has_met(CommGroup& comm_group, std::uint64_t number);
   bool has_moved(CommGroup& comm_group, const CommGroup::Way& way);
 
-  /// Brings (once) one side of a message; true when both sides are there and it is delivered.
-  bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution);
+  /// Brings (once) one side of a message; true when both sides are there and it is delivered. `clock`: likewise.
+  bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution, Clock& clock);
 
   /// Brings `bytes` to window `number`. Then: whether all ranks have come; or waits until they have.
   void open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes);
@@ -100,21 +105,33 @@ class HostCluster {
   bool is_left(const CommGroup& comm_group);
 
   void note(const std::string& misuse);
+  /// Uses of memory without an order among them.
   std::vector<std::string> misuses();
+  HappensBefore& order() { return order_; }
+  Omissions& omissions() { return omissions_; }
 
   // ---- CUDA IPC: handles are numbers
-  /// An event that all ranks see. Never goes away while the cluster lives.
-  struct SharedEvent {
+  /// An event. It lives as long as anything that waits for it.
+  class SharedEvent {
+   public:
     std::atomic<std::uint64_t> recorded{0}, happened{0};
     std::atomic<int> open{0};  ///< in ranks that have it from another
+
+    /// The turn happens, in a stream that knows this.
+    void happen(std::uint64_t turn, const Clock& clock);
+    /// What that stream knew; nothing of turns that nobody can ask for any more.
+    Clock clock_of(std::uint64_t turn) const;
+
+   private:
+    mutable std::mutex mutex_;
+    std::map<std::uint64_t, Clock> clocks_;  ///< by turn
   };
   IpcHandle publish(int owner, void* memory);
-  IpcHandle publish(int owner, SharedEvent* event);
-  SharedEvent* new_event();
+  IpcHandle publish(int owner, const std::shared_ptr<SharedEvent>& event);
   struct Published {
     int owner = -1;
     void* memory = nullptr;
-    SharedEvent* event = nullptr;
+    std::shared_ptr<SharedEvent> event = nullptr;
   };
   /// Nothing if there is no such handle.
   Published published(const IpcHandle& handle);
@@ -131,8 +148,9 @@ class HostCluster {
   int ids_ = 0;
   std::map<std::string, CommGroup> comm_groups_;
   std::vector<std::string> misuses_;
+  HappensBefore order_;
+  Omissions omissions_;
   std::vector<Published> published_;
-  std::deque<SharedEvent> shared_events_;
   std::map<void*, int> open_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <new>
 #include <stdexcept>
 #include <type_traits>
@@ -15,19 +14,10 @@
 namespace hvd::gpu::test {
 
 struct HostDevice::Event {
-  HostCluster::SharedEvent own;
-  bool imported = false;                    ///< from another rank
-  int device = 0;                           ///< that was current when it was made
-  HostCluster::SharedEvent* shared = &own;  ///< the cluster's, of an event that other ranks see
-};
-
-struct HostDevice::Operation {
-  int delay = 0;
-  std::function<bool()> run;  ///< false: not yet
-};
-
-struct HostDevice::Stream {
-  std::deque<Operation> operations;
+  bool imported = false;      ///< from another rank
+  bool interprocess = false;  ///< other ranks may see it
+  int device = 0;             ///< that was current when it was made
+  std::shared_ptr<HostCluster::SharedEvent> shared = std::make_shared<HostCluster::SharedEvent>();
 };
 
 struct HostDevice::Comm {
@@ -37,9 +27,9 @@ struct HostDevice::Comm {
   int busy_polls = 0;
   std::uint64_t next = 0;
   std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
-  std::vector<std::pair<Stream*, Operation>> issued;           ///< not on their streams before the communicator has settled
+  std::vector<std::pair<Stream*, StreamOperation>> issued;     ///< not on their streams before the communicator has settled
   /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
-  std::vector<std::pair<Stream*, std::function<bool()>>> messages;
+  std::vector<std::pair<Stream*, StreamOperation>> messages;
   /// Registered memory, by where it begins.
   struct Place {
     std::size_t bytes = 0;
@@ -68,15 +58,36 @@ struct HostDevice::UserEvent {
 
 namespace {
 bool call_reduces(const std::string& call) { return call.find("Reduce") != std::string::npos; }
+
+UseOfMemory use_of(const CopyJob& job) {
+  UseOfMemory use{.reads_results = true};
+  for (const CopyItem& item : job.items) {
+    const auto count = static_cast<std::size_t>(std::max<std::int64_t>(item.count, 0));
+    use.reads.push_back({item.src, count * element_bytes(job.from)});
+    use.writes.push_back({item.dst, count * element_bytes(job.to)});
+  }
+  return use;
+}
+
+UseOfMemory use_of(const ReduceJob& job) {
+  UseOfMemory use;
+  const auto ins = static_cast<std::size_t>(job.ins), outs = static_cast<std::size_t>(job.outs);
+  for (std::size_t item = 0; item < job.counts.size(); ++item) {
+    const std::size_t bytes = static_cast<std::size_t>(std::max<std::int64_t>(job.counts[item], 0)) * element_bytes(job.dtype);
+    for (const void* input : job.inputs.subspan(item * ins, ins)) use.reads.push_back({input, bytes});
+    for (const void* output : job.outputs.subspan(item * outs, outs)) use.writes.push_back({output, bytes});
+  }
+  return use;
+}
 }  // namespace
 
-HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) {
+HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), streams_(cluster, index) {
   fill_cuda();
   fill_nccl();
+  cluster_.order().watch(&at_work_, 1, "the order of NCCL's work on rank " + std::to_string(index));
 }
 
 HostDevice::~HostDevice() {
-  for (void* memory : memory_) ::operator delete(memory, std::align_val_t(4096));
   for (const void* memory : host_memory_) ::operator delete(const_cast<void*>(memory), std::align_val_t(4096));
 }
 
@@ -109,7 +120,7 @@ std::string HostDevice::leaks() const {
 
 void* HostDevice::user_event(int queries, std::function<void()> before) {
   auto& event = *events_.emplace_back(std::make_unique<Event>());
-  event.own.recorded = 1;
+  event.shared->recorded = 1;
   ++user_events_;
   user_.push_back({&event, queries, std::move(before)});
   return &event;
@@ -153,13 +164,6 @@ bool HostDevice::is_current(const std::string& call) {
   return false;
 }
 
-HostDevice::Stream* HostDevice::known(CudaStream* stream) {
-  for (auto& owned : streams_) {
-    if (owned.get() == reinterpret_cast<Stream*>(stream)) return owned.get();
-  }
-  throw std::logic_error("unknown stream");
-}
-
 HostDevice::Event* HostDevice::known(CudaEvent* event) {
   for (auto& owned : events_) {
     if (owned.get() == reinterpret_cast<Event*>(event)) return owned.get();
@@ -179,23 +183,51 @@ HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_b
   throw std::logic_error("unknown communicator");
 }
 
-void HostDevice::enqueue(Stream* stream, std::function<bool()> run) {
-  const int wait = delay == 0 ? 0 : static_cast<int>(random_() % static_cast<unsigned>(delay + 1));
-  stream->operations.push_back({wait, std::move(run)});
-  if (eager) pump();
+/// Whether the test leaves this call out.
+bool HostDevice::is_left_out(Omissions::Kind kind, const std::string& call) {
+  if (users) return false;
+  const std::string after = enqueued.empty() ? "nothing" : enqueued.back();
+  return cluster_.omissions().happens(kind, index_,
+                                      call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) + ", after " + after +
+                                          (open_ranges_ > 0 ? ", in " + ranges.back() : ""));
 }
 
-void HostDevice::pump() {
+/// Puts work that waits for nobody on the stream.
+void HostDevice::enqueue(CudaStream* handle, const std::string& call, UseOfMemory use, std::function<void()> work) {
+  Stream* const stream = streams_.known(handle);
+  use.name =
+      call + " " + std::to_string(calls(call)) + " on " + streams_.name_of(stream) + (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
+  streams_.enqueue(stream, {.use = std::move(use), .run = [work = std::move(work)](Clock&) {
+                              work();
+                              return true;
+                            }});
+}
+
+void HostDevice::pump(const Event& asked) {
   for (auto& user : user_) {
-    if (user.event->own.happened == 0 && (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
+    if (user.event->shared->happened == 0 && (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
       if (user.before) user.before();
-      user.event->own.happened = 1;
+      user.event->shared->happen(1, cluster_.order().now());
     }
   }
-  for (auto& stream : streams_) {
-    auto& operations = stream->operations;
-    while (!operations.empty() && operations.front().delay-- <= 0 && operations.front().run()) operations.pop_front();
-  }
+  streams_.pump(asked.shared, asked.shared->recorded.load());
+}
+
+/// What NCCL's kernels read and write of this rank's memory.
+UseOfMemory HostDevice::use_of_call(const Comm& comm, const Contribution& contribution) const {
+  const std::string& call = contribution.call;
+  const std::size_t bytes = contribution.count * bytes_of_type(contribution.type), ranks = comm.comm_group->ranks;
+  const bool is_source = call == "ncclBroadcast" && contribution.extra == comm.rank;
+  const bool reads = call != "ncclBroadcast" || is_source;
+  const bool writes = (call != "ncclReduce" || contribution.root == comm.rank) && !(is_source && contribution.send == contribution.receive);
+  UseOfMemory use;
+  use.name = call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) +
+             (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
+  if (reads && contribution.send != nullptr) use.reads.push_back({contribution.send, call == "ncclReduceScatter" ? bytes * ranks : bytes});
+  if (writes && contribution.receive != nullptr)
+    use.writes.push_back({contribution.receive, call == "ncclAllGather" ? bytes * ranks : bytes});
+  use.writes.push_back({&at_work_, 1});
+  return use;
 }
 
 NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle) {
@@ -216,15 +248,16 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
   collectives.push_back(placed);
-  auto run = [this, comm, number, contribution = std::move(placed)] {
+  UseOfMemory use = use_of_call(*comm, placed);
+  auto run = [this, comm, number, contribution = std::move(placed)](Clock& clock) {
     begin_work(comm);
     const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_met(*comm->comm_group, number);
     if (ends_early) spoil(*comm, contribution);
-    const bool over = ends_early || comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution);
+    const bool over = ends_early || comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution, clock);
     if (over) at_work_.erase(comm);
     return over;
   };
-  comm->issued.push_back({known(stream_handle), {0, run}});
+  comm->issued.push_back({streams_.known(stream_handle), {.use = std::move(use), .run = run}});
   return issue_or_group(comm);
 }
 
@@ -235,11 +268,12 @@ NcclCode HostDevice::message(const Contribution& contribution, bool sends, int p
   enqueued.push_back(contribution.call);
   const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
   const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
-  comm->messages.emplace_back(known(stream_handle), [this, comm, way, sends, contribution] {
+  auto run = [this, comm, way, sends, contribution](Clock& clock) {
     const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_moved(*comm->comm_group, way);
     if (ends_early && !sends) spoil(*comm, contribution);
-    return ends_early || comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution);
-  });
+    return ends_early || comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution, clock);
+  };
+  comm->messages.push_back({streams_.known(stream_handle), {.use = use_of_call(*comm, contribution), .run = std::move(run)}});
   return issue_or_group(comm);
 }
 
@@ -272,16 +306,27 @@ NcclCode HostDevice::issue(Comm* comm) {
 }
 
 void HostDevice::enqueue_issued(Comm* comm) {
-  for (auto& [stream, operation] : std::exchange(comm->issued, {})) enqueue(stream, operation.run);
-  std::map<Stream*, std::vector<std::function<bool()>>> by_stream;
-  for (auto& [stream, run] : std::exchange(comm->messages, {})) by_stream[stream].push_back(std::move(run));
-  for (auto& [stream, runs] : by_stream) {
-    enqueue(stream, [this, comm, runs]() mutable {
+  for (auto& [stream, operation] : std::exchange(comm->issued, {})) streams_.enqueue(stream, std::move(operation));
+  struct Together {
+    UseOfMemory use;
+    std::vector<std::function<bool(Clock&)>> runs;
+  };
+  std::map<Stream*, Together> by_stream;
+  for (auto& [stream, operation] : std::exchange(comm->messages, {})) {
+    auto& [use, runs] = by_stream[stream];
+    use.name = operation.use.name;
+    use.reads.insert(use.reads.end(), operation.use.reads.begin(), operation.use.reads.end());
+    use.writes.insert(use.writes.end(), operation.use.writes.begin(), operation.use.writes.end());
+    runs.push_back(std::move(operation.run));
+  }
+  for (auto& [stream, together] : by_stream) {
+    const auto run = [this, comm, runs = std::move(together.runs)](Clock& clock) mutable {
       begin_work(comm);
-      std::erase_if(runs, [](const auto& run) { return run(); });
+      std::erase_if(runs, [&](const auto& message) { return message(clock); });
       if (runs.empty()) at_work_.erase(comm);
       return runs.empty();
-    });
+    };
+    streams_.enqueue(stream, {.use = std::move(together.use), .run = run});
   }
 }
 
@@ -329,7 +374,8 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
 NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration) {
   const NcclCode code = enter<NcclCode>("ncclCommRegister");
   if (code != NcclCode::Success) return code;
-  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
+  if (!memory_.contains(memory) || memory_.at(memory).bytes() != bytes)
+    cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
   *registration = reinterpret_cast<void*>(++last_registration_);
   memory_bytes -= registration_bytes;
   registrations_[*registration] = comm;
@@ -340,7 +386,8 @@ NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes
 NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes, void** window) {
   const NcclCode code = enter<NcclCode>("ncclCommWindowRegister");
   if (code != NcclCode::Success) return code;
-  if (!memory_.contains(memory) || sizes_[memory] != bytes) cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
+  if (!memory_.contains(memory) || memory_.at(memory).bytes() != bytes)
+    cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
   cluster_.open_window(*comm->comm_group, ++comm->windows, comm->rank, bytes);
   comm->awaited_window = window;
   comm->awaited_memory = memory;
@@ -356,7 +403,7 @@ void HostDevice::finish_window(Comm* comm) {
   *handle = reinterpret_cast<void*>(++last_registration_);
   memory_bytes -= registration_bytes;
   registrations_[*handle] = comm;
-  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {sizes_[comm->awaited_memory],
+  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {memory_.at(comm->awaited_memory).bytes(),
                                                                        "window " + std::to_string(comm->windows), *handle};
 }
 
@@ -373,7 +420,7 @@ NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
   const NcclCode code = enter<NcclCode>("ncclMemAlloc");
   if (code != NcclCode::Success) return code;
   if (!is_current("ncclMemAlloc")) return NcclCode::UnhandledCudaError;
-  return take_memory(memory, bytes) ? code : NcclCode::UnhandledCudaError;
+  return take_memory(memory, bytes, "ncclMemAlloc") ? code : NcclCode::UnhandledCudaError;
 }
 
 void HostDevice::fill_cuda() {
@@ -384,6 +431,7 @@ void HostDevice::fill_cuda() {
   table_.set_device = [this](int device) {
     const CudaCode code = enter<CudaCode>("cudaSetDevice");
     if (code != CudaCode::Success) return code;
+    if (is_left_out(Omissions::Kind::Device, "cudaSetDevice")) return code;
     current() = device;
     contexts.insert(device);  // since CUDA 12
     return code;
@@ -395,6 +443,7 @@ void HostDevice::fill_cuda() {
   table_.exchange_capture_mode = [this](CaptureMode* mode) {
     const CudaCode code = enter<CudaCode>("cudaThreadExchangeStreamCaptureMode");
     if (code != CudaCode::Success) return code;
+    if (is_left_out(Omissions::Kind::Capture, "cudaThreadExchangeStreamCaptureMode")) return code;
     const auto own = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::Global).first;
     std::swap(own->second, *mode);
     if (own->second == CaptureMode::Global) modes_.erase(own);
@@ -429,11 +478,10 @@ void HostDevice::fill_kernels() {
     if (!copy_supported(job)) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_batched_copy");
     launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
-    enqueue(known(stream), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
+    enqueue(stream, "launch_batched_copy", use_of(job), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
       CopyJob kept = job;
       kept.items = items;
       copy_on_host(kept);
-      return true;
     });
     return code;
   };
@@ -445,11 +493,12 @@ void HostDevice::fill_kernels() {
     const bool is_pinned =
         std::any_of(pinned.begin(), pinned.end(), [&](const auto& piece) { return piece.first == static_cast<const void*>(job.mark); });
     if (!host_memory_.contains(job.mark) && !is_pinned) cluster_.note("launch_poison with a mark that the device does not see");
+    UseOfMemory use;
+    for (const PoisonItem& item : job.items) use.writes.push_back({item.begin, item.bytes});
     return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
-      enqueue(known(stream), [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
-        if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return true;
+      enqueue(stream, "launch_poison", use, [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
+        if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return;
         for (std::size_t thread = 0; thread < threads; ++thread) poison::fill(table, thread, threads);
-        return true;
       });
       return code;
     });
@@ -459,7 +508,7 @@ void HostDevice::fill_kernels() {
     if (code != CudaCode::Success) return code;
     if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_shared_reduce");
-    enqueue(known(stream),
+    enqueue(stream, "launch_shared_reduce", use_of(job),
             [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
              counts = std::vector(job.counts.begin(), job.counts.end())] {
               ReduceJob kept = job;
@@ -467,7 +516,6 @@ void HostDevice::fill_kernels() {
               kept.outputs = outputs;
               kept.counts = counts;
               reduce_job_on_host(kept);
-              return true;
             });
     return code;
   };
@@ -478,6 +526,7 @@ void HostDevice::fill_contexts() {
     const CudaCode code = enter<CudaCode>("cuCtxPushCurrent");
     if (code != CudaCode::Success) return code;
     pushed_[std::this_thread::get_id()].push_back(current());
+    if (is_left_out(Omissions::Kind::Device, "cuCtxPushCurrent")) return code;
     current() = device;
     contexts.insert(device);
     return code;
@@ -495,21 +544,28 @@ void HostDevice::fill_streams() {
   table_.stream_create = [this](CudaStream** stream) {
     const CudaCode code = enter<CudaCode>("cudaStreamCreateWithPriority");
     if (current() != index_) cluster_.note("a stream on the wrong device");
-    if (code == CudaCode::Success) *stream = reinterpret_cast<CudaStream*>(streams_.emplace_back(std::make_unique<Stream>()).get());
+    if (code == CudaCode::Success) *stream = reinterpret_cast<CudaStream*>(streams_.create());
     return code;
   };
   table_.stream_destroy = [this](CudaStream* stream) {
-    Stream* found = known(stream);
-    if (!found->operations.empty()) cluster_.note("a stream destroyed with work pending");
-    std::erase_if(streams_, [&](const auto& owned) { return owned.get() == found; });
+    Stream* found = streams_.known(stream);
+    if (!streams_.is_idle(found)) cluster_.note("a stream destroyed with work pending");
+    streams_.destroy(found);
     return enter<CudaCode>("cudaStreamDestroy");
   };
   table_.stream_wait_event = [this](CudaStream* stream, CudaEvent* event) {
     const CudaCode code = enter<CudaCode>("cudaStreamWaitEvent");
     if (code != CudaCode::Success) return code;
+    if (is_left_out(Omissions::Kind::Wait, "cudaStreamWaitEvent")) return code;
     enqueued.emplace_back("cudaStreamWaitEvent");
-    HostCluster::SharedEvent* awaited = known(event)->shared;
-    enqueue(known(stream), [awaited, turn = awaited->recorded.load()] { return awaited->happened.load() >= turn; });
+    const auto awaited = known(event)->shared;
+    const std::uint64_t turn = awaited->recorded.load();
+    const auto happened = [awaited, turn](Clock& clock) {
+      if (awaited->happened.load() < turn) return false;
+      clock.join(awaited->clock_of(turn));
+      return true;
+    };
+    streams_.enqueue(streams_.known(stream), {.run = happened, .awaits = awaited, .turn = turn});
     return code;
   };
 }
@@ -530,37 +586,38 @@ void HostDevice::fill_events() {
     } else if (found->shared->open.load() > 0) {
       cluster_.note("cudaEventDestroy of an event that another rank has open");
     }
-    if (found->own.happened < found->own.recorded) {
-      graveyard_.push_back(
-          std::move(*std::find_if(events_.begin(), events_.end(), [&](const auto& owned) { return owned.get() == found; })));
-    }
-    std::erase_if(events_, [&](const auto& owned) { return owned == nullptr || owned.get() == found; });
+    std::erase_if(events_, [&](const auto& owned) { return owned.get() == found; });
     return enter<CudaCode>("cudaEventDestroy");
   };
   table_.event_record = [this](CudaEvent* event, CudaStream* stream) {
     const CudaCode code = enter<CudaCode>("cudaEventRecord");
     if (code != CudaCode::Success) return code;
     if (!is_current("cudaEventRecord")) return CudaCode::InvalidValue;
+    if (is_left_out(Omissions::Kind::Record, "cudaEventRecord")) return code;
     enqueued.emplace_back("cudaEventRecord");
     Event* const found = known(event);
     if (found->device != index_) {
       cluster_.note("cudaEventRecord of another device's event");
       return CudaCode::InvalidValue;
     }
-    HostCluster::SharedEvent* recorded = found->shared;
+    const auto recorded = found->shared;
     const std::uint64_t turn = ++recorded->recorded;
-    enqueue(known(stream), [recorded, turn] {
-      recorded->happened = turn;
+    const auto happen = [recorded, turn](const Clock& clock) {
+      recorded->happen(turn, clock);
       return true;
-    });
+    };
+    streams_.enqueue(streams_.known(stream), {.run = happen, .records = recorded, .turn = turn});
     return code;
   };
   table_.event_query = [this](CudaEvent* event) {
     const CudaCode code = enter<CudaCode>("cudaEventQuery");
     if (code != CudaCode::Success) return code;
-    pump();
-    const HostCluster::SharedEvent* asked = known(event)->shared;
-    return asked->happened >= asked->recorded ? CudaCode::Success : CudaCode::NotReady;
+    const Event& asked = *known(event);
+    pump(asked);
+    const std::uint64_t turn = asked.shared->recorded.load();
+    if (asked.shared->happened.load() < turn) return CudaCode::NotReady;
+    cluster_.order().learn(asked.shared->clock_of(turn));
+    return CudaCode::Success;
   };
 }
 
@@ -590,7 +647,7 @@ void HostDevice::fill_memory() {
     const CudaCode code = enter<CudaCode>("cudaMalloc");
     if (code != CudaCode::Success) return code;
     if (!is_current("cudaMalloc")) return CudaCode::InvalidValue;
-    return take_memory(memory, bytes) ? code : CudaCode::OutOfMemory;
+    return take_memory(memory, bytes, "cudaMalloc") ? code : CudaCode::OutOfMemory;
   };
   table_.device_free = [this](void* memory) {
     if (cluster_.is_open(memory)) cluster_.note("cudaFree of memory that another rank has open");
@@ -603,10 +660,8 @@ void HostDevice::fill_memory() {
     enqueued.emplace_back("cudaMemcpyAsync");
     look_at_pinned(to, bytes);
     look_at_pinned(from, bytes);
-    enqueue(known(stream), [=] {
-      std::memcpy(to, from, bytes);
-      return true;
-    });
+    enqueue(stream, "cudaMemcpyAsync", {.reads = {{from, bytes}}, .writes = {{to, bytes}}, .reads_results = true},
+            [=] { std::memcpy(to, from, bytes); });
     return code;
   };
 }
@@ -644,10 +699,13 @@ void HostDevice::fill_host_memory() {
     for (const auto& [at, size] : pinned)
       if (begin < at + size && at < begin + bytes) cluster_.note("cudaHostRegister of memory that is registered");
     pinned[begin] = bytes;
+    cluster_.order().watch(begin, bytes, "host memory that rank " + std::to_string(index_) + " has registered");
     return code;
   };
   table_.host_unregister = [this](void* memory) {
     if (pinned.erase(static_cast<std::byte*>(memory)) != 1) cluster_.note("cudaHostUnregister of something unknown");
+    cluster_.order().free(memory, "cudaHostUnregister on rank " + std::to_string(index_));
+    cluster_.order().forget(memory);
     return enter<CudaCode>("cudaHostUnregister");
   };
   table_.host_device_pointer = [this](void** address, void* memory) {
@@ -681,13 +739,15 @@ void HostDevice::fill_sharing() {
   };
   table_.ipc_event_create = [this](CudaEvent** event) {
     const CudaCode code = enter<CudaCode>("cudaEventCreateWithFlags");
-    if (code == CudaCode::Success) *event = adopt(cluster_.new_event());
+    if (code != CudaCode::Success) return code;
+    *event = adopt(std::make_shared<HostCluster::SharedEvent>());
+    reinterpret_cast<Event*>(*event)->interprocess = true;
     return code;
   };
   table_.ipc_get_event = [this](IpcHandle* handle, CudaEvent* event) {
     const CudaCode code = enter<CudaCode>("cudaIpcGetEventHandle");
     Event* found = known(event);
-    if (found->shared == &found->own) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
+    if (!found->interprocess) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
     if (code == CudaCode::Success) *handle = cluster_.publish(index_, found->shared);
     return code;
   };
@@ -703,20 +763,21 @@ void HostDevice::fill_sharing() {
   };
 }
 
-CudaEvent* HostDevice::adopt(HostCluster::SharedEvent* shared) {
+CudaEvent* HostDevice::adopt(std::shared_ptr<HostCluster::SharedEvent> shared) {
   auto& made = *events_.emplace_back(std::make_unique<Event>());
-  made.shared = shared;
+  made.shared = std::move(shared);
   made.device = current();
   return reinterpret_cast<CudaEvent*>(&made);
 }
 
-bool HostDevice::take_memory(void** memory, std::size_t bytes) {
+bool HostDevice::take_memory(void** memory, std::size_t bytes, const char* call) {
   if (bytes > memory_bytes) return false;
   memory_bytes -= bytes;
-  *memory = ::operator new(bytes, std::align_val_t(4096));
-  std::memset(*memory, 0x5a, bytes);
-  memory_.insert(*memory);
-  sizes_[*memory] = bytes;
+  PoisonedMemory made(bytes);
+  *memory = made.data();
+  memory_.emplace(*memory, std::move(made));
+  cluster_.order().watch(*memory, bytes,
+                         "what " + std::string(call) + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) + " gave");
   return true;
 }
 
@@ -727,12 +788,13 @@ void HostDevice::give_memory(void* memory, const char* call) {
     if (!comm->aborted && registrations_.contains(place->second.handle)) cluster_.note(std::string(call) + " of registered memory");
     comm->places.erase(place);
   }
-  if (memory_.erase(memory) != 1) {
-    cluster_.note(std::string(call) + " of something unknown");
-  } else {
-    memory_bytes += sizes_[memory];
-    ::operator delete(memory, std::align_val_t(4096));
-  }
+  const auto found = memory_.find(memory);
+  if (found == memory_.end()) return cluster_.note(std::string(call) + " of something unknown");
+  memory_bytes += found->second.bytes();
+  cluster_.order().free(memory, std::string(call) + " on rank " + std::to_string(index_));
+  found->second.poison();
+  freed_.push_back(std::move(found->second));
+  memory_.erase(found);
 }
 
 void HostDevice::fill_nccl() {

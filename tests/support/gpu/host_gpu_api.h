@@ -1,15 +1,15 @@
 #pragma once
 /// An GpuApi over host memory, for testing what the NCCL backend does with NCCL and CUDA on a machine that has neither.
 /// One HostCluster per test; one HostDevice per rank, used by that rank's thread only. Streams are queues whose operations run when an
-/// event is asked (or at once, if `eager`), so what is not ordered by stream and events goes wrong here as it would there. Collectives meet
-/// in the cluster and really compute. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
+/// event is asked, in an order that a schedule chooses (host_streams.h), so what is not ordered by stream and events goes wrong here as it
+/// would there; and where the data happen to be right, the clocks say so (happens_before.h). Collectives meet in the cluster and really
+/// compute. Memory is poison until it is written. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -17,15 +17,21 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
+#include "tests/support/gpu/host_streams.h"
+#include "tests/support/gpu/poisoned_memory.h"
 #include "tests/support/host_cluster.h"
 
 namespace hvd::gpu::test {
 
 class HostDevice {
+  HostCluster& cluster_;
+  const int index_;
+  HostStreams streams_;
+
  public:
   /// How the device behaves; set before use.
-  bool eager = false;                               ///< operations run when they are enqueued, as far as they can
-  int delay = 0;                                    ///< an operation lets up to so many queries pass before it runs
+  Schedule& schedule = streams_.schedule;           ///< when operations run
+  int& delay = streams_.delay;                      ///< an operation lets up to so many queries pass before it runs
   int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
   std::size_t registration_bytes = 0;               ///< what a window or a registration takes of the memory besides
@@ -73,6 +79,9 @@ class HostDevice {
   std::vector<std::size_t> allocations;  ///< sizes asked of ncclMemAlloc
   std::map<NcclComm*, int> aborts;       ///< how often each communicator was aborted
 
+  /// Time passes, in which the device goes on by itself.
+  void go_on() { streams_.pump(nullptr, 0); }
+
   std::size_t live_memory() const { return memory_.size(); }
   /// "", or what was made and not let go.
   std::string leaks() const;
@@ -86,13 +95,13 @@ class HostDevice {
   int& current();                            ///< the calling thread's, as cudaSetDevice has left it
   std::map<std::byte*, std::size_t> pinned;  ///< registered host memory: where it begins, and its bytes
   std::set<int> contexts;                    ///< the devices on which some call has made a context
+  bool users = false;                        ///< the calls are the user's own: none of them is left out
   bool capturing = false;                    ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
 
  private:
   struct Event;
-  struct Operation;
-  struct Stream;
   struct Comm;
+  using Stream = HostStreams::Stream;
   struct UserEvent;
 
   /// Counts the call; its injected failure, or Success.
@@ -102,12 +111,12 @@ class HostDevice {
   void note_side_effects(const std::string& name);
   bool is_current(const std::string& call);
   void look_at_pinned(const void* memory, std::size_t bytes);
-  Stream* known(CudaStream* stream);
   Event* known(CudaEvent* event);
   Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
 
-  void enqueue(Stream* stream, std::function<bool()> run);
-  void pump();
+  bool is_left_out(Omissions::Kind kind, const std::string& call);
+  void enqueue(CudaStream* stream, const std::string& call, UseOfMemory use, std::function<void()> work);
+  void pump(const Event& asked);
   /// One collective of a communicator, or of the open group.
   NcclCode collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle);
   /// One side of a message.
@@ -123,11 +132,12 @@ class HostDevice {
   /// Before a collective or message of `comm` is at work, and when it is not any more. NCCL wants those of several communicators in an
   /// order.
   void begin_work(Comm* comm);
+  UseOfMemory use_of_call(const Comm& comm, const Contribution& contribution) const;
   void spoil(const Comm& comm, const Contribution& contribution) const;
   static std::string place_of(const Comm& comm, const void* memory);
   NcclCode allocate(void** memory, std::size_t bytes);
-  CudaEvent* adopt(HostCluster::SharedEvent* shared);
-  bool take_memory(void** memory, std::size_t bytes);
+  CudaEvent* adopt(std::shared_ptr<HostCluster::SharedEvent> shared);
+  bool take_memory(void** memory, std::size_t bytes, const char* call);
   void give_memory(void* memory, const char* call);
   void fill_cuda();
   void fill_kernels();
@@ -142,24 +152,19 @@ class HostDevice {
   void fill_operations();
   void fill_host_memory();
 
-  HostCluster& cluster_;
-  const int index_;
-  std::minstd_rand random_;
   GpuApi table_;
   std::map<std::thread::id, int> current_;
   std::map<std::thread::id, std::vector<int>> pushed_;  ///< the devices that were current before
   std::map<std::thread::id, CaptureMode> modes_;        ///< those that are not what threads begin with
   std::map<std::string, int> calls_;
   std::map<std::string, std::pair<int, int>> failures_;  ///< code, number of the call
-  std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Event>> events_;
-  std::vector<std::unique_ptr<Event>> graveyard_;  ///< destroyed with a record pending, which CUDA allows
   std::size_t user_events_ = 0;
   std::vector<UserEvent> user_;
   std::vector<std::unique_ptr<Comm>> comms_;  ///< aborted ones too
   std::size_t live_comms_ = 0;
-  std::set<void*> memory_;
-  std::map<void*, std::size_t> sizes_;
+  std::map<void*, PoisonedMemory> memory_;
+  std::vector<PoisonedMemory> freed_;  ///< where what comes too late finds poison
   std::set<const void*> host_memory_;
   std::size_t opened_ = 0;  ///< of other ranks' memory
   std::uintptr_t last_registration_ = 0;

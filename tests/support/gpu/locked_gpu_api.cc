@@ -1,6 +1,8 @@
 #include "tests/support/gpu/locked_gpu_api.h"
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <utility>
@@ -49,7 +51,12 @@ LockedDevices::LockedDevices(int ranks) {
   }
 }
 
-LockedDevices::~LockedDevices() = default;
+LockedDevices::~LockedDevices() {
+  const auto errors = cluster_.order().errors();
+  const std::string schedule = devices_.empty() ? std::string() : text_of(device(0).schedule);
+  for (const auto& error : errors) std::fprintf(stderr, "virtual GPUs, schedule %s: %s\n", schedule.c_str(), error.c_str());
+  if (!errors.empty()) std::abort();  // whatever the results are
+}
 
 HostDevice& LockedDevices::device(int rank) { return devices_.at(static_cast<std::size_t>(rank))->device; }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// The host-memory devices of host_gpu_api.h for whole engines. There, as on a GPU, any thread may let go of an event: the
 /// one that drops a handle is not the driver. HostDevice is one thread's, so its table is locked here, a mutex for each device.
+/// Uses of the devices' memory without an order among them end the program.
 
 #include <atomic>
 #include <chrono>

@@ -981,7 +981,7 @@ TEST_CASE("nccl: members without elements need no call") {
 TEST_CASE("nccl: eager streams and blocking communicators") {
   World world(3);
   world.options.patience.nonblocking = false;
-  for (auto& device : world.devices) device->eager = true;
+  for (auto& device : world.devices) device->schedule = {.kind = Schedule::Kind::Eager};
   world.run([](Rank& self) {
     const auto traits = self.traits(OpKind::Allreduce, DataType::BFloat16, ReduceOp::Average);
     for (int round = 0; round < 5; ++round) {

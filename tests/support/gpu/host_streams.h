@@ -1,0 +1,73 @@
+#pragma once
+/// Holds the streams of a virtual GPU: queues of operations, and when each of them runs. Operations run inside the calls of the device's
+/// owner, mostly its queries, in an order that the schedule chooses among what CUDA allows. Each stream has a clock (happens_before.h). One
+/// thread at a time.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/gpu/schedule.h"
+#include "tests/support/host_cluster.h"
+
+namespace hvd::gpu::test {
+
+/// Is put on a stream.
+struct StreamOperation {
+  UseOfMemory use = {};
+  /// Does it and returns true, or false: not yet. `clock`: the stream's; what the operation comes to know of others joins it.
+  std::function<bool(Clock& clock)> run;
+  std::shared_ptr<HostCluster::SharedEvent> records = {};  ///< of the turn
+  std::shared_ptr<HostCluster::SharedEvent> awaits = {};   ///< likewise
+  std::uint64_t turn = 0;
+};
+
+class HostStreams {
+ public:
+  struct Stream;
+
+  HostStreams(HostCluster& cluster, int index);
+  ~HostStreams();
+  HostStreams(const HostStreams&) = delete;
+  HostStreams& operator=(const HostStreams&) = delete;
+
+  Schedule schedule;
+  int delay = 0;  ///< of the `Delayed`
+
+  Stream* create();
+  /// Throws std::logic_error for what is none.
+  Stream* known(CudaStream* stream);
+  [[nodiscard]] bool is_idle(const Stream* stream) const;
+  void destroy(Stream* stream);
+  [[nodiscard]] std::size_t size() const { return streams_.size(); }
+  /// Returns "stream 2 of rank 0".
+  [[nodiscard]] std::string name_of(const Stream* stream) const;
+
+  void enqueue(Stream* stream, StreamOperation operation);
+  /// Runs what the schedule lets run when somebody asks whether a turn of an event has happened; null: nobody asks for any.
+  void pump(const std::shared_ptr<HostCluster::SharedEvent>& asked, std::uint64_t turn);
+
+ private:
+  struct Queued;
+  bool step(Stream& stream);
+  void run_all(const Stream* but);
+  bool run_each_once();
+  void run_some();
+  /// Runs what the event waits for, as far as it can; returns whether anything has run.
+  bool run_towards(const std::shared_ptr<HostCluster::SharedEvent>& event, std::uint64_t turn, int depth);
+  void run_delayed();
+  [[nodiscard]] Stream* starved() const;
+
+  HostCluster& cluster_;
+  const int index_;
+  std::minstd_rand random_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  int created_ = 0;
+  int in_vain_ = 0;  ///< queries since anything has run
+};
+
+}  // namespace hvd::gpu::test
