@@ -11,7 +11,7 @@ namespace hvd::gpu::test {
 namespace {
 constexpr std::array kNames{"delayed", "late", "random", "eager", "starved"};
 /// A device goes on by itself: nobody need ask it for ever.
-constexpr int kPatience = 6;
+constexpr int kPatience = 10;
 }  // namespace
 
 std::string text_of(const Schedule& schedule) {

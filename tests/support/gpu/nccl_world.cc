@@ -45,7 +45,8 @@ std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes)
   return numbers;
 }
 
-std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed) {
+std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed,
+                                        const std::function<void()>& pause) {
   std::unique_lock lock(mutex_);
   auto& given = given_[set.ranks];
   if (set.rank == 0) given.push_back(std::move(mine));
@@ -53,7 +54,11 @@ std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set, std
   const std::size_t turn = turns_[{rank, set.ranks}]++;
   while (given.size() <= turn) {
     if (failed != nullptr && *failed) throw std::runtime_error("the world failed during the exchange");
-    arrived_.wait_for(lock, std::chrono::milliseconds(10));
+    if (!pause) arrived_.wait_for(lock, std::chrono::milliseconds(10));
+    if (!pause) continue;
+    lock.unlock();
+    pause();
+    lock.lock();
   }
   return given[turn];
 }
@@ -94,7 +99,13 @@ void Rank::finish(Execution& execution) const {
       backend->abort();
       throw std::runtime_error("another rank has failed");
     }
-    if (progress == Progress::Idle) std::this_thread::sleep_for(std::chrono::microseconds(20));  // many ranks on few cores
+    if (progress != Progress::Idle) continue;
+    if (world.baton() != nullptr) {
+      std::this_thread::yield();
+      world.pass(rank);
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // many ranks on few cores
+    }
   }
 }
 
@@ -130,7 +141,8 @@ void World::run(const std::function<void(Rank&)>& body) {
     constexpr int kSeconds = hvd::test::kSanitized ? 120 : 20;
     if (!changed.wait_for(lock, std::chrono::seconds(kSeconds), all)) {
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        if (!ended[rank]) std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after %d s\n", rank, ranks, kSeconds);
+        if (!ended[rank])
+          std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after %d s %s\n", rank, ranks, kSeconds, title.c_str());
       }
       std::abort();
     }
@@ -155,15 +167,42 @@ ProcessSetInfo World::everyone(int rank) const {
   return set;
 }
 
+void World::set_schedule(const Schedule& schedule) {
+  baton_.emplace(static_cast<int>(devices.size()), schedule.seed);
+  cluster.order().one_host = false;
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    devices[rank]->schedule = schedule;
+    tables_.push_back(taking_turns(devices[rank]->table(), [this, rank] { pass(static_cast<int>(rank)); }));
+  }
+}
+
+void World::pass(int rank) {
+  devices[static_cast<std::size_t>(rank)]->go_on();
+  baton_->pass(rank);
+}
+
+const GpuApi& World::table(int rank) const {
+  const auto at = static_cast<std::size_t>(rank);
+  return baton_ ? tables_[at] : devices[at]->table();
+}
+
 void World::body_of(int rank, const std::function<void(Rank&)>& body) {
+  std::function<void()> pause;
+  if (baton_) pause = [this, rank] { pass(rank); };
+  const std::shared_ptr<Baton> turn(baton_ ? &*baton_ : nullptr, [rank](Baton* baton) {
+    if (baton != nullptr) baton->leave(rank);
+  });
+  if (baton_) baton_->begin(rank);
   NcclOptions own = options;
   if (shares_abort_word) own.abort_word = &abort_page.word;
   if (!own.patience.interrupted) own.patience.interrupted = [this] { return failed.load(); };
   HostDevice& device = *devices[static_cast<std::size_t>(rank)];
   Rank self{*this, rank, everyone(rank), device, nullptr};
   self.backend = std::make_unique<NcclBackend>(
-      device.table(), rank,
-      [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) { return exchange_.give(rank, set, std::move(mine), &failed); },
+      table(rank), rank,
+      [this, rank, pause](const ProcessSetInfo& set, std::vector<std::byte> mine) {
+        return exchange_.give(rank, set, std::move(mine), &failed, pause);
+      },
       std::move(own));
   body(self);
 }

@@ -9,12 +9,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/gpu/nccl/nccl_backend.h"
+#include "tests/support/gpu/baton.h"
 #include "tests/support/gpu/host_gpu_api.h"
 
 namespace hvd::gpu::test {
@@ -45,7 +47,9 @@ class World;
 /// How the first rank of a set gives its bytes to the others. A set comes here several times, once for each of its communicators.
 class IdExchange {
  public:
-  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed = nullptr);
+  /// `failed` ends the wait; `pause` is called while there is nothing yet.
+  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed = nullptr,
+                              const std::function<void()>& pause = {});
 
  private:
   std::mutex mutex_;
@@ -85,6 +89,15 @@ class World {
     std::uint32_t word = 0;
   } abort_page;  ///< in the memory that the ranks share
   bool shares_abort_word = true;
+  std::string title;  ///< what the watchdog says of it
+
+  /// All devices run by it, and ranks one at a time: the same each time.
+  void set_schedule(const Schedule& schedule);
+  [[nodiscard]] Baton* baton() { return baton_ ? &*baton_ : nullptr; }
+  /// Lets the rank's device go on, and other ranks run.
+  void pass(int rank);
+  /// What the rank's backend calls.
+  [[nodiscard]] const GpuApi& table(int rank) const;
 
   /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing
   /// may have leaked or been misused.
@@ -96,6 +109,8 @@ class World {
   void body_of(int rank, const std::function<void(Rank&)>& body);
 
   IdExchange exchange_;
+  std::optional<Baton> baton_;
+  std::vector<GpuApi> tables_;  ///< that pass it
 };
 
 }  // namespace hvd::gpu::test

@@ -1,0 +1,43 @@
+// What orders the work on GPUs: programs drawn from seeds, on virtual GPUs that do it as late as is legal, at random, at once, or starve a
+// stream. No two uses of memory may lack an order, whatever the data are.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/gpu/program_worlds.h"
+#include "tests/support/sanitized.h"
+
+namespace hvd::gpu::test {
+namespace {
+
+constexpr std::array kSchedules{Schedule::Kind::Late, Schedule::Kind::Random, Schedule::Kind::Eager, Schedule::Kind::Starved};
+
+/// HVD_TEST_GPU_SEEDS: how many programs, instead of so many.
+std::uint64_t seeds(std::uint64_t otherwise) {
+  const char* const text = std::getenv("HVD_TEST_GPU_SEEDS");
+  return text != nullptr ? std::stoull(text) : hvd::test::kSanitized ? otherwise / 5 : otherwise;
+}
+
+void run_programs(GpuRoute way) {
+  for (std::uint64_t seed = 0; seed < seeds(50); ++seed) {
+    const ProgramDraw program = draw_program_for(way, seed);
+    for (const auto kind : kSchedules) {
+      const Schedule schedule{kind, seed};
+      const ProgramReport report = run_program_on(way, program, schedule);
+      CAPTURE(describe(way, program, schedule));
+      CAPTURE(report.errors.empty() ? std::string() : report.errors.front());
+      CHECK(report.errors.size() == 0);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("programs on virtual GPUs: NCCL, 50 seeds by 4 schedules") { run_programs(GpuRoute::Nccl); }
+TEST_CASE("programs on virtual GPUs: a shared GPU, 50 seeds by 4 schedules") { run_programs(GpuRoute::SharedGpu); }
+TEST_CASE("programs on virtual GPUs: staged, 50 seeds by 4 schedules") { run_programs(GpuRoute::Staged); }
+
+}  // namespace hvd::gpu::test
