@@ -54,7 +54,8 @@ void shutdown();
 /// hvd::abort(): " and the reason, cut to about 2,000 bytes; of several, and of other failures, the first stays. Not collective; waits for
 /// nobody. `shutdown()` then returns at once on every rank, and `init()` may follow.
 void abort(const std::string& reason);
-/// Returns whether the library runs, and this process was not forked from a rank; throws nothing.
+/// Returns whether the library runs, and this process was not forked from a rank; inside of a WorldScope whether its world was not left.
+/// Throws nothing.
 bool is_initialized();
 
 /// Returns this process's number among all ranks, from 0.

@@ -227,14 +227,20 @@ class World {
 };
 
 /// A WorldScope has this thread's calls without a world mean `world`, for as long as it lives; scopes end in the reverse order of their
-/// beginnings. One of the value that stands for the global world changes nothing.
+/// beginnings. One of the value that stands for the global world changes nothing, as an option that is not given does not; `World::run` of
+/// that value, and a scope with `kAlsoGlobal`, have them mean the global world, also inside of a scope of another.
 class WorldScope {
  public:
+  /// AlsoGlobal is the type of `kAlsoGlobal`.
+  struct AlsoGlobal {};
+  static constexpr AlsoGlobal kAlsoGlobal{};  ///< the value that stands for the global world counts as any other
+
   explicit WorldScope(const World& world) {
     if (world.life_) enter(world.life_);
   }
+  WorldScope(const World& world, AlsoGlobal /*unused*/) { enter(world.life_); }
   ~WorldScope() {
-    if (life_) leave();
+    if (entered_) leave();
   }
   WorldScope(const WorldScope&) = delete;
   WorldScope& operator=(const WorldScope&) = delete;
@@ -244,11 +250,12 @@ class WorldScope {
   void leave() noexcept;
   std::shared_ptr<WorldLife> life_;
   WorldLife* before_ = nullptr;
+  bool entered_ = false;
 };
 
 template <class Work>
 auto World::run(Work&& work) const {
-  const WorldScope scope(*this);
+  const WorldScope scope(*this, WorldScope::kAlsoGlobal);
   return std::forward<Work>(work)();
 }
 

@@ -42,7 +42,7 @@ void RepeatedCall::start() {
   if (is_under_way()) refuse_second_start(submission_.kind, submission_.name);
   if (is_small_) op_ = engine_->small_calls().start(call_, After::Repeat);
   if (op_) return;
-  const WorldScope scope(world_);
+  const WorldScope scope(world_, WorldScope::kAlsoGlobal);
   if (engine() != engine_)
     throw InvalidArgument(
         formatted("{} '{}': hvd::shutdown() and hvd::init() have been called since the persistent operation was made; make it "

@@ -128,6 +128,7 @@ void install_world(RunningWorld world) {
     exchange_world(std::make_shared<RunningWorld>(std::move(world)));
     hooks = global().hooks;
   }
+  const WorldScope scope(World(), WorldScope::kAlsoGlobal);  // init() may be called inside of another world's
   for (const auto& hook : hooks) hook();
 }
 

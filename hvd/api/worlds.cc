@@ -55,8 +55,11 @@ Stats World::stats() const {
   return run([] { return hvd::stats(); });
 }
 bool World::is_running() const {
-  if (life_ ? life_->is_left() : !is_initialized()) return false;
-  return run([] { return !current_world()->engine->has_failed(); });
+  try {
+    return run([] { return !current_world()->engine->has_failed(); });
+  } catch (const NotInitialized&) {  // there is none, or no more
+    return false;
+  }
 }
 
 void World::leave() {
@@ -93,6 +96,7 @@ int World::join() const {
 void WorldScope::enter(std::shared_ptr<WorldLife> life) {
   before_ = std::exchange(chosen_world(), life.get());
   life_ = std::move(life);
+  entered_ = true;
 }
 void WorldScope::leave() noexcept { chosen_world() = before_; }
 

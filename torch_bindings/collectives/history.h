@@ -24,15 +24,17 @@ class GradientRule {
   /// Makes a rule that is followed in the world that is current now, in whatever thread.
   template <class Function>
   requires std::is_invocable_r_v < std::vector<at::Tensor>, Function,
-  const std::vector<at::Tensor>& > GradientRule(Function function) : function_(std::move(function)) {}  // NOLINT: a function is a rule
+  const std::vector<at::Tensor>& > GradientRule(Function function)  // NOLINT: a function is a rule
+      : world_(World::current()),
+  function_(std::move(function)) {}
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& gradients) const {
-    const WorldScope scope(world_);
+    const WorldScope scope(world_, WorldScope::kAlsoGlobal);
     return function_(gradients);
   }
   explicit operator bool() const { return function_ != nullptr; }
 
  private:
-  World world_ = World::current();
+  World world_;
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function_;
 };
 

@@ -21,7 +21,7 @@ struct Hook : PostAccumulateGradHook {
     PostAccumulateGradHook* users = below.get();
     while (const auto* const other = dynamic_cast<const Hook*>(users)) users = other->below.get();
     if (users != nullptr) (*users)(parameter);
-    const WorldScope scope(world);
+    const WorldScope scope(world, WorldScope::kAlsoGlobal);
     call();
   }
   const World world = World::current();  // of who has made it; the thread is autograd's

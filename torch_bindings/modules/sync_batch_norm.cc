@@ -77,7 +77,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const double count = context->saved_data["count"].toDouble();
     const double eps = context->saved_data["eps"].toDouble();
     const auto world = context->saved_data["world"].toCapsule();
-    const WorldScope scope(static_cast<const SavedWorld*>(world.get())->world);
+    const WorldScope scope(static_cast<const SavedWorld*>(world.get())->world, WorldScope::kAlsoGlobal);
     const ProcessSet process_set(static_cast<int>(context->saved_data["process_set"].toInt()), current_world_number());
     const std::int64_t channels = input.size(1);
     const at::Tensor gradient = from[0].defined() ? from[0] : at::zeros_like(input);

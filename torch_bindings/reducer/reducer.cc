@@ -176,7 +176,7 @@ void GradientReducer::reduce_until_none_is_late() {
       if (buckets_.summed_ranks() == 1 || !slot.reduced || slot.before_hook || !hooked_ || !slot.named.parameter.requires_grad()) continue;
       slot.before_hook =
           slot.named.parameter.register_hook([weak = weak_from_this(), i, world = World::current()](const at::Tensor& /*given*/) {
-            const WorldScope scope(world);
+            const WorldScope scope(world, WorldScope::kAlsoGlobal);
             if (const auto self = weak.lock()) self->before_gradient(i);
           });
     }
