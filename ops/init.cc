@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/api/world.h"
+#include "hvd/api/world_life.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
@@ -39,6 +40,7 @@ bool may_end_here(const void* process) {
 /// program that can do without a world has not failed: MPI, which `init()` has started, must not say that it has.
 void at_exit(int status, void* process) {
   if (!may_end_here(process)) return;
+  WorldLife::leave_all();  // first: who waits for this process in one of them comes to no end of the global one
   const bool well = (status & 0xff) == 0;
   if (well) {
     leave_world();

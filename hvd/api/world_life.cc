@@ -88,11 +88,6 @@ std::shared_ptr<RunningWorld> WorldLife::running() const {
   return running_;
 }
 
-bool WorldLife::is_left() const {
-  const std::lock_guard lock(mutex_);
-  return running_ == nullptr;
-}
-
 bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
   std::shared_ptr<RunningWorld> ending;
   {
@@ -103,8 +98,13 @@ bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
 }
 
 void WorldLife::leave_all() noexcept {
-  const std::lock_guard lock(living().mutex);
-  for (WorldLife* world : living().worlds) static_cast<void>(world->end(0ms));
+  std::vector<std::shared_ptr<WorldLife>> all;  // who has the last value of another is leaving that one
+  {
+    const std::lock_guard lock(living().mutex);
+    for (WorldLife* world : living().worlds)
+      if (auto held = world->weak_from_this().lock()) all.push_back(std::move(held));
+  }
+  for (const auto& world : all) static_cast<void>(world->end(0ms));  // what is pending goes with it, perhaps with the last value
 }
 
 }  // namespace hvd

@@ -24,7 +24,6 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
 
   /// Returns what runs. Throws NotInitialized once it was left.
   [[nodiscard]] std::shared_ptr<RunningWorld> running() const;
-  [[nodiscard]] bool is_left() const;
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Returns a number that no other world of this process has.
   [[nodiscard]] std::uint64_t number() const { return number_; }
