@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kNoRank = -1;
 std::atomic<int> own_rank{kNoRank};
+std::atomic<bool> was_in_some_world{false};
 
 /// Runs in the child, whose only thread is the one that called fork().
 void note_fork() {
@@ -31,10 +32,13 @@ void become_rank(int rank) noexcept { own_rank.store(rank, std::memory_order_rel
 
 void become_rank_of_some_world(int rank) noexcept {
   int none = kNoRank;
+  was_in_some_world.store(true, std::memory_order_relaxed);
   own_rank.compare_exchange_strong(none, rank, std::memory_order_relaxed);
 }
 
-void cease_to_be_rank() noexcept { own_rank.store(kNoRank, std::memory_order_relaxed); }
+void cease_to_be_rank() noexcept {
+  if (!was_in_some_world.load(std::memory_order_relaxed)) own_rank.store(kNoRank, std::memory_order_relaxed);
+}
 
 const char* describe_fork() noexcept {
   static thread_local std::array<char, 256> text;
