@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kMoment = 100ms;
+constexpr const char* kFirstIsHere = "first";
 
 Rendezvous checked(Rendezvous given) {
   const auto refuse = [&](const std::string& why) { throw InvalidArgument(formatted("World '{}': {}", given.name, why)); };
@@ -45,8 +46,9 @@ void CallbackMeeting::set(const std::string& what, const Bytes& bytes) {
   const auto* const first = reinterpret_cast<const std::uint8_t*>(bytes.data());
   try {
     store_.set(key(what), {first, first + bytes.size()});
-  } catch (const std::exception& error) {
-    fail({Status::Code::BackendError, formatted("world '{}': the store refuses a key of rank {}: {}", store_.name, rank(), error.what())});
+  } catch (...) {
+    fail({Status::Code::BackendError,
+          formatted("world '{}': the store refuses a key of rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
   }
 }
 
@@ -60,8 +62,9 @@ std::optional<Bytes> CallbackMeeting::try_get(const std::string& what, std::chro
     }
     if (Clock::now() - begin < 1ms) std::this_thread::sleep_for(std::min(time, 1ms));  // a store that does not wait
     return std::nullopt;
-  } catch (const std::exception& error) {
-    fail({Status::Code::BackendError, formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), error.what())});
+  } catch (...) {
+    fail({Status::Code::BackendError,
+          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
   }
 }
 
@@ -70,8 +73,7 @@ std::optional<Bytes> CallbackMeeting::await(const std::string& what, int from, C
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     if (auto value = try_get(what, std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(kMoment)))) return value;
     if (was_dead) fail({Status::Code::RankFailed, words_of_dead(from)});
-    const auto dead = peers_.find_dead();
-    was_dead = dead && *dead == from;  // what it has set before is still to be had
+    was_dead = peers_.is_dead(from);  // what it has set before is still to be had
     if (Clock::now() >= deadline) return std::nullopt;
   }
 }
@@ -83,8 +85,9 @@ void CallbackMeeting::announce() {
   std::int64_t times = 0;
   try {
     times = store_.add(key(formatted("rank {}", rank())), 1);
-  } catch (const std::exception& error) {
-    fail({Status::Code::BackendError, formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), error.what())});
+  } catch (...) {
+    fail({Status::Code::BackendError,
+          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
   }
   if (times == 1) return;
   const std::string text = formatted(
@@ -127,8 +130,8 @@ std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes
   }
   if (failed.ok() && !missing.empty())
     failed = {Status::Code::BackendError,
-              formatted("World '{}': after {:.1f} s {} {} {} not come", store_.name, std::chrono::duration<double>(patience_).count(),
-                        missing.size() == 1 ? "rank" : "ranks", rank_list(missing), missing.size() == 1 ? "has" : "have")};
+              formatted("World '{}': after {:.1f} s {} {} {} not come", store_.name, seconds(), missing.size() == 1 ? "rank" : "ranks",
+                        rank_list(missing), missing.size() == 1 ? "has" : "have")};
   Writer said;
   said.put(failed.code()).put_string(failed.text()).put(size());
   if (failed.ok())
@@ -143,16 +146,21 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
   const std::lock_guard lock(one_at_a_time_);
   if (!broken_.empty()) throw BackendError(broken_);
   const std::string round = formatted("{}", rounds_);
-  const auto deadline = Clock::now() + patience_;
+  auto deadline = Clock::now() + patience_;
   std::vector<Bytes> all;
   if (rank() == 0) {
+    if (rounds_ == 0) set(kFirstIsHere, mine);
     all = gather(round, mine, deadline);
   } else {
     set(formatted("{}/{}", round, rank()), mine);
+    if (rounds_ == 0) {  // rank 0, which says who is missing, may be late itself
+      if (!await(kFirstIsHere, 0, deadline))
+        fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not come", store_.name, seconds())});
+      deadline = Clock::now() + patience_;
+    }
     const auto said = await(round + "/all", 0, deadline + 2 * kMoment);
     if (!said)
-      fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not said who is there", store_.name,
-                                                  std::chrono::duration<double>(patience_).count())});
+      fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not said who is there", store_.name, seconds())});
     try {
       Reader reader(*said);
       const auto code = reader.get<Status::Code>();

@@ -36,6 +36,7 @@ class CallbackMeeting final : public Meeting {
  private:
   using Clock = std::chrono::steady_clock;
 
+  [[nodiscard]] double seconds() const { return std::chrono::duration<double>(patience_).count(); }
   void announce();
   void agree_on_size();
   [[nodiscard]] std::string key(const std::string& what) const { return store_.name + "/" + what; }

@@ -55,12 +55,19 @@ void Peers::watch(const std::vector<Bytes>& all, int self) {
   }
 }
 
+bool Peers::has_ended(const Peer& peer) {
+  pollfd ended{peer.process.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0;
+}
+
 std::optional<int> Peers::find_dead() const {
-  for (const Peer& peer : peers_) {
-    pollfd ended{peer.process.get(), POLLIN, 0};
-    if (::poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0) return peer.rank;
-  }
+  for (const Peer& peer : peers_)
+    if (has_ended(peer)) return peer.rank;
   return std::nullopt;
+}
+
+bool Peers::is_dead(int rank) const {
+  return std::ranges::any_of(peers_, [rank](const Peer& peer) { return peer.rank == rank && has_ended(peer); });
 }
 
 }  // namespace hvd

@@ -56,12 +56,15 @@ class Peers {
   void watch(const std::vector<Bytes>& all, int self);
   /// Returns a rank whose process has ended, if there is one.
   [[nodiscard]] std::optional<int> find_dead() const;
+  /// Returns whether that rank's process has ended; false for one that is not watched.
+  [[nodiscard]] bool is_dead(int rank) const;
 
  private:
   struct Peer {
     int rank;
     FileDescriptor process;
   };
+  static bool has_ended(const Peer& peer);
   std::vector<Peer> peers_;
 };
 

@@ -107,6 +107,72 @@ TEST_CASE("callback meeting: a store that loses keys, or answers late") {
   CHECK(said[1].find("cannot be read") != std::string::npos);
 }
 
+TEST_CASE("callback meeting: all name who has not come, also where rank 0 comes late") {
+  const auto store = std::make_shared<MemoryStore>();
+  auto ranks = all_of(store, 3, "late first");
+  ranks.pop_back();
+  ranks[0].add = [add = ranks[0].add](const std::string& key, std::int64_t amount) {
+    std::this_thread::sleep_for(700ms);  // most of the others' patience
+    return add(key, amount);
+  };
+  for (const auto& said : meet(ranks, use, 1s)) CHECK(said.find("rank 2 has not come") != std::string::npos);
+}
+
+TEST_CASE("callback meeting: what a function of the store throws ends it, whatever it is") {
+  for (const bool of_first : {true, false}) {
+    CAPTURE(of_first);
+    const auto store = std::make_shared<MemoryStore>();
+    auto ranks = all_of(store, 2, "throws");
+    auto& thrower = ranks[of_first ? 0 : 1];
+    thrower.get = [get = thrower.get, calls = std::make_shared<int>()](const std::string& key, std::chrono::milliseconds time) {
+      if (++*calls == 5) throw 5;
+      return get(key, time);
+    };
+    const auto said = meet(ranks, use, 1s);
+    CHECK(said[of_first ? 0 : 1].find("the store does not answer rank") != std::string::npos);
+    CHECK(said[of_first ? 1 : 0] != "");
+  }
+}
+
+TEST_CASE("callback meeting: one that dies is named, where another has died before") {
+  std::string folder = "/tmp/hvd-callbacks-XXXXXX";
+  REQUIRE(::mkdtemp(folder.data()) != nullptr);
+  const auto store = std::make_shared<FileStore>(folder);
+  std::vector<pid_t> children;
+  for (const int rank : {1, 2}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      try {
+        bool is_made = false;
+        Rendezvous mine = rendezvous_of(store, rank, 3, "two");
+        mine.set = [&is_made, set = mine.set](const std::string& key, const Rendezvous::Value& value) {
+          set(key, value);
+          if (is_made) ::_exit(0);  // it has said its part of the round, and rank 2 has not
+        };
+        CallbackMeeting meeting(std::move(mine), 20s);
+        is_made = true;
+        if (rank == 1) static_cast<void>(meeting.allgather(part_of(1, 1)));
+      } catch (...) {
+        ::_exit(1);
+      }
+      ::_exit(0);
+    }
+    children.push_back(child);
+  }
+  CallbackMeeting meeting(rendezvous_of(store, 0, 3, "two"), 20s);
+  std::string said;
+  try {
+    static_cast<void>(meeting.allgather({}));
+  } catch (const RankFailed& error) {
+    said = error.what();
+  } catch (const BackendError& error) {  // after all its patience
+    said = formatted("too late: {}", error.what());
+  }
+  CHECK(said.find("rank 2 has ended") != std::string::npos);
+  for (const pid_t child : children) ::waitpid(child, nullptr, 0);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("callback meeting: a rank that dies while others wait for it is named, and what it said before counts") {
   // The store lies in files: the rank that dies is a process of its own.
   std::string folder = "/tmp/hvd-callbacks-XXXXXX";
