@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -29,12 +31,12 @@ using torch::autograd::get_current_graph_task_id;
 /// Passes whose backward pass never comes are forgotten in the end.
 constexpr std::size_t kOutstandingPasses = 4096;
 
-/// Wrappers made so far on these ranks: they count alike.
+/// Wrappers made so far on these ranks of a world: they count alike, whatever other worlds each of them is in.
 int next_number(const ProcessSet& process_set) {
   static std::mutex mutex;
-  static std::map<std::vector<int>, int> made;
+  static std::map<std::pair<std::uint64_t, std::vector<int>>, int> made;
   const std::lock_guard lock(mutex);
-  return made[process_set.ranks()]++;
+  return made[{current_world_number(), process_set.ranks()}]++;
 }
 
 /// The number of a new wrapper, if it may be made.
@@ -139,7 +141,7 @@ void ModuleReducer::Pass::mark(const at::Tensor& output) {
   marked_ = true;
   output.register_hook([weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_,
                         world = World::current()](const at::Tensor&) {
-    const WorldScope scope(world);
+    const WorldScope scope(world, WorldScope::kAlsoGlobal);
     if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
   });
 }
@@ -295,7 +297,7 @@ void ModuleReducer::begin_backward(int task) {
   const auto running = std::make_shared<int>();
   running_ = running;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running, world = World::current()] {
-    const WorldScope scope(world);
+    const WorldScope scope(world, WorldScope::kAlsoGlobal);
     if (const auto self = weak.lock()) self->end_backward();
   });
 }
@@ -364,6 +366,7 @@ void ModuleReducer::finish_pass(std::size_t reducer) {
 // ---------------------------------------------------------------------------------------------------------------------- join
 
 JoinGuard ModuleReducer::join(const JoinOptions& options) {
+  require_current(world_, "DistributedDataParallel");
   if (options_.process_set.size() > 1)
     for (const auto& layer : module_->named_modules())
       if (is_sync_batchnorm(*layer.value()))

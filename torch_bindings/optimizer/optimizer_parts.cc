@@ -2,10 +2,12 @@
 
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/gradients/gradient_owners.h"
 #include "torch_bindings/parameters/wrappers.h"
@@ -15,10 +17,11 @@ namespace hvd::detail {
 
 namespace {
 
-/// The optimizers made so far, by the ranks they are on: those ranks all count alike, whatever the others do.
+/// The optimizers made so far, by the world and the ranks they are on: those ranks all count alike, whatever the others do, and whatever
+/// other worlds each of them is in.
 int& optimizers_made(const ProcessSet& process_set) {
-  static std::map<std::vector<int>, int> made;
-  return made[process_set.ranks()];
+  static std::map<std::pair<std::uint64_t, std::vector<int>>, int> made;
+  return made[{current_world_number(), process_set.ranks()}];
 }
 
 void check_adasum(const DistributedOptimizerOptions& options) {
