@@ -26,21 +26,28 @@ struct Header {
 constexpr std::size_t kHeaderBytes = 64;
 static_assert(sizeof(Header) <= kHeaderBytes && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// The blocks that this rank has made, each until nobody holds it.
+/// The blocks that this rank has made, each until nobody holds it, or its world has ended: who has died holds it for good, and nobody opens
+/// or reuses it then.
 class Made {
  public:
-  void add(std::shared_ptr<void> block) {
+  void add(const std::shared_ptr<RunningWorld>& world, std::shared_ptr<void> memory) {
     const std::lock_guard lock(mutex_);
-    blocks_.push_back(std::move(block));
+    blocks_.push_back({world, std::move(memory)});
   }
   void give_back() {
     const std::lock_guard lock(mutex_);
-    std::erase_if(blocks_, [](const auto& block) { return static_cast<Header*>(block.get())->users.load(std::memory_order_acquire) == 0; });
+    std::erase_if(blocks_, [](const Block& block) {
+      return block.world.expired() || static_cast<Header*>(block.memory.get())->users.load(std::memory_order_acquire) == 0;
+    });
   }
 
  private:
+  struct Block {
+    std::weak_ptr<RunningWorld> world;
+    std::shared_ptr<void> memory;
+  };
   std::mutex mutex_;
-  std::vector<std::shared_ptr<void>> blocks_;
+  std::vector<Block> blocks_;
 };
 Made& made() {
   static auto* const all = new Made;  // tensors of the user's may go after everything static
@@ -74,7 +81,7 @@ HostMemory allocate_for_host(std::size_t bytes, int others) {
   const auto block = world->allocate_shared(bytes + kHeaderBytes);
   if (!block) return {};
   new (block.get()) Header{static_cast<std::uint32_t>(others) + 1};
-  made().add(block);
+  made().add(world, block);
   return {used(block), world->shared_place(block.get())};
 }
 
