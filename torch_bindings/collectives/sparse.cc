@@ -25,16 +25,15 @@ void check(const at::Tensor& tensor, const AllreduceOptions& options) {
 }
 
 /// The sizes that the ranks sent, one row each, must be the same.
-void check_sizes(const at::Tensor& sizes, const AllreduceOptions& options) {
+void check_sizes(const at::Tensor& sizes, const std::string& name, const std::vector<int>& ranks) {
   if (sizes.eq(sizes[0]).all().item<bool>()) return;
   std::string text;
-  const auto ranks = options.process_set.ranks();
   for (std::int64_t i = 0; i < sizes.size(0); ++i) {
     const at::Tensor row = sizes[i].contiguous();
     const Shape shape(row.const_data_ptr<std::int64_t>(), row.const_data_ptr<std::int64_t>() + row.numel());
     text += formatted("{}rank {}: {}", i == 0 ? "" : "; ", ranks[static_cast<std::size_t>(i)], to_string(shape));
   }
-  throw Mismatch(formatted("sparse_allreduce '{}': the shape differs between ranks: {}", options.name, text));
+  throw Mismatch(formatted("sparse_allreduce '{}': the shape differs between ranks: {}", name, text));
 }
 
 at::Tensor scaled(const at::Tensor& values, double factor) { return factor == 1 ? values : values.mul(factor).to(values.scalar_type()); }
@@ -54,13 +53,14 @@ Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const Allred
   const std::string name = options.name.empty() ? "" : options.name + ".sparse";
   const auto handle =
       grouped_allgather_async({sizes, indices, values}, {.name = name, .process_set = options.process_set, .deadline = options.deadline});
-  return handle.map<at::Tensor>([options, type, shape = mine.sizes().vec()](const std::vector<at::Tensor>& parts) {
+  // Who waits may be in another world.
+  return handle.map<at::Tensor>([options, type, shape = mine.sizes().vec(), ranks = options.process_set.ranks()](const auto& parts) {
     const at::NoGradGuard no_gradient_here;
-    check_sizes(parts[0].cpu(), options);
+    check_sizes(parts[0].cpu(), options.name, ranks);
     at::Tensor sum = at::sparse_coo_tensor(parts[1].t(), parts[2].to(type), shape).coalesce();
     at::Tensor all = sum.values();
     if (options.op == ReduceOp::Average)
-      all = all.div(options.process_set.size(), at::isIntegralType(type, true) ? "trunc" : c10::optional<c10::string_view>());
+      all = all.div(static_cast<std::int64_t>(ranks.size()), at::isIntegralType(type, true) ? "trunc" : c10::optional<c10::string_view>());
     all = scaled(all.to(type), options.postscale_factor);
     return at::_sparse_coo_tensor_unsafe(sum.indices(), all, shape)._coalesced_(true);
   });
