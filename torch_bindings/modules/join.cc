@@ -56,6 +56,7 @@ void JoinGuard::end() {
 
 void JoinGuard::finish(bool failed) {
   const auto parts = std::exchange(parts_, nullptr);
+  const WorldScope scope(parts->world, WorldScope::kAlsoGlobal);
   const auto& rounds = *parts->rounds;
   struct End {  // whatever happens
     const std::unique_ptr<Parts>& parts;

@@ -57,6 +57,7 @@ class [[nodiscard]] JoinGuard {
     std::shared_ptr<detail::JoinRounds> rounds;  ///< what the ranks tell one another
     std::function<void(int last)> share;         ///< collective: the model of rank `last` on all
     std::function<void(bool failed)> end;        ///< the wrapper goes on without a guard
+    World world = World::current();              ///< the wrapper's
   };
   /// Begins the scope; join() of a wrapper does it.
   explicit JoinGuard(Parts parts);

@@ -47,7 +47,8 @@ void AmbientState::keep_what_was_used() {
   std::erase_if(generators_, [](auto& item) { return at::equal(item.second, generator_state(item.first)); });
 }
 
-AmbientState::Scope::Scope(const AmbientState& state) : cached_(at::autocast::is_autocast_cache_enabled()) {
+AmbientState::Scope::Scope(const AmbientState& state)
+    : world_(state.world_, WorldScope::kAlsoGlobal), cached_(at::autocast::is_autocast_cache_enabled()) {
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
     const Autocast* then = nullptr;
     for (const auto& autocast : state.autocast_)

@@ -1,8 +1,8 @@
 #pragma once
 /// The surroundings of a function that is computed again (torch_bindings/modules/activation_checkpoint.h): AmbientState is what its result
 /// depends on beside its inputs, KeptStatistics what it changes beside its outputs.
-/// Thread: a scope belongs to the thread that made it; generators are the process's, autocast is the thread's. Own copies of the states.
-/// Throw what LibTorch's generators do.
+/// Thread: a scope belongs to the thread that made it; generators are the process's, autocast and the world are the thread's. Own copies of
+/// the states. Throw what LibTorch's generators do.
 // Tested in tests/torch_bindings/modules/activation_checkpoint_test.cc
 
 #include <ATen/core/Generator.h>
@@ -14,11 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/world.h"
 #include "torch_bindings/precision/autocast.h"
 
 namespace hvd::detail {
 
-/// The random numbers' generators (of the CPU, and of GPUs that are in use) and autocast, as they were when this was made.
+/// The random numbers' generators (of the CPU, and of GPUs that are in use), autocast and the world, as they were when this was made.
 class AmbientState {
  public:
   AmbientState();
@@ -34,6 +35,7 @@ class AmbientState {
     Scope& operator=(const Scope&) = delete;
 
    private:
+    const WorldScope world_;
     std::vector<std::pair<at::Generator, at::Tensor>> before_;
     std::vector<std::unique_ptr<AutocastGuard>> autocast_;
     const bool cached_;
@@ -47,6 +49,7 @@ class AmbientState {
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::vector<Autocast> autocast_;  ///< where it is on
   bool cached_;                     ///< autocast keeps the 16-bit copies of parameters
+  World world_ = World::current();
 };
 
 /// A guard for running statistics of batch norm, which have had this batch already: while one lives, batch_norm and instance_norm change

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "hvd/base/signals.h"
+#include "hvd/world.h"
 #include "torch_bindings/platform/stream_set.h"
 #include "torch_bindings/precision/autocast.h"
 
@@ -86,6 +87,7 @@ void look_at_number_of_threads() { ThreadShares::look(); }
 
 void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
   const at::ThreadLocalState settings;
+  const World world = World::current();
   const auto kind = devices.front().type();
   const bool autocast = at::autocast::is_autocast_enabled(kind);
   const auto autocast_type = at::autocast::get_autocast_dtype(kind);
@@ -99,6 +101,7 @@ void in_parallel(const std::vector<at::Device>& devices, const std::function<voi
       shares.take();
       try {
         const at::ThreadLocalStateGuard same_settings(settings);
+        const WorldScope same_world(world, WorldScope::kAlsoGlobal);
         const c10::MultiStreamGuard same_streams(streams);
         const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
         std::optional<AutocastGuard> same_autocast;

@@ -73,7 +73,9 @@ class PrefetchedEpoch {
   using Batch = std::remove_cvref_t<decltype(*std::declval<Loader&>().begin())>;
 
   PrefetchedEpoch(Loader& loader, std::shared_ptr<DeviceFeed> feed, std::size_t depth)
-      : feed_(std::move(feed)), depth_(depth), next_(loader.begin()), end_(loader.end()), reader_([this] { read(); }) {}
+      : feed_(std::move(feed)), depth_(depth), next_(loader.begin()), end_(loader.end()), reader_([this, world = World::current()] {
+          world.run([this] { read(); });
+        }) {}
   ~PrefetchedEpoch() { stop(); }
   PrefetchedEpoch(const PrefetchedEpoch&) = delete;
   PrefetchedEpoch& operator=(const PrefetchedEpoch&) = delete;
