@@ -3,7 +3,10 @@
 #include "hvd/world.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -13,14 +16,21 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "hvd/api/host_memory.h"
+#include "hvd/api/world_life.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/hvd.h"
 #include "tests/support/memory_store.h"
 #include "tests/support/random.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test::worlds {
@@ -341,8 +351,165 @@ TEST_CASE("world: the last value goes with an operation that nobody holds any mo
   }
 }
 
+/// Waits for what never comes, as `rank` 0 of two does not submit it, or leaves.
+Submission pending_alone(const std::shared_ptr<std::vector<float>>& values, std::shared_ptr<void> owner) {
+  Submission submission;
+  submission.name = "alone";
+  submission.op = ReduceOp::Sum;
+  submission.tensors.push_back({values->data(), values->data(), DataType::Float32, {static_cast<std::int64_t>(values->size())}});
+  submission.keep_alive = std::move(owner);
+  return submission;
+}
+
+TEST_CASE("world: at the end of the process the last value may be that of an operation that is pending") {
+  std::promise<void> begun;
+  const auto has_begun = begun.get_future().share();
+  check_all_well(in_world(2, "at the end", [&](World& world) {
+    if (world.rank() == 0) {
+      const auto said = error_of([&] { world.barrier(); });
+      CHECK(said.find("rank 1 has left the world 'at the end'") != std::string::npos);
+      return;
+    }
+    const auto values = std::make_shared<std::vector<float>>(values_of(1, 1000));
+    auto owner = std::make_shared<std::pair<World, std::shared_ptr<void>>>(world, values);
+    world.run([&] { static_cast<void>(engine()->submit(pending_alone(values, std::move(owner)))); });
+    world = World();
+    WorldLife::leave_all();
+  }));
+}
+
+TEST_CASE("world: a member leaves while its own threads wait, poll and submit, or by a function that follows an operation") {
+  for (const bool follows : {false, true}) {
+    CAPTURE(follows);
+    check_all_well(in_world(2, "busy", [&](World& world) {
+      if (world.rank() == 0) {
+        std::vector<float> values(10, 1);
+        if (follows) world.allreduce(buffer_of(values), buffer_of(values), {.name = "first"});
+        const auto said = error_of([&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "never"}); });
+        CHECK(said.find("rank 1") != std::string::npos);
+        return;
+      }
+      std::atomic<int> begun{0}, ended{0};
+      const auto until_error = [&](const std::function<void()>& work) {
+        return std::thread([&, work] {
+          ++begun;
+          const auto said = error_of([&] {
+            for (;;) work();
+          });
+          CHECK(said.find("left the world") != std::string::npos);
+          ++ended;
+        });
+      };
+      std::vector<float> one(10, 1), two(10, 1);
+      std::atomic<int> names{0};
+      std::vector<std::thread> threads;
+      threads.push_back(until_error([&] { world.allreduce(buffer_of(one), buffer_of(one), {.name = "waits"}); }));
+      threads.push_back(until_error([&] {
+        const auto handle = world.allreduce_async(buffer_of(two), buffer_of(two), {.name = "polls"});
+        while (!handle.done()) std::this_thread::yield();
+        handle.wait();
+      }));
+      threads.push_back(until_error([&] {
+        auto mine = std::make_shared<std::vector<float>>(10, 1.0F);
+        auto submission = pending_alone(mine, mine);
+        submission.name = formatted("more {}", ++names);
+        world.run([&] { static_cast<void>(engine()->submit(std::move(submission))); });
+        if (names > 500) std::this_thread::sleep_for(1ms);
+      }));
+      while (begun < 3) std::this_thread::yield();
+      if (follows) {
+        std::vector<float> values(10, 1);
+        std::promise<void> left;
+        world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "first"}).then([&] {
+          world.leave();
+          left.set_value();
+        });
+        left.get_future().wait();
+      } else {
+        world.leave();
+      }
+      for (auto& thread : threads) thread.join();
+      CHECK(ended == 3);
+      CHECK_FALSE(world.is_running());
+    }));
+  }
+}
+
+TEST_CASE("world: memory and results of a world outlive it") {
+  std::shared_ptr<void> memory;
+  std::optional<Gathered> result;
+  check_all_well(in_world(2, "outlived", [&](World& world) {
+    auto values = values_of(world.rank(), 300'000);
+    const Gathered all = world.allgather(buffer_of(values));
+    const auto shared = world.run([] { return allocate_shared(1 << 20); });
+    if (world.rank() == 1) return;
+    result = all;
+    memory = shared;
+  }));
+  REQUIRE(memory);
+  std::fill_n(static_cast<char*>(memory.get()), 1 << 20, 'x');
+  const auto expected = values_of(1, 300'000);
+  CHECK(std::equal(expected.begin(), expected.end(), reinterpret_cast<const float*>(result->data.data()) + 300'000));
+  memory = nullptr;
+  result.reset();
+}
+
+TEST_CASE("world: the value of the global world means that also inside of a scope") {
+  check_all_well(in_world(2, "around", [](World& world) {
+    CHECK_FALSE(is_initialized());
+    world.run([&] {
+      CHECK(is_initialized());
+      CHECK_FALSE(World().run([] { return is_initialized(); }));
+      CHECK_FALSE(World().is_running());
+      CHECK_THROWS_AS(static_cast<void>(World().rank()), NotInitialized);
+      World().run([&] {
+        CHECK(World::current() == World());
+        CHECK_THROWS_AS(barrier(), NotInitialized);
+        CHECK(world.run([] { return rank(); }) == world.rank());
+        CHECK(World::current() == World());
+      });
+      CHECK(World::current() == world);
+      const WorldScope nothing{World()};  // as an option that is not given
+      CHECK(World::current() == world);
+      try {
+        World().run([] { throw std::runtime_error("out of two scopes"); });
+      } catch (const std::runtime_error&) {
+      }
+      CHECK(World::current() == world);
+      barrier();
+    });
+  }));
+}
+
+TEST_CASE("world: a process that is forked from a member is none, also where there is no global world any more") {
+  if (kSanitized) return;
+  check_all_well(in_world(2, "parents", [](World& world) {
+    if (world.rank() == 0) return world.barrier();
+    cease_to_be_rank();  // as the end of a global world without others does
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int status = is_forked_from_rank() ? 0 : 1;
+      if (status == 0) try {
+          status = world.is_running() ? 2 : 0;
+        } catch (...) {
+          status = 3;
+        }
+      ::_exit(status);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    CHECK(WEXITSTATUS(status) == 0);
+    world.barrier();
+  }));
+}
+
 TEST_CASE("world: what is destroyed together ends in order, and leaves nothing behind") {
-  const auto round = [](int number) { check_all_well(in_world(2, formatted("again {}", number), [](World& world) { use(world); })); };
+  const auto round = [](int number) {
+    check_all_well(in_world(2, formatted("again {}", number), [](World& world) {
+      use(world);
+      world.run([] { static_cast<void>(allocate_for_host(1000, 1)); });  // for one that never opens it, nor lets it go
+    }));
+  };
   for (int number = 0; number < 3; ++number) round(number);
   const std::size_t descriptors = count_of("/proc/self/fd"), threads = count_of("/proc/self/task"), maps = mappings();
   for (int number = 3; number < 23; ++number) round(number);

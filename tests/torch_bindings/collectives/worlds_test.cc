@@ -64,6 +64,26 @@ TEST_CASE("worlds: operations on tensors, as members, by an option and in a scop
     world.allreduce(input, {.op = ReduceOp::Sum}).sum().backward();
     CHECK(same(input.grad(), torch::full({2}, size, kFloat)));
     CHECK(same(hvd::allreduce(mine, {.op = ReduceOp::Sum}), sum));  // the global world goes on
+
+    // What was made in the global world stays there, also where it is used inside of a scope.
+    const int global = hvd::rank();
+    at::Tensor other = torch::full({2}, global + 1, kFloat).requires_grad_();
+    at::Tensor gathered = hvd::allgather(other);
+    auto shared = torch::full({3}, global, kFloat);
+    auto in_global = hvd::broadcast_init(shared, {.root_rank = 0});
+    world.run([&] {
+      (gathered * torch::arange(gathered.numel(), kFloat)).sum().backward();
+      in_global.start();
+      in_global.wait();
+    });
+    CHECK(same(other.grad(), torch::arange(2 * global, 2 * global + 2, kFloat)));
+    CHECK(same(shared, torch::zeros({3})));
+
+    // What is computed again is computed in the world of the first time.
+    at::Tensor again = torch::ones({2}).requires_grad_();
+    const auto by_rank = [](const at::Tensor& from) { return from * (hvd::rank() + 1) * hvd::allreduce(torch::ones({2})); };
+    world.run([&] { return hvd::checkpoint(by_rank, again); }).sum().backward();
+    CHECK(same(again.grad(), torch::full({2}, rank + 1, kFloat)));
     CHECK(world.stats().tensors_submitted > 0);
   }
   hvd::barrier();
@@ -136,6 +156,33 @@ TEST_CASE("worlds: wrappers train in the world that they are made in, with the n
     const auto optimizer = world->run([&] { return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters()); });
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer->step(); }), "made in the world 'training'"));
     world->run([&] { optimizer->zero_grad(); });
+  }
+  hvd::barrier();
+}
+
+TEST_CASE("worlds: wrappers of worlds that have only some ranks in common, and guards that end outside of the scope") {
+  const SharedFolder folder;
+  if (hvd::size() > 2) {
+    // Rank 0 makes twice as many as each of the others.
+    const auto first = world_of(folder, {0, 1}, "first"), second = world_of(folder, {0, 2}, "second");
+    for (const auto* const world : {&first, &second}) {
+      if (!*world) continue;
+      for (const bool wrap_module : {true, false}) {
+        const auto trained = (*world)->run([&] { return train((*world)->rank(), wrap_module); });
+        for (const auto& parameter : trained) {
+          const auto all = (*world)->allgather(parameter.unsqueeze(0));
+          CHECK(same(all[0], all[1]));
+        }
+      }
+      // The average is over the world's ranks, wherever it is waited for.
+      const at::Tensor sparse = torch::ones({1, 2}).to_sparse() * (2 + 4 * (*world)->rank());
+      CHECK(same((*world)->sparse_allreduce_async(sparse).wait().to_dense(), torch::full({1, 2}, 4, kFloat)));
+      torch::nn::Linear net(2, 2);
+      torch::optim::SGD inner(net->parameters(), 0.01);
+      const auto optimizer = (*world)->run([&] { return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters()); });
+      auto guard = (*world)->run([&] { return optimizer->join(); });
+      guard.end();
+    }
   }
   hvd::barrier();
 }
