@@ -18,7 +18,11 @@ namespace hvd {
 
 namespace {
 
-const Topology& topology() { return current_world()->engine->topology(); }
+/// Keeps the engine meanwhile: another thread may leave the world.
+std::shared_ptr<const Topology> topology() {
+  const auto running = engine();
+  return {running, &running->topology()};
+}
 
 std::shared_ptr<const ProcessSetInfo> info(const ProcessSet& set) {
   require_current_world(set);
@@ -47,13 +51,13 @@ bool is_initialized() {
   }
 }
 
-int rank() { return topology().rank; }
-int size() { return topology().size; }
-int local_rank() { return topology().local_rank; }
-int local_size() { return topology().local_size; }
-int cross_rank() { return topology().cross_rank; }
-int cross_size() { return topology().cross_size; }
-bool is_homogeneous() { return topology().homogeneous; }
+int rank() { return topology()->rank; }
+int size() { return topology()->size; }
+int local_rank() { return topology()->local_rank; }
+int local_size() { return topology()->local_size; }
+int cross_rank() { return topology()->cross_rank; }
+int cross_size() { return topology()->cross_size; }
+bool is_homogeneous() { return topology()->homogeneous; }
 bool mpi_threads_supported() { return current_world()->mpi_threads; }
 std::string backend_description() { return current_world()->description; }
 Stats stats() { return current_world()->engine->stats(); }
@@ -89,8 +93,8 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
   return engine()->allocate(like, dtype, bytes);
 }
 
-int ProcessSet::rank() const { return id_ == 0 ? topology().rank : info(*this)->rank; }
-int ProcessSet::size() const { return id_ == 0 ? topology().size : static_cast<int>(info(*this)->ranks.size()); }
+int ProcessSet::rank() const { return id_ == 0 ? topology()->rank : info(*this)->rank; }
+int ProcessSet::size() const { return id_ == 0 ? topology()->size : static_cast<int>(info(*this)->ranks.size()); }
 bool ProcessSet::included() const { return info(*this)->rank >= 0; }
 std::vector<int> ProcessSet::ranks() const { return info(*this)->ranks; }
 ProcessSet global_process_set() { return {}; }

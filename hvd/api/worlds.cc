@@ -12,12 +12,6 @@
 
 namespace hvd {
 
-namespace {
-
-const Topology& topology() { return current_world()->engine->topology(); }
-
-}  // namespace
-
 World World::current() {
   WorldLife* const chosen = chosen_world();
   return chosen != nullptr ? World(chosen->shared_from_this()) : World();
@@ -30,22 +24,22 @@ void require_current(const World& world, std::string_view what) {
 }
 
 int World::rank() const {
-  return run([] { return topology().rank; });
+  return run([] { return hvd::rank(); });
 }
 int World::size() const {
-  return run([] { return topology().size; });
+  return run([] { return hvd::size(); });
 }
 int World::local_rank() const {
-  return run([] { return topology().local_rank; });
+  return run([] { return hvd::local_rank(); });
 }
 int World::local_size() const {
-  return run([] { return topology().local_size; });
+  return run([] { return hvd::local_size(); });
 }
 int World::cross_rank() const {
-  return run([] { return topology().cross_rank; });
+  return run([] { return hvd::cross_rank(); });
 }
 int World::cross_size() const {
-  return run([] { return topology().cross_size; });
+  return run([] { return hvd::cross_size(); });
 }
 std::string World::name() const { return life_ ? life_->name() : std::string(); }
 std::string World::description() const {

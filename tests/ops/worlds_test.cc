@@ -416,7 +416,8 @@ TEST_CASE("world: a member leaves while its own threads wait, poll and submit, o
         world.run([&] { static_cast<void>(engine()->submit(std::move(submission))); });
         if (names > 500) std::this_thread::sleep_for(1ms);
       }));
-      while (begun < 3) std::this_thread::yield();
+      threads.push_back(until_error([&] { static_cast<void>(world.rank()); }));
+      while (begun < 4) std::this_thread::yield();
       if (follows) {
         std::vector<float> values(10, 1);
         std::promise<void> left;
@@ -429,7 +430,7 @@ TEST_CASE("world: a member leaves while its own threads wait, poll and submit, o
         world.leave();
       }
       for (auto& thread : threads) thread.join();
-      CHECK(ended == 3);
+      CHECK(ended == 4);
       CHECK_FALSE(world.is_running());
     }));
   }

@@ -73,7 +73,8 @@ std::uint32_t version_of(const at::Tensor& tensor) { return tensor.unsafeGetTens
 }  // namespace
 
 SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name) : process_set_(process_set), name_(std::move(name)) {
-  const Topology& topology = engine()->topology();
+  const auto running = engine();
+  const Topology& topology = running->topology();
   const std::vector<int> ranks = process_set_.ranks();
   std::map<int, std::vector<int>> by_host;
   for (const int rank : ranks) by_host[topology.host_of(rank)].push_back(rank);
@@ -253,7 +254,8 @@ void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   const at::Tensor place = torch::tensor({memory.data ? static_cast<std::int64_t>(memory.place) : std::int64_t{-1}}, at::kLong);
   const at::Tensor places = allgather(place, {.name = name_ + "/place", .process_set = process_set_});
   const std::vector<int> ranks = process_set_.ranks();
-  const Topology& topology = engine()->topology();
+  const auto running = engine();
+  const Topology& topology = running->topology();
   for (std::size_t i = 0; bytes > 0 && i < ranks.size(); ++i) {
     const auto first =
         std::find_if(ranks.begin(), ranks.end(), [&](int other) { return topology.host_of(other) == topology.host_of(ranks[i]); });
