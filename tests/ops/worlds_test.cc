@@ -470,6 +470,8 @@ TEST_CASE("world: the value of the global world means that also inside of a scop
         CHECK(World::current() == World());
       });
       CHECK(World::current() == world);
+      std::vector<float> values(3, 1);
+      CHECK_THROWS_AS(World().allreduce(buffer_of(values), buffer_of(values)), NotInitialized);
       const WorldScope nothing{World()};  // as an option that is not given
       CHECK(World::current() == world);
       try {
