@@ -138,7 +138,8 @@ class World {
   /// that have come.
   World(const Rendezvous& rendezvous, const Config& config);
 
-  /// Returns the knobs of the environment, without what is the global world's own: timeline, process sets, HVD_WIRE=mpi.
+  /// Returns the knobs of the environment, without what is the global world's own: timeline, process sets, cores of threads,
+  /// HVD_WIRE=mpi.
   static Config default_config();
 
   /// Returns this process's number in the world, from 0.

@@ -56,6 +56,7 @@ Config World::default_config() {
   Config config = Config::from_environment();
   config.timeline.clear();
   config.process_sets.clear();
+  config.thread_affinity.clear();  // by the ranks of the global world
   if (config.wire == Wire::Mpi) config.wire = Wire::Auto;
   return config;
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -579,6 +580,14 @@ TEST_CASE("world: what is wrong is refused, with names") {
     CAPTURE(said);
     CHECK(said.find("rank 0") != std::string::npos);
   }
+}
+
+TEST_CASE("world: of the environment's knobs those that go by the global world's ranks do not count") {
+  ::setenv("HVD_THREAD_AFFINITY", "100000",
+           1);  // a core that this process may not use: that of another rank, where each is bound to its own
+  const auto config = World::default_config();
+  ::unsetenv("HVD_THREAD_AFFINITY");
+  CHECK(config.thread_affinity.empty());
 }
 
 TEST_CASE("world: a store sees a few requests per member, and no more with more members") {
