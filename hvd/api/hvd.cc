@@ -62,9 +62,9 @@ bool mpi_threads_supported() { return current_world()->mpi_threads; }
 std::string backend_description() { return current_world()->description; }
 Stats stats() { return current_world()->engine->stats(); }
 
-void abort(const std::string& reason) {
-  const auto running = engine();
-  running->abort({Status::Code::RankFailed, formatted("rank {} called hvd::abort(): {}", running->topology().rank, reason)});
+void abort(const std::string& reason) { abort_engine(*engine(), reason); }
+void abort_engine(Engine& running, const std::string& reason) {
+  running.abort({Status::Code::RankFailed, formatted("rank {} called hvd::abort(): {}", running.topology().rank, reason)});
 }
 
 void start_timeline(const std::string& path, const TimelineOptions& options) {

@@ -32,6 +32,8 @@ HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
 HVD_BETWEEN_LIBRARIES std::shared_ptr<ResultPool> result_pool();
 /// Makes `world` the global one; there must be none.
 void install_world(RunningWorld world);
+/// Ends the world of that engine at once, on all ranks.
+void abort_engine(Engine& running, const std::string& reason);
 /// Returns whether there is a global one.
 bool has_world();
 /// Returns when no thread is ending one: the ranks would meet for two things at once.

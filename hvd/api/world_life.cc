@@ -88,11 +88,20 @@ std::shared_ptr<RunningWorld> WorldLife::running() const {
   return running_;
 }
 
+std::shared_ptr<RunningWorld> WorldLife::not_over() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto ending = ending_.lock()) return ending;
+  }
+  return running();
+}
+
 bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
   std::shared_ptr<RunningWorld> ending;
   {
     const std::lock_guard lock(mutex_);
     ending = std::exchange(running_, nullptr);
+    if (ending) ending_ = ending;
   }
   return ending && end_world(std::move(ending), name_, patience);
 }

@@ -24,6 +24,8 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
 
   /// Returns what runs. Throws NotInitialized once it was left.
   [[nodiscard]] std::shared_ptr<RunningWorld> running() const;
+  /// Returns the same, also while a thread is ending it. Throws NotInitialized once that is over.
+  [[nodiscard]] std::shared_ptr<RunningWorld> not_over() const;
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Returns a number that no other world of this process has.
   [[nodiscard]] std::uint64_t number() const { return number_; }
@@ -43,6 +45,7 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   const MadeHere made_;
   mutable std::mutex mutex_;
   std::shared_ptr<RunningWorld> running_;
+  std::weak_ptr<RunningWorld> ending_;
 };
 
 /// Returns the life of the world that the innermost WorldScope of this thread is of; null outside of them.

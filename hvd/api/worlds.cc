@@ -68,7 +68,9 @@ bool World::shutdown() {
 }
 
 void World::abort(const std::string& reason) const {
-  run([&] { hvd::abort(reason); });
+  const LibraryCall call;
+  const auto running = life_ ? life_->not_over() : run([] { return current_world(); });
+  abort_engine(*running->engine, reason);
 }
 
 ProcessSet World::add_process_set(const std::vector<int>& ranks) const {
