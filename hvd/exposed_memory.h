@@ -11,6 +11,7 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
+/// An ExposedMemory is the sender's memory as its receivers see it.
 class ExposedMemory {
  public:
   virtual ~ExposedMemory() = default;

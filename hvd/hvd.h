@@ -122,13 +122,14 @@ struct Buffer {
 /// The options of operations on buffers.
 template <>
 struct OptionsOf<Buffer> {
-  using Allreduce = AllreduceOptions;
-  using Broadcast = BroadcastOptions;
-  using Allgather = AllgatherOptions;
-  using Alltoall = AlltoallBufferOptions;
-  using Reducescatter = ReducescatterOptions;
-  using Peer = PeerOptions;
+  using Allreduce = AllreduceOptions;          ///< those of allreduce
+  using Broadcast = BroadcastOptions;          ///< those of broadcast
+  using Allgather = AllgatherOptions;          ///< those of allgather
+  using Alltoall = AlltoallBufferOptions;      ///< those of alltoall
+  using Reducescatter = ReducescatterOptions;  ///< those of reducescatter
+  using Peer = PeerOptions;                    ///< those of send and recv
 };
+/// The same of several buffers.
 template <>
 struct OptionsOf<std::vector<Buffer>> : OptionsOf<Buffer> {};
 

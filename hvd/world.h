@@ -28,6 +28,7 @@ struct Buffer;
 template <class Input>
 struct OptionsOf;
 
+/// @cond
 // The operations of hvd/hvd.h and <hvd/torch.h>, and what their options are called.
 #define HVD_OPERATIONS(X)                    \
   X(allreduce, Allreduce)                    \
@@ -82,6 +83,7 @@ namespace detail {
 HVD_OPERATIONS(HVD_CALL_BY_NAME)
 #undef HVD_CALL_BY_NAME
 }  // namespace detail
+/// @endcond
 
 /// A Rendezvous is how the members of a world find one another: who this one is, and a store of keys that all of them reach. The three
 /// functions are called by the thread that makes the world, and later, one at a time, by those that work for it; what they throw ends the
@@ -191,6 +193,7 @@ class World {
   int join() const;
 
   // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor, {.op = ReduceOp::Sum})`.
+/// @cond
 #define HVD_OPERATION_OF_WORLD(operation, kind)                                                                                           \
   template <class Input>                                                                                                                  \
   auto operation(Input&& input, const typename OptionsOf<std::decay_t<Input>>::kind& options) const {                                     \
@@ -212,6 +215,7 @@ class World {
   }
   HVD_OPERATIONS(HVD_OPERATION_OF_WORLD)
 #undef HVD_OPERATION_OF_WORLD
+  /// @endcond
 
   /// Compares whether both stand for one world.
   bool operator==(const World& other) const { return life_ == other.life_; }
@@ -236,9 +240,11 @@ class WorldScope {
   struct AlsoGlobal {};
   static constexpr AlsoGlobal kAlsoGlobal{};  ///< the value that stands for the global world counts as any other
 
+  /// Begins the scope; of the value that stands for the global world, begins none.
   explicit WorldScope(const World& world) {
     if (world.life_) enter(world.life_);
   }
+  /// Begins the scope, whatever world it is.
   WorldScope(const World& world, AlsoGlobal /*unused*/) { enter(world.life_); }
   ~WorldScope() {
     if (entered_) leave();

@@ -38,7 +38,7 @@ SIZES = {
     ("ops/p2p/reduce_execution.cc", "kLeastChunkBytes"): "messages",
     ("ops/p2p/reduce_execution.cc", "kMostChunkBytes"): "messages",
     ("ops/p2p/reduce_execution.cc", "kRoundBytes"): "messages under way",
-    ("ops/mpi/rendezvous.cc", "ranks"): "nobody but this rank",
+    ("ops/mpi/meeting.cc", "ranks"): "nobody but this rank",
     ("ops/rendezvous/", ""): "messages while ranks meet, and nobody but this rank",
     ("ops/shm/memory/arena.cc", "kPagedFrom"): "alignment of memory",
     ("ops/shm/claimed_execution.cc", "kMostChunkBytes"): "what is claimed at once",

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::uint64_t next_number() {
+std::uint64_t next_world_number() {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1) + 1;
 }
@@ -55,7 +55,7 @@ WorldLife*& chosen_world() {
 // ------------------------------------------------------------------------------------------------------------------ WorldLife
 
 WorldLife::WorldLife(RunningWorld world, std::string name)
-    : name_(std::move(name)), number_(next_number()), running_(std::make_shared<RunningWorld>(std::move(world))) {
+    : name_(std::move(name)), number_(next_world_number()), running_(std::make_shared<RunningWorld>(std::move(world))) {
   const std::lock_guard lock(living().mutex);
   living().worlds.push_back(this);
 }

@@ -76,7 +76,8 @@ World make_reversed(const Config& config, const std::string& name) {
 Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
   Report report;
   std::map<std::string, Block> notebook;
-  int own_rank = 0;
+  int own_rank = 0;     // in the world of the suite
+  int global_rank = 0;  // in that of MPI
   int ranks = 1;
   for (const bool fuses : {true, false}) {
     Config config = Config::from_environment();
@@ -84,6 +85,7 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
     if (const auto hints = launcher_hints(); hints.size) ranks = *hints.size;
     config.process_sets = {ranks_of(SetKind::Early, ranks)};
     init(config);
+    global_rank = rank();
     std::optional<World> world;
     if (choice.in_world) world = make_reversed(config, fuses ? "fuses" : "fuses not");
     const WorldScope scope(world.value_or(World()));
@@ -111,8 +113,8 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
     Watch watch(setting.name, own_rank, 1);
     report.add(run_rank(*endpoint, setting, own_rank, notebook, choice, watch));
   }
-  is_first = own_rank == 0;
-  collect(report, own_rank, ranks);
+  is_first = global_rank == 0;
+  collect(report, global_rank, ranks);
   return report;
 }
 

@@ -81,8 +81,9 @@ struct AlltoallOptions {
 /// The options of operations on tensors.
 template <>
 struct OptionsOf<at::Tensor> : OptionsOf<Buffer> {
-  using Alltoall = AlltoallOptions;
+  using Alltoall = AlltoallOptions;  ///< those of alltoall
 };
+/// The same of several tensors.
 template <>
 struct OptionsOf<std::vector<at::Tensor>> : OptionsOf<at::Tensor> {};
 /// An AlltoallResult is what an alltoall brought this rank: the rows, and how many came from each rank of the set, as int32 on the device

@@ -205,6 +205,7 @@ TEST_CASE("abort: one rank ends the world for all, and another world may follow"
       allreduce(whole(values), whole(values), {.name = "before"});
       const std::string words = "rank " + std::to_string(who) + " called hvd::abort(): the loss is not a number";
       const auto handle = allreduce_async(whole(values), whole(values), {.name = rank() == who ? "own" : "others'"});
+      MPI_Barrier(MPI_COMM_WORLD);  // else another rank may still be in 'before', or before its own one
       if (rank() == who) std::thread([] { abort("the loss is not a number"); }).join();
       if (size() > 1) CHECK_THROWS_WITH_AS(handle.wait(), words.c_str(), RankFailed);
       CHECK_THROWS_WITH_AS(allreduce(whole(more), whole(more), {.name = "later"}), words.c_str(), RankFailed);
