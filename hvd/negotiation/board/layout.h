@@ -13,7 +13,7 @@
 ///   callers   (64 + s) n      for each rank its RingRank, and after it a bit for each rank, in words of 64, in whole lines (s bytes):
 ///   whether
 ///                             that has ever sent it a frame
-///   rings     (64 + r) n n    for each rank, and for each that it sends frames to, a RingHead and r bytes of frames
+///   rings     (128 + r) n n   for each rank, and for each that it sends frames to, a RingHead and r bytes of frames
 ///                             (hvd/negotiation/values/peer_frames.h): each a line and its payload, in whole lines; r is `ring_bytes`
 ///
 /// Offsets and sizes are those of glibc on x86-64; where a mutex is larger, what follows it lies further on. What many ranks write, or wait
@@ -70,6 +70,7 @@
 ///                8      8   meetings                calls of barrier_until of the rank
 ///
 ///   RingHead:    0      8   taken                   bytes that the reader has taken
+///               64      8   put                     bytes that the writer has put, for who looks without the engine's mutex
 // Tested in tests/hvd/negotiation/board_test.cc
 
 #include <pthread.h>
@@ -151,6 +152,7 @@ struct alignas(64) RingRank {
 
 struct alignas(64) RingHead {
   std::atomic<std::uint64_t> taken{0};
+  alignas(64) std::atomic<std::uint64_t> put{0};
 };
 
 /// Returns the bytes of a ring's frames: large where the ranks are few, as all pairs may come to use theirs.
@@ -169,7 +171,7 @@ static_assert(sizeof(BatchState) == 64 && alignof(BatchState) == 64);
 static_assert(offsetof(Header, tail) % 64 == 0 && offsetof(Header, wait_doorbell) % 64 == 0);
 static_assert(offsetof(Header, first_failure) % 64 == 0 && offsetof(Header, batches) % 64 == 0);
 static_assert(offsetof(RankArea, read) % 64 == 0 && sizeof(RankArea) % 64 == 0);
-static_assert(sizeof(RingRank) == 64 && sizeof(RingHead) == 64);
+static_assert(sizeof(RingRank) == 64 && sizeof(RingHead) == 128);
 static_assert(sizeof(SlotHead) == 64 && sizeof(SlotRank) == 128 && offsetof(SlotRank, note) == 32);
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__ILP32__)
 static_assert(sizeof(Header) == 20'736 && offsetof(Header, lock) == 8 && offsetof(Header, lock_owner) == 48);

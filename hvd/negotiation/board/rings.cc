@@ -52,6 +52,7 @@ bool Rings::put(int to, const PeerFrameHead& head, std::span<const std::byte> pa
   if (until_end > 0) std::memcpy(ring + begin, payload.data(), until_end);
   if (until_end < payload.size()) std::memcpy(ring, payload.data() + until_end, payload.size() - until_end);
   ready_at(ring, ring_bytes_, at).store(at + 1, std::memory_order_release);
+  board_.ring(board_.self(), to).put.store(next, std::memory_order_release);
   end.at.store(next, std::memory_order_relaxed);
   if (!end.is_known) {
     end.is_known = true;
@@ -68,10 +69,14 @@ bool Rings::is_ready(int from) const {
   return ready_at(board_.ring_memory(from, board_.self()), ring_bytes_, at).load(std::memory_order_acquire) == at + 1;
 }
 
+/// The ring's memory may be looked at by who has the mutex alone: for others the writer is elsewhere by now, perhaps.
 bool Rings::has_any() const {
   for (std::size_t word = 0; word < words_; ++word)
-    for (std::uint64_t bits = senders(word); bits != 0; bits &= bits - 1)
-      if (is_ready(static_cast<int>(word * 64) + __builtin_ctzll(bits))) return true;
+    for (std::uint64_t bits = senders(word); bits != 0; bits &= bits - 1) {
+      const int from = static_cast<int>(word * 64) + __builtin_ctzll(bits);
+      const std::uint64_t at = in_[static_cast<std::size_t>(from)].at.load(std::memory_order_relaxed);
+      if (board_.ring(from, board_.self()).put.load(std::memory_order_acquire) != at) return true;
+    }
   return false;
 }
 
