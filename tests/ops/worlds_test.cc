@@ -93,7 +93,7 @@ std::vector<float> sum_of(int size, std::size_t count, int salt = 0) {
 /// Each collective once, as a member, by an option, and in a scope.
 void use(const World& world, int salt = 0) {
   const int rank = world.rank(), size = world.size();
-  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{300'000}}) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{kSanitized ? 20'000 : 300'000}}) {
     auto values = values_of(rank, count, salt);
     world.allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum});
     CHECK(values == sum_of(size, count, salt));
@@ -213,7 +213,7 @@ TEST_CASE("world: several at once, of different members, wait for nobody else") 
         const auto size = static_cast<int>(members[static_cast<std::size_t>(world)].size());
         try {
           const World mine(rendezvous_of(store, static_cast<int>(place), size, formatted("world {}", world)), small_config());
-          for (int round = 0; round < 5; ++round) use(mine, world * 10 + round);
+          for (int round = 0; round < (kSanitized ? 1 : 5); ++round) use(mine, world * 10 + round);
         } catch (const Error& error) {
           MESSAGE(error.what());
           ++wrong;
@@ -230,7 +230,7 @@ TEST_CASE("world: one thread works in two worlds in turn, and a set or scope of 
       [&](World& outer) {
         const World inner(rendezvous_of(second, 1 - outer.rank(), 2, "second"), small_config());
         CHECK(inner.rank() == 1 - outer.rank());
-        for (int round = 0; round < 20; ++round) {
+        for (int round = 0; round < (kSanitized ? 2 : 20); ++round) {
           use(outer, round);
           use(inner, round + 1000);
         }
@@ -532,7 +532,7 @@ TEST_CASE("world: what is destroyed together ends in order, and leaves nothing b
   };
   for (int number = 0; number < 3; ++number) round(number);
   const std::size_t descriptors = count_of("/proc/self/fd"), threads = count_of("/proc/self/task"), maps = mappings();
-  for (int number = 3; number < 23; ++number) round(number);
+  for (int number = 3; number < (kSanitized ? 6 : 23); ++number) round(number);
   CHECK(count_of("/proc/self/fd") <= descriptors);
   CHECK(count_of("/proc/self/task") <= threads);
   CHECK(mappings() <= maps + 4);  // the heap's own
