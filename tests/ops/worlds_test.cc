@@ -38,7 +38,8 @@ namespace hvd::test::worlds {
 namespace {
 
 using namespace std::chrono_literals;
-using hvd::World;  // of the worlds of other tests
+using hvd::rank;   // other tests have theirs
+using hvd::World;  // likewise
 using Clock = std::chrono::steady_clock;
 
 Config small_config() {
