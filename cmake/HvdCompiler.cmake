@@ -27,8 +27,7 @@ endif()
 
 if(HVD_SANITIZE)
   # -O1 -g1 after the build type's own flags: compiles 2.5 times faster under AddressSanitizer than -O2 -g, and stacks still have lines.
-  # With the property HVD_UNOPTIMIZED a target has -O0: half the time again, for what computes little itself.
-  set(flags $<IF:$<BOOL:$<TARGET_PROPERTY:HVD_UNOPTIMIZED>>,-O0,-O1> -fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1 -Wno-maybe-uninitialized)
+  set(flags -O1 -fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1 -Wno-maybe-uninitialized)
   target_compile_options(hvd_build_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${flags}>")
   target_link_options(hvd_build_flags INTERFACE -fsanitize=${HVD_SANITIZE})
 endif()
