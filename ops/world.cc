@@ -20,11 +20,12 @@ namespace {
 
 /// A process that ends leaves its worlds, and waits for nobody.
 void watch_exit() {
+  static MadeHere process;
   static const auto watched = ::on_exit(
       [](int /*status*/, void* made) {
         if (!is_forked_from_rank() && !is_inside_library() && static_cast<MadeHere*>(made)->still_here()) WorldLife::leave_all();
       },
-      new MadeHere);
+      &process);
   static_cast<void>(watched);
 }
 
@@ -32,9 +33,7 @@ RunningWorld make(const Rendezvous& rendezvous, const Config& config) {
   const auto bootstrap = std::make_shared<Bootstrap>(std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
   become_rank_of_some_world(rendezvous.rank);
   try {
-    auto world = make_world(config, bootstrap, {});
-    world.has_peers = true;
-    return world;
+    return make_world(config, bootstrap, {});
   } catch (...) {
     const Status status = status_of_current_exception();
     bootstrap->fail(status);

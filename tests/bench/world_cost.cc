@@ -7,36 +7,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "tests/support/file_store.h"
+#include "tests/support/worlds/file_store.h"
+#include "tests/support/worlds/process_stock.h"
 
 namespace {
 
+using hvd::test::ProcessStock;
+using hvd::test::take_stock;
 using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
-
-struct Taken {
-  double threads = 0, descriptors = 0, mappings = 0, resident_mib = 0;
-};
-Taken take_stock() {
-  const auto entries = [](const char* folder) {
-    return static_cast<double>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
-  };
-  Taken taken{.threads = entries("/proc/self/task"), .descriptors = entries("/proc/self/fd")};
-  std::ifstream maps("/proc/self/maps");
-  taken.mappings = static_cast<double>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
-  double pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;
-  taken.resident_mib = pages / 256;
-  return taken;
-}
 
 double microseconds_of_4_bytes(const hvd::World& world) {
   constexpr int kRounds = 20'000;
@@ -60,7 +45,7 @@ int main(int argc, char** argv) {
   const auto store = std::make_shared<hvd::test::FileStore>(folder.data());
   std::vector<hvd::World> worlds;
   std::vector<double> times;
-  Taken before;
+  ProcessStock before;
   for (int i = 0; i <= count; ++i) {
     if (i == 1) before = take_stock();  // the first pays for what all of them share
     hvd::barrier();
@@ -69,15 +54,15 @@ int main(int argc, char** argv) {
     worlds.back().barrier();
     if (i > 0) times.push_back(milliseconds_since(begin));
   }
-  const Taken after = take_stock();
+  const ProcessStock after = take_stock();
   std::sort(times.begin(), times.end());
   const double global = microseconds_of_4_bytes(hvd::World()), own = microseconds_of_4_bytes(worlds.back());
   if (hvd::rank() == 0) {
-    const auto each = [&](double Taken::*what) { return (after.*what - before.*what) / count; };
+    const auto each = [&](long ProcessStock::*what) { return static_cast<double>(after.*what - before.*what) / count; };
     std::printf("%d ranks, %d worlds: usable after %.1f ms (median; at most %.1f)\n", hvd::size(), count, times[times.size() / 2],
                 times.back());
-    std::printf("each takes, idle: %.1f threads, %.1f descriptors, %.1f mappings, %.2f MiB resident\n", each(&Taken::threads),
-                each(&Taken::descriptors), each(&Taken::mappings), each(&Taken::resident_mib));
+    std::printf("each takes, idle: %.1f threads, %.1f descriptors, %.1f mappings, %.2f MiB resident\n", each(&ProcessStock::threads),
+                each(&ProcessStock::descriptors), each(&ProcessStock::mappings), each(&ProcessStock::resident_kib) / 1024);
     std::printf("allreduce of 4 B: %.2f us in a world, %.2f us in the global one, ratio %.2f\n", own, global, own / global);
     std::filesystem::remove_all(folder.data());
   }

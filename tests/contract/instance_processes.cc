@@ -11,7 +11,7 @@
 
 #include "hvd/hvd.h"
 #include "tests/contract/instances.h"
-#include "tests/support/file_store.h"
+#include "tests/support/worlds/file_store.h"
 
 namespace hvd::contract {
 

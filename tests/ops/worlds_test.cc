@@ -29,10 +29,11 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/hvd.h"
-#include "tests/support/memory_store.h"
 #include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
+#include "tests/support/worlds/memory_store.h"
+#include "tests/support/worlds/process_stock.h"
 
 namespace hvd::test::worlds {
 namespace {
@@ -141,16 +142,6 @@ void use(const World& world, int salt = 0) {
   CHECK(received == values_of((rank + size - 1) % size, 500, salt));
   CHECK(world.barrier_until(20s).empty());
   world.barrier();
-}
-
-std::size_t count_of(const char* folder) {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
-  return count;
-}
-std::size_t mappings() {
-  std::ifstream maps("/proc/self/maps");
-  return static_cast<std::size_t>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
 }
 
 std::string error_of(const std::function<void()>& work) {
@@ -532,11 +523,12 @@ TEST_CASE("world: what is destroyed together ends in order, and leaves nothing b
     }));
   };
   for (int number = 0; number < 3; ++number) round(number);
-  const std::size_t descriptors = count_of("/proc/self/fd"), threads = count_of("/proc/self/task"), maps = mappings();
+  const ProcessStock before = take_stock();
   for (int number = 3; number < (kSanitized ? 6 : 23); ++number) round(number);
-  CHECK(count_of("/proc/self/fd") <= descriptors);
-  CHECK(count_of("/proc/self/task") <= threads);
-  CHECK(mappings() <= maps + 4);  // the heap's own
+  const ProcessStock after = take_stock();
+  CHECK(after.descriptors <= before.descriptors);
+  CHECK(after.threads <= before.threads);
+  CHECK(after.mappings <= before.mappings + 4);  // the heap's own
 }
 
 TEST_CASE("world: what is wrong is refused, with names") {

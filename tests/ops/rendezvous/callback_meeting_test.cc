@@ -15,8 +15,9 @@
 #include <vector>
 
 #include "hvd/base/text.h"
-#include "tests/support/file_store.h"
-#include "tests/support/memory_store.h"
+#include "tests/ops/rendezvous/meeting_rounds.h"
+#include "tests/support/worlds/file_store.h"
+#include "tests/support/worlds/memory_store.h"
 
 namespace hvd::test::callback_meeting {
 namespace {
@@ -44,28 +45,6 @@ std::vector<Rendezvous> all_of(const std::shared_ptr<MemoryStore>& store, int si
   std::vector<Rendezvous> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(rendezvous_of(store, rank, size, name));
   return ranks;
-}
-
-Bytes part_of(int rank, int round) {
-  Bytes bytes(static_cast<std::size_t>(rank * 100 + round));
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(static_cast<int>(i) * 7 + rank * 31 + round);
-  return bytes;
-}
-
-void use(CallbackMeeting& meeting) {
-  for (int round = 0; round < 5; ++round) {
-    const auto all = meeting.allgather(part_of(meeting.rank(), round));
-    bool is_right = static_cast<int>(all.size()) == meeting.size();
-    for (int rank = 0; is_right && rank < meeting.size(); ++rank) is_right = all[static_cast<std::size_t>(rank)] == part_of(rank, round);
-    if (!is_right) throw BackendError("a wrong allgather");
-  }
-  if (meeting.find_hosts() != std::vector<int>(static_cast<std::size_t>(meeting.size()), 0)) throw BackendError("not one host");
-  std::vector<int> set;
-  for (int rank = 0; rank < meeting.size(); ++rank) set.push_back(rank);
-  for (int round = 0; round < 3; ++round)
-    if (meeting.give_from_first(set, meeting.rank() == 0 ? part_of(9, round) : Bytes(), 4, [] { return false; }) != part_of(9, round))
-      throw BackendError("a wrong gift");
-  meeting.barrier();
 }
 
 }  // namespace
