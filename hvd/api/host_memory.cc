@@ -66,11 +66,8 @@ std::shared_ptr<void> used(std::shared_ptr<void> block) {
 }  // namespace
 
 void trim_host_memory() noexcept {
-  try {
-    const LibraryCall call;
-    if (const auto world = current_world(); world->trim_shared) world->trim_shared();
-  } catch (const NotInitialized&) {  // there is no world, or no more
-  }
+  const InsideLibrary inside;
+  if (const auto world = current_world_if_any(); world && world->trim_shared) world->trim_shared();
 }
 
 HostMemory allocate_for_host(std::size_t bytes, int others) {

@@ -42,14 +42,7 @@ std::int64_t control(std::string_view name, Shape ranks, int root) {
 
 }  // namespace
 
-bool is_initialized() {
-  if (World::current() == World()) return has_world();
-  try {
-    return current_world() != nullptr;
-  } catch (const NotInitialized&) {
-    return false;
-  }
-}
+bool is_initialized() { return current_world_if_any() != nullptr; }
 
 int rank() { return topology()->rank; }
 int size() { return topology()->size; }

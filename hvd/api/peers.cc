@@ -45,14 +45,8 @@ int recv(const Buffer& buffer, const PeerOptions& options) {
 
 std::vector<int> barrier_until(std::chrono::nanoseconds time) { return engine()->peer_calls().meet(time); }
 
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) {
-  const WorldScope scope(options.world);
-  return start_send(call_of(buffer, options, "send"));
-}
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) {
-  const WorldScope scope(options.world);
-  return start_receive(call_of(buffer, options, "recv"));
-}
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) { return send_async(buffer, options, nullptr); }
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) { return recv_async(buffer, options, nullptr); }
 
 Handle<void> send_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
   const WorldScope scope(options.world);

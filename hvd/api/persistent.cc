@@ -148,7 +148,6 @@ PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output,
   return make<void>(OpKind::Allreduce, options, std::move(tensor), input.device, to, std::move(detour));
 }
 PersistentHandle<void> allreduce_init(const Buffer& buffer, const AllreduceOptions& options) {
-  const WorldScope scope(options.world);
   return allreduce_init(buffer, buffer, options);
 }
 PersistentHandle<void> broadcast_init(const Buffer& buffer, const BroadcastOptions& options) {

@@ -108,14 +108,19 @@ std::shared_ptr<RunningWorld> current_world() {
   return world;
 }
 
+std::shared_ptr<RunningWorld> current_world_if_any() {
+  if (is_forked_from_rank()) return nullptr;
+  const InsideLibrary inside;
+  if (chosen_world() != nullptr) return chosen_world()->running_if_any();
+  const std::lock_guard lock(global().mutex);
+  return global().world;
+}
+
 bool try_fast_path(const SmallCall& call) { return current_world()->engine->small_calls().try_run(call); }
 
 std::shared_ptr<ResultPool> result_pool() {
-  if (is_forked_from_rank()) return nullptr;
-  const InsideLibrary inside;
-  if (chosen_world() != nullptr) return chosen_world()->running()->results;
-  const std::lock_guard lock(global().mutex);
-  return global().world ? global().world->results : nullptr;
+  const auto world = current_world_if_any();
+  return world ? world->results : nullptr;
 }
 
 void install_world(RunningWorld world) {

@@ -17,6 +17,8 @@ namespace hvd {
 
 /// Returns the world that this thread's calls mean. Throws NotInitialized, also in a process that was forked from a rank.
 std::shared_ptr<RunningWorld> current_world();
+/// Returns the same; null where there is none, or no more, or this process was forked from a rank.
+std::shared_ptr<RunningWorld> current_world_if_any();
 /// Returns the number of the world that this thread's calls mean: 0 for the global one.
 HVD_BETWEEN_LIBRARIES std::uint64_t current_world_number();
 /// Throws InvalidArgument where this thread's calls mean another world than that of an object which was made in `world`.

@@ -82,10 +82,15 @@ WorldLife::~WorldLife() {
   }
 }
 
-std::shared_ptr<RunningWorld> WorldLife::running() const {
+std::shared_ptr<RunningWorld> WorldLife::running_if_any() const {
   const std::lock_guard lock(mutex_);
-  if (!running_) throw NotInitialized(formatted("this process has left the world '{}'", name_));
   return running_;
+}
+
+std::shared_ptr<RunningWorld> WorldLife::running() const {
+  auto world = running_if_any();
+  if (!world) throw NotInitialized(formatted("this process has left the world '{}'", name_));
+  return world;
 }
 
 std::shared_ptr<RunningWorld> WorldLife::not_over() const {

@@ -24,7 +24,9 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
 
   /// Returns what runs. Throws NotInitialized once it was left.
   [[nodiscard]] std::shared_ptr<RunningWorld> running() const;
-  /// Returns the same, also while a thread is ending it. Throws NotInitialized once that is over.
+  /// Returns the same, or null where it was left.
+  [[nodiscard]] std::shared_ptr<RunningWorld> running_if_any() const;
+  /// Returns what runs, also while a thread is ending it. Throws NotInitialized once that is over.
   [[nodiscard]] std::shared_ptr<RunningWorld> not_over() const;
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Returns a number that no other world of this process has.

@@ -49,11 +49,8 @@ Stats World::stats() const {
   return run([] { return hvd::stats(); });
 }
 bool World::is_running() const {
-  try {
-    return run([] { return !current_world()->engine->has_failed(); });
-  } catch (const NotInitialized&) {  // there is none, or no more
-    return false;
-  }
+  const auto world = run([] { return current_world_if_any(); });
+  return world && !world->engine->has_failed();
 }
 
 void World::leave() {

@@ -321,13 +321,8 @@ void Engine::abort(const Status& why) {
 
 bool Engine::desert(const Status& why) noexcept {
   if (!leader_) return false;
-  const auto deadline = Clock::now() + kDesertionPatience;
-  Turn turn = loop_.try_take();
-  while (!turn) {
-    if (Clock::now() > deadline) return false;
-    std::this_thread::sleep_for(50us);
-    turn = loop_.try_take();
-  }
+  Turn turn = loop_.take(Clock::now() + kDesertionPatience);
+  if (!turn) return false;
   {
     const EngineLock lock(mutex_);
     leader_->tell_failure(turn, why);
@@ -369,11 +364,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   }
   board_.bells().ring_waiters();
   board_.bells().ring_all_workers();
-  Turn turn = loop_.try_take();
-  while (!turn && !if_alone.ok() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(50us);
-    turn = loop_.try_take();
-  }
+  Turn turn = if_alone.ok() ? loop_.take() : loop_.take(deadline);
   if (!turn) {
     give_up_when_late();
     turn = loop_.take();

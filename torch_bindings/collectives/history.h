@@ -22,11 +22,10 @@ class GradientRule {
   /// Makes no rule.
   GradientRule() = default;
   /// Makes a rule that is followed in the world that is current now, in whatever thread.
-  template <class Function>
-  requires std::is_invocable_r_v < std::vector<at::Tensor>, Function,
-  const std::vector<at::Tensor>& > GradientRule(Function function)  // NOLINT: a function is a rule
-      : world_(World::current()),
-  function_(std::move(function)) {}
+  template <class Function,
+            class = std::enable_if_t<std::is_invocable_r_v<std::vector<at::Tensor>, Function, const std::vector<at::Tensor>&>>>
+  GradientRule(Function function)  // NOLINT: a function is a rule
+      : world_(World::current()), function_(std::move(function)) {}
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& gradients) const {
     const WorldScope scope(world_, WorldScope::kAlsoGlobal);
     return function_(gradients);

@@ -42,9 +42,10 @@ void ProgressLoop::die() {
   board_.bells().ring_worker(board_.self());
 }
 
-Turn ProgressLoop::take() {
+Turn ProgressLoop::take(std::chrono::steady_clock::time_point deadline) {
   while (true) {
-    if (Turn turn = try_take()) return turn;
+    Turn turn = try_take();
+    if (turn || Clock::now() > deadline) return turn;
     std::this_thread::sleep_for(50us);
   }
 }

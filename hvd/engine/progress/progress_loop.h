@@ -49,8 +49,8 @@ class ProgressLoop {
     if (taken_.load(std::memory_order_relaxed) || !taken_.compare_exchange_strong(expected, true, std::memory_order_acquire)) return {};
     return Turn(*this);
   }
-  /// Waits for the turn.
-  [[nodiscard]] Turn take();
+  /// Waits for the turn; returns none if another thread still has it at `deadline`.
+  [[nodiscard]] Turn take(std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
   [[nodiscard]] bool is_taken() const { return taken_.load(); }
   /// Nobody drives this engine any more.
   void keep_forever(Turn turn) { turn.loop_ = nullptr; }
