@@ -1,6 +1,7 @@
 #include "hvd/engine/core/caller_threads.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace hvd {
 
@@ -25,9 +26,13 @@ thread_local constinit bool Keeper::is_gone = false;
 }  // namespace
 
 thread_local constinit std::uint64_t CallerThread::number_here_ = CallerThread::kNone;
+thread_local constinit std::uint64_t CallerThread::known_here_ = 0;
 
 std::shared_ptr<CallerThread> CallerThread::here() {
-  if (Keeper::is_gone) return std::make_shared<CallerThread>(number_here_ = next_number());  // as if of a thread that ends at once
+  if (Keeper::is_gone) {  // as if of a thread that ends at once
+    known_here_ = 0;
+    return std::make_shared<CallerThread>(number_here_ = next_number());
+  }
   static thread_local Keeper keeper;
   if (!keeper.thread) keeper.thread = std::make_shared<CallerThread>(number_here_ = next_number());
   return keeper.thread;
@@ -35,11 +40,8 @@ std::shared_ptr<CallerThread> CallerThread::here() {
 
 CallerThreads::CallerThreads() : number_(next_number()) {}
 
-void CallerThreads::add_here() { add(CallerThread::here()); }
-
 void CallerThreads::add(const std::shared_ptr<CallerThread>& thread) {
-  if (thread->known_to_ == number_) return;
-  thread->known_to_ = number_;
+  if (std::exchange(CallerThread::known_here_, number_) == number_) return;
   const std::lock_guard lock(mutex_);
   std::erase_if(threads_, [&](const auto& known) { return known.expired() || known.lock() == thread; });
   threads_.push_back(thread);

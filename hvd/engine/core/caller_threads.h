@@ -32,10 +32,10 @@ class CallerThread {
  private:
   friend class CallerThreads;
   static thread_local constinit std::uint64_t number_here_;
+  static thread_local constinit std::uint64_t known_here_;  // the number of the CallerThreads that saw the thread last
 
   const std::uint64_t number_;
   const bool calls_back_ = CallbackThread::is_here();
-  std::uint64_t known_to_ = 0;                          // the number of the CallerThreads that saw it last; the thread's own
   std::atomic<const HandleState*> waits_for_{nullptr};  // the thread writes it, others read it
   std::atomic<std::uint64_t> waits_{0};                 // likewise: how often it has begun to wait
 };
@@ -48,7 +48,9 @@ class CallerThreads {
   CallerThreads& operator=(const CallerThreads&) = delete;
 
   /// Counts the calling thread among them.
-  void add_here();
+  void add_here() {
+    if (CallerThread::known_here_ != number_) add(CallerThread::here());
+  }
 
   /// The calling thread waits for `pending`, for as long as this lives.
   class Wait {

@@ -53,6 +53,7 @@ Turn ProgressLoop::take(std::chrono::steady_clock::time_point deadline) {
 void ProgressLoop::wait_for(HandleState& pending) {
   burst_.end();
   pending.waited_for.store(true, std::memory_order_relaxed);
+  callers_.add_here();  // also where nothing is to be waited for: the next thing that others lack may be this thread's
   if (!may_go_on(pending)) {
     const CallerThreads::Wait waiting(callers_, pending);
     wait_until([&] { return may_go_on(pending); });

@@ -53,7 +53,12 @@ TEST_CASE("deadlocks: a rank whose other thread still computes waits for no one 
   each_stuck_world([](ThreadWorld& world, int size) {
     world.run([&](int rank, Engine& engine) {
       std::thread other([&] {
-        CHECK(sum_of(engine, "other's first", 1) == static_cast<float>(size));
+        // Its wait may be over before it begins.
+        std::vector<float> first{1};
+        const auto pending = engine.submit(allreduce_of(first, "other's first", DataType::Float32));
+        while (rank == 0 && !engine.poll(*pending)) std::this_thread::yield();
+        engine.wait(*pending);
+        CHECK(first.front() == static_cast<float>(size));
         if (rank == 0) std::this_thread::sleep_for(Deadlocks::kGrace + 1200ms);
         CHECK(sum_of(engine, "y", 3) == static_cast<float>(3 * size));
         if (rank != 0) CHECK(sum_of(engine, "x", 2) == static_cast<float>(2 * size));
