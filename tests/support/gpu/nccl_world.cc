@@ -1,5 +1,8 @@
 #include "tests/support/gpu/nccl_world.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -110,7 +113,12 @@ void Rank::finish(Execution& execution) const {
 }
 
 World::World(int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) devices.push_back(std::make_unique<HostDevice>(cluster, rank));
+  const FileDescriptor page(::memfd_create("abort word", MFD_CLOEXEC));
+  if (::ftruncate(page.get(), AbortMark::kSharedBytes) != 0) throw std::runtime_error("no memory for the abort word");
+  for (int rank = 0; rank < ranks; ++rank) {
+    devices.push_back(std::make_unique<HostDevice>(cluster, rank));
+    abort_pages_.push_back(std::make_unique<Mapping>(FileDescriptor(::dup(page.get())), AbortMark::kSharedBytes));
+  }
 }
 
 World::~World() = default;
@@ -167,6 +175,10 @@ ProcessSetInfo World::everyone(int rank) const {
   return set;
 }
 
+std::uint32_t* World::abort_word(int rank) const {
+  return reinterpret_cast<std::uint32_t*>(abort_pages_[static_cast<std::size_t>(rank)]->bytes().data());
+}
+
 void World::set_schedule(const Schedule& schedule) {
   baton_.emplace(static_cast<int>(devices.size()), schedule.seed);
   cluster.order().one_host = false;
@@ -194,7 +206,7 @@ void World::body_of(int rank, const std::function<void(Rank&)>& body) {
   });
   if (baton_) baton_->begin(rank);
   NcclOptions own = options;
-  if (shares_abort_word) own.abort_word = &abort_page.word;
+  if (shares_abort_word) own.abort_word = abort_word(rank);
   if (!own.patience.interrupted) own.patience.interrupted = [this] { return failed.load(); };
   HostDevice& device = *devices[static_cast<std::size_t>(rank)];
   Rank self{*this, rank, everyone(rank), device, nullptr};

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ops/gpu/nccl/nccl_backend.h"
+#include "ops/shm/memory/shared_memory.h"
 #include "tests/support/gpu/baton.h"
 #include "tests/support/gpu/host_gpu_api.h"
 
@@ -85,9 +86,6 @@ class World {
   NcclOptions options;
   std::set<int> users_devices;      ///< on which the test itself has put contexts
   std::atomic<bool> failed{false};  ///< as the engine would tell all ranks
-  struct alignas(AbortMark::kSharedBytes) {
-    std::uint32_t word = 0;
-  } abort_page;  ///< in the memory that the ranks share
   bool shares_abort_word = true;
   std::string title;  ///< what the watchdog says of it
 
@@ -105,9 +103,13 @@ class World {
 
   ProcessSetInfo everyone(int rank) const;
 
+  /// In memory that the ranks share, where the rank has it mapped: each at an address of its own, as processes do.
+  [[nodiscard]] std::uint32_t* abort_word(int rank) const;
+
  private:
   void body_of(int rank, const std::function<void(Rank&)>& body);
 
+  std::vector<std::unique_ptr<Mapping>> abort_pages_;
   IdExchange exchange_;
   std::optional<Baton> baton_;
   std::vector<GpuApi> tables_;  ///< that pass it

@@ -226,13 +226,13 @@ TEST_CASE("nccl: a failed launch aborts nothing and marks nothing before the wor
     self.device.fail_call("cudaEventRecord", 700);
     auto tensors = tensors_of(2, 3);
     const bool refused = refuses(self, tensors), refused_again = refuses(self, tensors);
-    const bool marked = std::atomic_ref(self.world.abort_page.word).load() != 0;
+    const bool marked = std::atomic_ref(*self.world.abort_word(self.rank)).load() != 0;
     all.arrive_and_wait();
     expect(refused && self.device.aborts.empty() && !marked, "an error, and the others' kernels to wait on");
     expect(refused_again, "no launch any more");
     self.world.failed = true;
     self.backend->abort();  // also waits until the stream is done with the tensors
-    expect(self.device.aborts.size() == 1 && std::atomic_ref(self.world.abort_page.word).load() == 1, "the abort, and its mark");
+    expect(self.device.aborts.size() == 1 && std::atomic_ref(*self.world.abort_word(self.rank)).load() == 1, "the abort, and its mark");
   });
 }
 
@@ -297,7 +297,7 @@ TEST_CASE("nccl: ranks that end well mark nothing") {
     auto tensors = tensors_of(2, 6);
     self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
     self.backend.reset();
-    expect(std::atomic_ref(self.world.abort_page.word).load() == 0, "no mark");
+    expect(std::atomic_ref(*self.world.abort_word(self.rank)).load() == 0, "no mark");
   });
 }
 
