@@ -14,7 +14,7 @@ scratch=$build/tests/package
 # headers_of STAGE: as they are included. Fails for one that no front door and no port needs, and for one that is missing.
 headers_of() (
   cd "$scratch/$1/include/hvd"
-  needed=(hvd/hvd.h hvd/spawn.h hvd/backend.h hvd/fast_path_memory.h hvd/transport.h hvd/topology.h hvd/routes.h)
+  needed=(hvd/hvd.h hvd/spawn.h hvd/backend.h hvd/fast_path_memory.h hvd/exposed_memory.h hvd/transport.h hvd/topology.h hvd/routes.h)
   if [ -e hvd/torch.h ]; then needed+=(hvd/torch.h); fi
   for ((i = 0; i < ${#needed[@]}; i++)); do
     [ -e "${needed[i]}" ] || failed "${needed[i]} is not installed" >&2
