@@ -84,7 +84,7 @@ void init(const Config& config) {
     watch_exit(false);
   };
   try {
-    world = make_world(config, *bootstrap, [](const Bootstrap& met) {
+    world = make_world(config, *bootstrap, "", [](const Bootstrap& met) {
       met.barrier();  // MPI may be finalised then
       ended_in_order = true;
     });

@@ -167,11 +167,13 @@ std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& t
 
 }  // namespace
 
-RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap, const WhenEnded& ended) {
+RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap, const std::string& name,
+                        const WhenEnded& ended) {
   const Bootstrap& ranks = *bootstrap;
   ranks.require_equal(shared_part(config));
   EngineParts parts;
   parts.config = config;
+  parts.world = name;
   parts.topology = ranks.find_hosts();
   refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank, parts.topology.local_size));
   if (!config.timeline.empty()) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "hvd/api/world.h"
 #include "hvd/config.h"
@@ -15,7 +16,8 @@ namespace hvd {
 /// Called when a world has ended in order on all ranks, with what its ranks met by.
 using WhenEnded = std::function<void(const Bootstrap& bootstrap)>;
 
-/// Collective, inside of a call of this rank's. Throws what Bootstrap throws, and BackendError for what the system refuses.
-RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap, const WhenEnded& ended);
+/// Collective, inside of a call of this rank's. `name`: empty for the global world. Throws what Bootstrap throws, and BackendError for what
+/// the system refuses.
+RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap, const std::string& name, const WhenEnded& ended);
 
 }  // namespace hvd

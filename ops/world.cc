@@ -33,7 +33,7 @@ RunningWorld make(const Rendezvous& rendezvous, const Config& config) {
   const auto bootstrap = std::make_shared<Bootstrap>(std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
   become_rank_of_some_world(rendezvous.rank);
   try {
-    return make_world(config, bootstrap, {});
+    return make_world(config, bootstrap, rendezvous.name, {});
   } catch (...) {
     const Status status = status_of_current_exception();
     bootstrap->fail(status);

@@ -185,8 +185,8 @@ bool Engine::progress(const Turn& turn) noexcept {
       if (log_.table().all_left())
         for (Entry* entry : ledger_.all())
           if (entry->state == EntryState::Waiting && entry->announced)
-            finish(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when hvd::shutdown() was called",
-                                                              name_of(entry->key.kind), display_name(entry->key.name))});
+            finish(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when {} was called", name_of(entry->key.kind),
+                                                              display_name(entry->key.name), parts_.end_call())});
       batches = runner_.take_queued();
       if (batches.empty() && log_.table().sets().has_removed()) bury_removed_sets(turn);
     }
@@ -381,7 +381,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
     if (board_.failed() && if_alone.ok()) warn_of_failure();
     fast_path_.adopt_all();
-    const Status over{Status::Code::Shutdown, "hvd::shutdown() has been called"};
+    const Status over{Status::Code::Shutdown, parts_.end_call() + " has been called"};
     for (Entry* entry : ledger_.all())
       if (entry->announced) finish(*entry, over);
     submitter_.refuse_all(over);
@@ -404,7 +404,7 @@ void Engine::end_messages(EngineLock& lock) {
   } catch (...) {
     board_.set_failure(status_of_current_exception());
   }
-  messages_.fail_all({Status::Code::Shutdown, "it was pending when hvd::shutdown() was called"});
+  messages_.fail_all({Status::Code::Shutdown, formatted("it was pending when {} was called", parts_.end_call())});
 }
 
 /// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank has left, that rank alone says so: the

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "hvd/backend.h"
@@ -23,6 +24,7 @@ namespace hvd {
 struct EngineParts {
   Config config;
   Topology topology;
+  std::string world = {};                    ///< its name; empty: the global one
   std::vector<ProcessSetInfo> process_sets;  ///< the first is the global one
   std::shared_ptr<void> memory;              ///< what the board and the backends stand on; released last
   std::unique_ptr<Board> board;
@@ -38,6 +40,8 @@ struct EngineParts {
 
   /// Returns the backend that runs such batches; null if none does. Any thread.
   [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;
+  /// Returns what ends this rank's part in the world in order: "hvd::shutdown()", or that of a world by its name.
+  [[nodiscard]] std::string end_call() const;
   [[nodiscard]] bool is_here(int rank) const { return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain; }
 };
 

@@ -226,9 +226,7 @@ void PeerMessages::arrived(int from, const PeerFrameHead& head, const PeerPayloa
   if (auto receive = inbox_.take_posted(head.tag, from)) return meet(std::move(*receive), from, head, payload);
   if (has_left_.load()) {
     if (head.kind == PeerFrameKind::Eager) return count_taken(from, head);
-    return refuse(
-        from, head.id,
-        {Status::Code::Shutdown, formatted("rank {} has called hvd::shutdown() and receives nothing more", parts_.topology.rank)});
+    return refuse(from, head.id, nothing_more());
   }
   Bytes kept(payload.size());
   payload.copy_to(kept.data());
@@ -280,7 +278,7 @@ void PeerMessages::refuse(int from, std::uint64_t send, const Status& why) {
 
 /// Returns why this rank, which has left, receives a message no more.
 Status PeerMessages::nothing_more() const {
-  return {Status::Code::Shutdown, formatted("rank {} has called hvd::shutdown() and receives nothing more", parts_.topology.rank)};
+  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more", parts_.topology.rank, parts_.end_call())};
 }
 
 // ------------------------------------------------------------------------------------------------------------- what is under way
@@ -474,8 +472,8 @@ bool PeerMessages::is_hopeless(int peer) const {
 }
 
 std::string PeerMessages::hopeless_text(const PeerCall& call) const {
-  return formatted("{}: {} called hvd::shutdown() without sending it", describe(call, false),
-                   call.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", call.peer));
+  return formatted("{}: {} called {} without sending it", describe(call, false),
+                   call.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", call.peer), parts_.end_call());
 }
 
 void PeerMessages::end_those_of_gone() {

@@ -36,7 +36,7 @@ void Submitter::wait_for_earlier(EngineLock& lock, const UnitKey& key, ProgressL
 void Submitter::require_open() {
   if (over_.ok() && board_.failed()) log_.explained(board_.failure()).raise();
   over_.raise();
-  if (stopping_) throw Shutdown("hvd::shutdown() has been called");
+  if (stopping_) throw Shutdown(parts_.end_call() + " has been called");
 }
 
 Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
