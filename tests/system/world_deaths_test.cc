@@ -17,7 +17,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/hvd.h"
-#include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 #include "tests/support/worlds/file_store.h"
 #include "tests/support/worlds/process_stock.h"
@@ -81,8 +80,7 @@ std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int
       if (round + 1 == kUntilSteady) first = take_stock();
     }
     const ProcessStock last = take_stock();
-    // A sanitizer keeps what is freed for a while.
-    const bool grows = !kSanitized && (last.mappings > first.mappings + 10 || last.resident_kib > first.resident_kib + 4096 + 8 * count);
+    const bool grows = last.mappings > first.mappings + 10 || last.resident_kib > first.resident_kib + 4096 + 8 * count;
     if (wrong.empty() && (last.descriptors > first.descriptors || last.threads > first.threads || grows))
       wrong = formatted("kept after round {}: {} descriptors, {} threads, {} mappings, {} KiB; after round {}: {}, {}, {}, {}",
                         kUntilSteady, first.descriptors, first.threads, first.mappings, first.resident_kib, count, last.descriptors,
@@ -119,9 +117,8 @@ pid_t in_child(Work work) {
 
 }  // namespace
 
-TEST_CASE("world: members that are killed are named, and the survivors go on in the next world, again and again") {
+TEST_CASE("world: members that are killed are named, and the survivors go on in the next world, again and again" * doctest::timeout(7200)) {
   for (const bool shared : {true, false}) {
-    if (!shared && kSanitized) continue;  // UCX watches the same functions of memory as sanitizers do
     CAPTURE(shared);
     std::string folder = "/tmp/hvd-deaths-XXXXXX";
     REQUIRE(::mkdtemp(folder.data()) != nullptr);
