@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Clang's thread-safety analysis finds nothing to say about the core's locks (hvd/base/mutex.h), and does notice a planted mistake.
+# Clang's thread-safety analysis finds nothing to say about the core's locks (hvd/negotiation/values/capabilities.h), and does notice a
+# planted mistake.
 #   bash tests/thread_safety.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

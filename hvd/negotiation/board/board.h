@@ -18,7 +18,6 @@
 #include <string_view>
 #include <utility>
 
-#include "hvd/base/mutex.h"
 #include "hvd/errors.h"
 #include "hvd/negotiation/board/batch_places.h"
 #include "hvd/negotiation/board/bells.h"
@@ -28,6 +27,7 @@
 #include "hvd/negotiation/board/patient_lock.h"
 #include "hvd/negotiation/board/rings.h"
 #include "hvd/negotiation/board/rounds.h"
+#include "hvd/negotiation/values/capabilities.h"
 
 namespace hvd {
 
