@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "hvd/base/text.h"
-#include "hvd/negotiation/values/output_rows.h"
 
 namespace hvd {
 

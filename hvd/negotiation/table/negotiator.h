@@ -22,7 +22,6 @@
 #include "hvd/negotiation/values/process_sets.h"
 #include "hvd/negotiation/values/records.h"
 #include "hvd/negotiation/values/signature.h"
-#include "hvd/negotiation/values/slot_ranges.h"
 #include "hvd/negotiation/values/unit.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "hvd/topology.h"

@@ -1,7 +1,9 @@
 #pragma once
-/// A Signature is a rank's word about a tensor when it introduces it; the verdict is over the words of all ranks. Pure values and
-/// functions: every rank computes the same verdict from the same signatures.
+/// A Signature is a rank's word about a tensor when it introduces it; the verdicts are over the words of all ranks. Pure values and
+/// functions: every rank computes the same verdicts from the same signatures.
+// Tested in tests/hvd/negotiation/signature_test.cc, tests/contract/into_cases.cc
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -54,6 +56,12 @@ std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t pla
 /// Ok, or a Mismatch whose text names the tensor and groups the ranks by what they sent, for the first thing that differs in the
 /// order dtype, op, shape, scales, reduce op, per-op rules, device. `ranks[i]` is the global rank that sent `signatures[i]`.
 Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures);
+
+/// The check of an Allgather or Alltoall into memory that exists, beyond equal signatures: each rank's memory must have as many rows as
+/// come to it, which follows from what all ranks send. Returns Ok, or a Mismatch whose text says how many rows come to each rank and how
+/// many its memory has. `ranks` are those of the process set, all of which take part; `said(i)` is the signature of the i-th. Call it for
+/// signatures on which `verdict` is Ok.
+Status verdict_on_outputs(std::string_view name, std::span<const int> ranks, const std::function<const Signature&(std::size_t)>& said);
 
 /// "ranks 0-2: float32 [17, 3]; rank 3: float32 [18, 3]", groups in order of their first rank; `ranks[i]` said `said[i]`.
 HVD_BETWEEN_LIBRARIES std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said);

@@ -1,17 +1,19 @@
 #pragma once
-/// A unit: what the table knows of one tensor, or of a group of tensors that become ready together, found by its key. Values without a lock
-/// and functions of them; the negotiator's are the engine mutex's.
-// Tested in tests/hvd/negotiation/negotiator_test.cc
+/// A unit: what the table knows of one tensor, or of a group of tensors that become ready together, found by its key; and the slots of the
+/// board that units take. Values without a lock and functions of them; the negotiator's are the engine mutex's.
+// Tested in tests/hvd/negotiation/negotiator_test.cc, tests/hvd/engine/controller_test.cc
 
 #include <cstdint>
 #include <list>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "hvd/backend.h"
 #include "hvd/errors.h"
 #include "hvd/negotiation/values/pledges.h"
 #include "hvd/negotiation/values/process_sets.h"
-#include "hvd/negotiation/values/rank_signatures.h"
+#include "hvd/negotiation/values/rank_runs.h"
 #include "hvd/negotiation/values/signature.h"
 
 namespace hvd {
@@ -45,5 +47,23 @@ Status judge(const Unit& unit, const ProcessSetInfo& set, const std::vector<int>
 /// Returns for each tensor of the unit the bytes that count against the fusion threshold. `first`: what the first rank that takes part
 /// said.
 std::vector<std::int64_t> total_bytes(const Unit& unit, const Signature& first);
+
+/// The ranges of the board's slots that are free. A unit takes as many as it has tensors, one after the other. A value without a lock, the
+/// same on all ranks that have read the same records.
+class SlotRanges {
+ public:
+  /// All of `count` slots are free.
+  explicit SlotRanges(std::uint32_t count);
+
+  /// Returns the first of so many free slots that follow one another; none if there are not so many.
+  [[nodiscard]] std::optional<std::uint32_t> find(std::uint32_t count) const;
+  /// Takes so many from `first` on, which must be where a free range begins. Throws WireError if it is not so.
+  void take(std::uint32_t first, std::uint32_t count);
+  /// Gives back what was taken.
+  void give_back(std::uint32_t first, std::uint32_t count);
+
+ private:
+  std::map<std::uint32_t, std::uint32_t> free_;  // first slot -> length; no two touch
+};
 
 }  // namespace hvd

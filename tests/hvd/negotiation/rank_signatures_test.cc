@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "hvd/negotiation/values/rank_signatures.h"
+#include "hvd/negotiation/values/rank_runs.h"
 
 namespace hvd::test {
 namespace {
