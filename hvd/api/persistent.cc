@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "hvd/api/buffers.h"
-#include "hvd/api/outputs.h"
+#include "hvd/api/request.h"
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/unit_names.h"

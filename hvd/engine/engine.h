@@ -5,10 +5,11 @@
 ///   outcomes -> entries that have failed, and batches -> BatchRunner -> Backend -> HandleState
 ///   send, recv -> PeerCalls -> PeerMessages -> [rings of the domain, or a transport] -> HandleState
 ///
-/// Parts, each with a file pair and the owner of its state: CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog,
-/// Controller, Cutter, Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger, Deadlocks, Health,
-/// PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Calls lead down in this order; back up leads only `EngineEvents`, which the engine
-/// implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
+/// Parts, each with a file pair (FailureMessenger with Health) and the owner of its state: CallerThreads, EntryFactory, Ledger,
+/// SubmissionQueue, NegotiationLog, Controller, Cutter, Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask,
+/// FailureMessenger, Deadlocks, Health, PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Calls lead down in this order; back up leads
+/// only `EngineEvents`, which the engine implements. The engine itself owns the mutex, decides how entries and worlds end, and is the only
+/// one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock (Transaction, BoardLock), and those of
 /// leaves that call nothing: timeline, process sets, staging memory. Wake-ups and the ends of entries wait until the engine's mutex is
@@ -38,7 +39,6 @@
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/submission_queue.h"
 #include "hvd/engine/fast_path/fast_path.h"
-#include "hvd/engine/health/failure_messenger.h"
 #include "hvd/engine/health/health.h"
 #include "hvd/engine/leader/leader_task.h"
 #include "hvd/engine/outcome_handler.h"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "hvd/api/outputs.h"
+#include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/tensors.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "hvd/api/outputs.h"
+#include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"

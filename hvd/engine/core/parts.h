@@ -2,6 +2,7 @@
 /// EngineParts are the parts of an engine that come from outside; all others may look at them.
 // Tested in tests/hvd/engine/engine_test.cc
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/base/text.h"
 #include "hvd/config.h"
 #include "hvd/negotiation/board/board.h"
 #include "hvd/negotiation/values/signature.h"
@@ -39,9 +41,14 @@ struct EngineParts {
   std::function<bool()> may_begin;
 
   /// Returns the backend that runs such batches; null if none does. Any thread.
-  [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const;
+  [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const {
+    const auto found = std::find_if(backends.begin(), backends.end(), [&](const auto& backend) { return backend->supports(traits); });
+    return found == backends.end() ? nullptr : found->get();
+  }
   /// Returns what ends this rank's part in the world in order: "hvd::shutdown()", or that of a world by its name.
-  [[nodiscard]] std::string end_call() const;
+  [[nodiscard]] std::string end_call() const {
+    return world.empty() ? "hvd::shutdown()" : formatted("leave() or shutdown() of the world '{}'", world);
+  }
   [[nodiscard]] bool is_here(int rank) const { return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain; }
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, different
 /// operations under one name, and ranks that wait for one another. The thread that has the turn calls it; what it finds ends the world or
-/// is logged. Never throws.
+/// is logged. A FailureMessenger then tells the other domains. Never throws.
 // Tested in tests/hvd/engine/failure_messenger_test.cc, tests/hvd/engine/engine_test.cc
 
 #include <atomic>
@@ -9,9 +9,11 @@
 #include <string>
 
 #include "hvd/engine/agreement/controller.h"
+#include "hvd/engine/core/engine_lock.h"
 #include "hvd/engine/core/events.h"
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/submission_queue.h"
+#include "hvd/engine/core/turn.h"
 #include "hvd/engine/health/deadlocks.h"
 #include "hvd/engine/leader/leader_task.h"
 #include "hvd/engine/peers/peer_messages.h"
@@ -75,6 +77,24 @@ class Health {
   std::atomic<Clock::rep> next_deadline_{Entry::kNever.time_since_epoch().count()};
   Clock::time_point last_look_ = Clock::now();  // of the thread that has the turn
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
+};
+
+/// Tells the other domains that the world has failed, which they cannot see by themselves. A domain's leader speaks for it; where that is
+/// dead, the first of its ranks that live. By the thread that has the turn. Never throws.
+class FailureMessenger {
+ public:
+  /// `leader`: null where this rank leads no domain.
+  FailureMessenger(const EngineParts& parts, LeaderTask* leader, EngineMutex& mutex) : parts_(parts), leader_(leader), mutex_(mutex) {}
+
+  /// Tells the others, if this rank speaks for its domain.
+  void tell(const Turn& turn, const Status& status) noexcept HVD_EXCLUDES(engine_mutex);
+  /// Lets what was told reach the others; to be called again and again.
+  void drain(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
+
+ private:
+  const EngineParts& parts_;
+  LeaderTask* const leader_;
+  EngineMutex& mutex_;
 };
 
 }  // namespace hvd

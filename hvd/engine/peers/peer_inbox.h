@@ -4,6 +4,7 @@
 /// lock; nothing fails.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,11 +15,25 @@
 
 #include "hvd/base/wire.h"
 #include "hvd/engine/core/parts.h"
-#include "hvd/engine/peers/peer_call.h"
 #include "hvd/negotiation/values/peer_frames.h"
+#include "hvd/options.h"
 #include "hvd/submission.h"
+#include "hvd/types.h"
 
 namespace hvd {
+
+/// One send or recv, as a caller gives it. A value.
+struct PeerCall {
+  const void* input = nullptr;  ///< send: the elements
+  void* output = nullptr;       ///< recv: where they go
+  DataType dtype = DataType::Float32;
+  std::int64_t count = 0;  ///< of elements
+  int peer = kAnyPeer;     ///< a global rank
+  int tag = 0;
+  std::shared_ptr<void> keep_alive = {};  ///< owns the memory for as long as it is in use
+
+  [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(dtype); }
+};
 
 /// A recv that is not done.
 struct PeerReceive {

@@ -26,7 +26,6 @@
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/turn.h"
 #include "hvd/engine/peers/meetings.h"
-#include "hvd/engine/peers/peer_call.h"
 #include "hvd/engine/peers/peer_inbox.h"
 #include "hvd/engine/peers/peer_links.h"
 #include "hvd/exposed_memory.h"

@@ -1,4 +1,4 @@
-#include "hvd/api/outputs.h"
+#include "hvd/api/request.h"
 
 #include <algorithm>
 #include <cstdint>
