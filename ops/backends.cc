@@ -1,4 +1,5 @@
-#include "ops/backends.h"
+// Tested in tests/contract/instance_processes.cc
+#include "ops/make_world.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,16 +1,33 @@
 #pragma once
-/// These functions are what the backends of host memory have in common: they say which operations these do, and how a batch's traits become
-/// arithmetic. They are pure.
-// Tested in tests/ops/p2p/reduce_execution_test.cc, tests/ops/p2p/direct_memory_test.cc
+/// These functions are what backends have in common: they say which operations a backend does, given the reductions that it has kernels
+/// for, which those are of the backends of host memory, and how a batch's traits become arithmetic. They are pure.
+// Tested in tests/ops/p2p/reduce_execution_test.cc, tests/ops/p2p/direct_memory_test.cc, tests/ops/gpu/gpu_operations_test.cc
 
 #include <numeric>
 
 #include "hvd/backend.h"
 #include "ops/kernels/adasum.h"
 #include "ops/kernels/reduce.h"
-#include "ops/supports.h"
 
 namespace hvd {
+
+/// Returns whether a backend does the operation: allreduce where `reducible(dtype, op)`; reducescatter likewise, as Sum and Average only;
+/// what merely moves bytes, of every type.
+template <class Reducible>
+bool moves_or_reduces(const BatchTraits& traits, const Reducible& reducible) {
+  switch (traits.kind) {
+    case OpKind::Allreduce:
+      return reducible(traits.dtype, traits.op);
+    case OpKind::Reducescatter:
+      return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) && reducible(traits.dtype, traits.op);
+    case OpKind::Broadcast:
+    case OpKind::Allgather:
+    case OpKind::Alltoall:
+      return true;
+    default:
+      return false;
+  }
+}
 
 /// Returns whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce op alone.
 inline bool host_supports(const BatchTraits& traits) {

@@ -15,13 +15,11 @@
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 #include "hvd/negotiation/values/signature.h"
-#include "ops/backends.h"
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/meeting.h"
 #include "ops/p2p/transport.h"
 #include "ops/shm/memory/result_memory.h"
 #include "ops/shm/shm_backend.h"
-#include "ops/wires.h"
 
 namespace hvd {
 

@@ -1,4 +1,5 @@
-#include "ops/wires.h"
+// Tested in tests/system/scripts/without_mpi.sh, tests/system/scripts/start_wrong.sh
+#include "ops/make_world.h"
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

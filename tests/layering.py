@@ -48,7 +48,6 @@ PARTS = [
     ("ops/gpu/staged/", 6),
     ("ops/host_ops.h", 2),
     ("ops/partition.h", 0),
-    ("ops/supports.h", 0),
     ("ops/", 7),  # what puts a world together
     ("torch_bindings/platform/", 0),
     ("torch_bindings/collectives/", 1),

@@ -1,4 +1,5 @@
-#include "ops/shm/claimed_execution.h"
+// Tested in tests/contract/allreduce_cases.cc, tests/hvd/engine/engine_test.cc
+#include "ops/shm/executions.h"
 
 #include <algorithm>
 #include <chrono>

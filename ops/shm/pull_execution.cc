@@ -1,4 +1,5 @@
-#include "ops/shm/pull_execution.h"
+// Tested in tests/ops/shm/peer_memory_test.cc, tests/ops/shm/staging_mpi_test.cc
+#include "ops/shm/executions.h"
 
 #include <algorithm>
 #include <array>

@@ -7,8 +7,7 @@
 #include "hvd/errors.h"
 #include "ops/host_ops.h"
 #include "ops/kernels/reduce.h"
-#include "ops/shm/claimed_execution.h"
-#include "ops/shm/pull_execution.h"
+#include "ops/shm/executions.h"
 
 namespace hvd {
 

@@ -3,7 +3,7 @@
 /// worked on in place, another is staged there when it is submitted (while it is still in the submitter's cache) and copied back
 /// when the batch is done. Allreduces are cut into chunks that any rank claims, so that a rank that is not scheduled
 /// holds nobody up, and a small batch is done whole by the rank that completes its agreement. Every element is reduced in rank
-/// order, whoever does it and whatever batch it travels in. Where a rank only takes from the others (ops/shm/pull_execution.h), large
+/// order, whoever does it and whatever batch it travels in. Where a rank only takes from the others (ops/shm/pull_execution.cc), large
 /// tensors elsewhere are not staged but read where they are.
 /// It owns the staging blocks between `prepare` and the end of the batch. It throws BackendError when there is no more memory to share.
 // Tested in tests/contract/suite.cc, tests/hvd/engine/pulled_rounds_test.cc

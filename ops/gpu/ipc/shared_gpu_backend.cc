@@ -10,7 +10,6 @@
 #include "hvd/routes.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/host_ops.h"
-#include "ops/supports.h"
 
 namespace hvd::gpu {
 

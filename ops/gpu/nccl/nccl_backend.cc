@@ -13,7 +13,6 @@
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "ops/host_ops.h"
-#include "ops/supports.h"
 
 namespace hvd::gpu {
 

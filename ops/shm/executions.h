@@ -1,11 +1,9 @@
 #pragma once
-/// PullExecution runs a batch of one-sided gets: each rank takes what it needs out of the others' inputs, which stay as they are:
-/// allgather, alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that
-/// is exposed to the other ranks (Staging::show); each rank writes its own output alone. The thread that has the turn drives it. It fails
-/// with BackendError when memory that was exposed cannot be read.
-// Tested in tests/ops/shm/peer_memory_test.cc, tests/ops/shm/staging_mpi_test.cc
+/// The two kinds of execution of a ShmBackend: gets, and an allreduce whose chunks are claimed. The thread that has the turn drives them.
+// Tested in tests/ops/shm/peer_memory_test.cc, tests/ops/shm/staging_mpi_test.cc, tests/contract/allreduce_cases.cc
 
 #include <cstdint>
+#include <memory>
 
 #include "hvd/backend.h"
 #include "hvd/negotiation/board/board.h"
@@ -14,6 +12,10 @@
 
 namespace hvd {
 
+/// PullExecution runs a batch of one-sided gets: each rank takes what it needs out of the others' inputs, which stay as they are:
+/// allgather, alltoall, reducescatter, and broadcast, where all take from the root. Inputs lie in shared memory, or in ordinary memory that
+/// is exposed to the other ranks (Staging::show); each rank writes its own output alone. It fails with BackendError when
+/// memory that was exposed cannot be read.
 class PullExecution final : public Execution {
  public:
   PullExecution(ShmContext& context, Batch batch);
@@ -49,5 +51,9 @@ class PullExecution final : public Execution {
   bool pulled_ = false;
   bool readers_are_there_ = true;  ///< this rank helps who reads from it, and does not wait for them at each member
 };
+
+/// Makes an allreduce among ranks that share memory: whatever rank has time claims chunks of the batch, reduces them in rank order, and
+/// writes the results into every rank's block, or its own straight to the output. It fails with BackendError.
+std::unique_ptr<Execution> make_claimed_execution(ShmContext& context, Batch batch);
 
 }  // namespace hvd
