@@ -71,7 +71,7 @@ def may_have(file, line):
 
 
 # Who may spin or give way apart from hvd/base/waits.h: it is no rank of the host that is waited for.
-WAITS = {"hvd/base/waits.h", "ops/ucx/wire_present.cc", "ops/gpu/nccl/communicator.cc"}
+WAITS = {"hvd/base/waits.h", "ops/ucx/wire.cc", "ops/gpu/nccl/communicator.cc"}
 WAIT = re.compile(r"\bcpu_relax\s*\(|\bthis_thread::yield\b|\bsched_yield\b")
 
 

@@ -1,8 +1,8 @@
 #pragma once
 /// This header is UCX as the wire between ranks that share no memory, for those who put a world together: whether there is any, and the
-/// making of it. Ranks need nothing but a way to tell each other their addresses, so MPI is not needed. A build without UCX's headers has
-/// the null twin wire_absent.cc.
-// Tested in tests/ops/p2p/transport_test.cc
+/// making of it. Ranks need nothing but a way to tell each other their addresses, so MPI is not needed. A build without UCX's headers says
+/// that it has none.
+// Tested in tests/ops/p2p/transport_test.cc, tests/system/scripts/without_nccl.sh
 
 #include <functional>
 #include <string>

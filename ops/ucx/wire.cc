@@ -1,5 +1,8 @@
-// Tested in tests/ops/p2p/transport_test.cc
+#include "ops/ucx/wire.h"
 
+#include "hvd/errors.h"
+
+#ifdef HVD_HAVE_UCX
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -11,9 +14,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
-#include "hvd/errors.h"
 #include "ops/ucx/point_to_point.h"
-#include "ops/ucx/wire.h"
 
 namespace hvd {
 
@@ -111,3 +112,17 @@ MakePointToPoint open_ucx(int rank, int size, const Allgather& allgather) {
 }
 
 }  // namespace hvd
+
+#else  // this build has no UCX
+
+namespace hvd {
+
+std::string why_no_ucx() { return "hvd was built without UCX (libucx-dev)"; }
+
+MakePointToPoint open_ucx(int /*rank*/, int /*size*/, const std::function<std::vector<Bytes>(const Bytes&)>& /*allgather*/) {
+  throw BackendError(why_no_ucx());
+}
+
+}  // namespace hvd
+
+#endif
