@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "hvd/base/text_definition.h"
-
 namespace hvd {
 
 namespace {

@@ -1,6 +1,5 @@
-/// One file of each library that formats text includes this: it defines what `hvd/base/text.h` declares, for the fmt that this library
-/// sees.
-// Tested in tests/hvd/base/text_test.cc, tests/package/run.sh
+/// The definition of what `hvd/base/text.h` declares. Each library that formats text compiles this file, for the fmt that it sees.
+// Tested in tests/hvd/base/text_test.cc, tests/torch_bindings/collectives/operation_test.cc, tests/package/run.sh
 #include <fmt/format.h>
 
 #include "hvd/base/text.h"
