@@ -8,10 +8,9 @@
 #include <system_error>
 #include <utility>
 
-#include "hvd/base/affinity.h"
 #include "hvd/base/process.h"
-#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 #include "hvd/negotiation/values/signature.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "hvd/base/process.h"
-#include "hvd/base/signals.h"
+#include "hvd/base/threads.h"
 
 namespace hvd {
 

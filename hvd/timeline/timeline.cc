@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "hvd/base/log.h"
-#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 
 namespace hvd {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 #include "hvd/errors.h"
 
 namespace hvd {

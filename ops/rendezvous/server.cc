@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "hvd/base/log.h"
-#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 
 namespace hvd {
 

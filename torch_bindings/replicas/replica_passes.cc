@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "hvd/base/signals.h"
+#include "hvd/base/threads.h"
 #include "hvd/world.h"
 #include "torch_bindings/platform/stream_set.h"
 #include "torch_bindings/precision/autocast.h"

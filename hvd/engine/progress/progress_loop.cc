@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "hvd/base/affinity.h"
 #include "hvd/base/process.h"
-#include "hvd/base/signals.h"
+#include "hvd/base/threads.h"
 
 namespace hvd {
 

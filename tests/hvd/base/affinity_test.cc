@@ -1,7 +1,7 @@
 /// Cores to pin to.
 #include <doctest/doctest.h>
 
-#include "hvd/base/affinity.h"
+#include "hvd/base/threads.h"
 
 namespace hvd::test {
 

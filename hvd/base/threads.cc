@@ -1,4 +1,4 @@
-#include "hvd/base/affinity.h"
+#include "hvd/base/threads.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "hvd/base/log.h"
-#include "hvd/base/signals.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
