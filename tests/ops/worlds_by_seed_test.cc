@@ -5,13 +5,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 #include "tests/support/worlds/memory_store.h"
@@ -21,13 +21,8 @@ namespace hvd::test::worlds_by_seed {
 
 namespace {
 
-std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
-  const char* const text = std::getenv(variable);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 void run_seeds(std::uint64_t seeds, const ProgramShape& shape) {
-  const std::uint64_t begin = number_in("HVD_TEST_SEED", 1), end = begin + number_in("HVD_TEST_SEEDS", seeds);
+  const std::uint64_t begin = number_from("HVD_TEST_SEED", 1), end = begin + number_from("HVD_TEST_SEEDS", seeds);
   for (std::uint64_t seed = begin; seed < end; ++seed) {
     CAPTURE(seed);
     const Watchdog watchdog(formatted("seed {} of many worlds", seed), std::chrono::seconds(kSanitized ? 300 : 100));

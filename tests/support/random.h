@@ -2,10 +2,17 @@
 /// Random numbers that are the same on every machine, for tests that draw what they do from a seed. A value; one thread.
 
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 namespace hvd::test {
+
+/// The number in an environment variable: a first seed, or how many.
+inline unsigned long number_from(const char* variable, unsigned long otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoul(text, nullptr, 10);
+}
 
 class Random {
  public:

@@ -4,22 +4,17 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "tests/support/programs/program_runner.h"
 #include "tests/support/programs/random_program.h"
+#include "tests/support/random.h"
 #include "tests/support/sanitized.h"
 
 namespace hvd::test {
 namespace {
 
 constexpr unsigned long kPrograms = kSanitized ? 40 : 300;
-
-unsigned long number_from(const char* variable, unsigned long otherwise) {
-  const char* const text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::strtoul(text, nullptr, 10);
-}
 
 }  // namespace
 

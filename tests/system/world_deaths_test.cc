@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/hvd.h"
+#include "tests/support/random.h"
 #include "tests/support/thread_world.h"
 #include "tests/support/worlds/file_store.h"
 #include "tests/support/worlds/process_stock.h"
@@ -29,10 +29,7 @@ using hvd::World;  // of the worlds of other tests
 
 constexpr int kRanks = 3;
 
-int rounds() {
-  const char* const wanted = std::getenv("HVD_TEST_ROUNDS");
-  return wanted != nullptr ? std::atoi(wanted) : 20;
-}
+int rounds() { return static_cast<int>(number_from("HVD_TEST_ROUNDS", 20)); }
 
 Config config_of(bool shared) {
   Config config;

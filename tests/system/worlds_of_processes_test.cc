@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "tests/support/random.h"
 #include "tests/support/thread_world.h"
 #include "tests/support/worlds/file_store.h"
 #include "tests/support/worlds/worlds_by_seed.h"
@@ -72,11 +72,8 @@ std::string run_rank(const ProgramPlan& plan, int rank, const std::shared_ptr<Fi
 }  // namespace
 
 TEST_CASE("world: twenty at once over random members that are processes, one of which is killed; from seeds" * doctest::timeout(7200)) {
-  const char* const wanted = std::getenv("HVD_TEST_SEEDS");
-  const int seeds = wanted != nullptr ? std::atoi(wanted) : 4;
-  const char* const first = std::getenv("HVD_TEST_SEED");
-  const std::uint64_t begin = first != nullptr ? std::strtoull(first, nullptr, 10) : 1;
-  for (std::uint64_t seed = begin; seed < begin + static_cast<std::uint64_t>(seeds); ++seed) {
+  const std::uint64_t begin = number_from("HVD_TEST_SEED", 1), end = begin + number_from("HVD_TEST_SEEDS", 4);
+  for (std::uint64_t seed = begin; seed < end; ++seed) {
     CAPTURE(seed);
     const ProgramPlan plan = plan_of(seed, {.ranks = kRanks, .kills = true});
     std::string folder = "/tmp/hvd-worlds-XXXXXX";

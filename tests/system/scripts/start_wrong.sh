@@ -120,10 +120,10 @@ start wrong_ranks "a MASTER_ADDR of another host" 2 1 "the address must be one o
 start wrong_ranks "a MASTER_ADDR that nobody knows" 2 2 "the host 'no-such-host.invalid', at which the ranks are to meet, is not found" \
   env HVD_START_TIMEOUT=5 MASTER_ADDR=no-such-host.invalid "$program"
 port_is_taken() {
-  local port=$((9900 + RANDOM % 90))
-  python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); time.sleep(30)' $port &
-  local holder=$!
-  sleep 0.5
+  local port holder
+  coproc HOLDER { exec python3 -uc 'import socket, time; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1]); time.sleep(60)'; }
+  holder=$HOLDER_PID
+  read -r port <&"${HOLDER[0]}"
   wrong_ranks "a port that another program has" 2 2 "another program has it|who answers there is no rank 0 of hvd" env HVD_INIT=tcp://127.0.0.1:$port "$program"
   kill $holder
 }
