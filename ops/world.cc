@@ -7,7 +7,9 @@
 #include <memory>
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/api/world_life.h"
+#include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/engine/core/library_call.h"
 #include "ops/bootstrap.h"
@@ -30,6 +32,7 @@ void watch_exit() {
 }
 
 RunningWorld make(const Rendezvous& rendezvous, const Config& config) {
+  if (!has_world()) set_log(config.log_level, -1);  // the process's: where there is a global world, that one's
   const auto bootstrap = std::make_shared<Bootstrap>(std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
   become_rank_of_some_world(rendezvous.rank);
   try {

@@ -81,7 +81,7 @@ class Engine : private EngineEvents {
 
   /// Has `function` called by the CallbackThread once `poll` would return true, at once if it does: after those that were given before for
   /// the same submission. Throws std::system_error if there can be no such thread. Any thread.
-  HVD_BETWEEN_LIBRARIES void then(HandleState& pending, std::function<void()> function);
+  void then(HandleState& pending, std::function<void()> function);
 
   /// Returns memory on the device for tensors of an operation like this one, which then needs no packing: see Backend::allocate. Null
   /// where the operation would not gain from it. Any thread.
@@ -98,7 +98,7 @@ class Engine : private EngineEvents {
 
   /// Ends the world at once, for all ranks: all that is pending and all that comes fails with `why`, unless it has failed before. Waits for
   /// nobody, and does nothing after shutdown(). Any thread.
-  HVD_BETWEEN_LIBRARIES void abort(const Status& why);
+  void abort(const Status& why);
 
   /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for its domain it tells the other domains,
   /// which cannot see it die; its own does, and is told nothing, so that this rank is the first of them to end. Nothing can be driven

@@ -31,6 +31,7 @@
 #include "hvd/hvd.h"
 #include "tests/support/random.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/stderr_text.h"
 #include "tests/support/thread_world.h"
 #include "tests/support/worlds/memory_store.h"
 #include "tests/support/worlds/process_stock.h"
@@ -171,6 +172,23 @@ TEST_CASE("world: a world beside no global one does what the global one does") {
       CHECK(error_of([&] { world.barrier(); }).find("has left the world 'beside'") != std::string::npos);
       world.leave();  // does nothing
     }));
+  }
+}
+
+TEST_CASE("world: without a global one, the log is as loud as the world made last wants it") {
+  for (const bool loud : {true, false}) {
+    CAPTURE(loud);
+    Config config = small_config();
+    config.log_level = loud ? LogLevel::Debug : LogLevel::Error;
+    const StderrText text;
+    check_all_well(in_world(
+        2, "heard",
+        [](World& world) {
+          auto values = values_of(world.rank(), 10);
+          world.allreduce(buffer_of(values), buffer_of(values), {.name = "said once"});
+        },
+        config));
+    CHECK((text.get().find("said once") != std::string::npos) == loud);
   }
 }
 
