@@ -16,8 +16,8 @@ class ExposedMemory {
  public:
   virtual ~ExposedMemory() = default;
   /// Lets the other ranks of the domain read these bytes, more than none, until `withdraw`. Returns where they are; none where they cannot
-  /// be read, or copies through rings are faster.
-  virtual std::optional<std::uint64_t> expose(const void* memory, std::size_t bytes) = 0;
+  /// be read, or copies through rings are faster. `fed`: rings are faster than to read another process.
+  virtual std::optional<std::uint64_t> expose(const void* memory, std::size_t bytes, bool fed) = 0;
   /// Ends that.
   virtual void withdraw(std::uint64_t location) noexcept = 0;
   /// Copies `bytes` of what the rank with this index in the domain has exposed, which begin after `skipped`, to `to`. Returns false if the

@@ -137,9 +137,9 @@ void ShmBackend::pull(const BatchTraits& traits, std::int64_t count, std::span<c
 }
 void ShmBackend::finish_reading(std::span<const std::byte* const> blocks) noexcept { PulledBlocks::finish_reading(blocks); }
 
-std::optional<std::uint64_t> ShmBackend::expose(const void* memory, std::size_t bytes) {
+std::optional<std::uint64_t> ShmBackend::expose(const void* memory, std::size_t bytes, bool fed) {
   if (const auto place = staging_.find(memory)) return place;
-  return routes::is_exposed(machine_) ? staging_.show(memory, bytes) : std::nullopt;
+  return routes::is_exposed(machine_) && !fed ? staging_.show(memory, bytes) : std::nullopt;
 }
 
 std::unique_ptr<Execution> ShmBackend::launch(Batch batch) {

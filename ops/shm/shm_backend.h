@@ -51,7 +51,7 @@ class ShmBackend final : public Backend, private SlotMemory, private ExposedMemo
   void pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks, std::span<const std::int64_t> parts,
             void* output) override;
   void finish_reading(std::span<const std::byte* const> blocks) noexcept override;
-  std::optional<std::uint64_t> expose(const void* memory, std::size_t bytes) override;
+  std::optional<std::uint64_t> expose(const void* memory, std::size_t bytes, bool fed) override;
   void withdraw(std::uint64_t location) noexcept override { staging_.release(location); }
   bool get(int index, std::uint64_t location, std::size_t skipped, void* to, std::size_t bytes) override {
     return staging_.read(index, location, skipped, to, bytes);

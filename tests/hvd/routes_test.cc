@@ -146,6 +146,14 @@ TEST_CASE("every question has one answer, as it always had, and every way is one
   for (const RouteChoice& way : reached) CHECK((way.route == Route::EachItsPart) == (way.access != Access::None));
 }
 
+TEST_CASE("a large message goes through a ring where its sender waits and each rank has a core") {
+  constexpr std::size_t kLarge = limit(Limit::FedBytes);
+  CHECK(routes::is_fed(kLarge, true, true));
+  CHECK_FALSE(routes::is_fed(kLarge - 1, true, true));
+  CHECK_FALSE(routes::is_fed(kLarge, false, true));
+  CHECK_FALSE(routes::is_fed(kLarge, true, false));
+}
+
 TEST_CASE("every limit says why it is there and what was measured") {
   std::set<std::string_view> names;
   for (const auto& row : kLimits) {

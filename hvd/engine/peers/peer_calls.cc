@@ -58,6 +58,7 @@ void PeerCalls::begin(const HandleState* pending, bool is_elsewhere) {
 void PeerCalls::send(PeerCall call) {
   const LibraryCall inside;
   check(call, true);
+  call.waits = true;
   const bool is_elsewhere = !parts_.is_here(call.peer);
   std::shared_ptr<HandleState> pending;
   bool looks = false;

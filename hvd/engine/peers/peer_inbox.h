@@ -31,6 +31,7 @@ struct PeerCall {
   int peer = kAnyPeer;     ///< a global rank
   int tag = 0;
   std::shared_ptr<void> keep_alive = {};  ///< owns the memory for as long as it is in use
+  bool waits = false;                     ///< send: the caller does nothing else meanwhile
 
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(dtype); }
 };

@@ -77,7 +77,8 @@ std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   Send send;
   send.call = std::move(call);
   send.pending = make_state();
-  if (exposed_ != nullptr && !links_.is_elsewhere(to) && bytes > 0) send.location = exposed_->expose(send.call.input, bytes);
+  const bool fed = routes::is_fed(bytes, send.call.waits, parts_.topology.has_core());
+  if (exposed_ != nullptr && !links_.is_elsewhere(to) && bytes > 0) send.location = exposed_->expose(send.call.input, bytes, fed);
   head.kind = PeerFrameKind::Offer;
   head.id = ++numbers_;
   head.words[0] = send.location.value_or(kNoLocation);

@@ -6,7 +6,8 @@
 ///   received
 ///              of one sender are bounded: what is beyond that is offered
 ///   got        offered, and the receiver reads it where it lies: one copy (hvd/exposed_memory.h)
-///   in chunks  offered, and asked for: through the links, so many under way at once
+///   in chunks  offered, and asked for: through the links, so many under way at once. Also what is large and could be read, where the
+///              sender waits: then both ranks copy
 ///
 /// All under the engine's mutex, which is free while much is copied. A failure ends the world, and with it all that is pending.
 // Tested in tests/hvd/engine/peer_messages_test.cc

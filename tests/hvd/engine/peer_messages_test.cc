@@ -108,6 +108,19 @@ TEST_CASE("messages of every size go round") {
   });
 }
 
+TEST_CASE("messages of every size go round by sends that wait") {
+  on_layouts(
+      [](const Post& post) {
+        for (const std::size_t count : kCounts) {
+          const Values out = values_of(post.rank, 2, 1, count);
+          if (post.rank == 0) post.send(out, post.next(), 2);
+          CHECK(post.recv(count, post.before(), 2) == values_of(post.before(), 2, 1, count));
+          if (post.rank != 0) post.send(out, post.next(), 2);
+        }
+      },
+      true, 2);
+}
+
 TEST_CASE("both send first, and both receive first") {
   on_layouts([](const Post& post) {
     for (const std::size_t count : {std::size_t{1}, std::size_t{4096}, std::size_t{2'000'000}}) {
