@@ -189,6 +189,7 @@ TEST_CASE("many are in flight, more than what is sent before it is asked for") {
     post.barrier();  // nobody has received any
     CHECK(std::any_of(pending.begin(), pending.end(), [](const auto& one) { return !one->done.load(); }));
     CHECK(pending.front()->done.load());
+    post.barrier();  // all have looked
     for (int number = 0; number < kMessages; ++number)
       pending.push_back(post.start_recv(in[static_cast<std::size_t>(number)], post.before(), 7));
     for (const auto& one : pending) post.wait(one);
