@@ -110,6 +110,12 @@ void premultiply(NcclType type, const char* name, const std::vector<T>& values, 
   std::vector<T> got(values.size());
   require(cudaMemcpy(got.data(), data.data(), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
   expect(std::memcmp(got.data(), expected.data(), bytes) == 0, std::string("the bits of the host, multiplied by NCCL in ") + name);
+  for (std::size_t i = 0, told = 0; i < values.size() && told < 3; ++i) {
+    if (std::memcmp(&got[i], &expected[i], sizeof(T)) == 0) continue;
+    ++told;
+    std::printf("  element %zu: %a * %a is %a on the host, %a by NCCL\n", i, static_cast<double>(values[i]), factor,
+                static_cast<double>(expected[i]), static_cast<double>(got[i]));
+  }
 }
 
 void premultiply_all() {

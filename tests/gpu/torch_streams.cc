@@ -344,10 +344,10 @@ void run_failed_round() {
   reducer->hook();
   const at::Tensor x = on_gpu(1.0 + hvd::rank(), {8, 64});
   for (int step = 0; step < 3; ++step) {
+    if (ranks > 1) reducer->announce({hvd::rank() == 0 ? 2 : 3});
     sleep_here();
     net->forward(x).sum().backward();
     if (ranks > 1) {
-      reducer->announce({hvd::rank() == 0 ? 2 : 3});
       std::string said;
       try {
         reducer->synchronize();
