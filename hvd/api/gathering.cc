@@ -81,7 +81,9 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
     elements.push_back(element_bytes(input.dtype));
     submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true, counts});
   }
-  submission.allocate = [results = made.results, elements, pool = result_pool()](std::size_t index, std::int64_t rows) {
+  // The pool's memory is the host's alone.
+  auto pool = is_on_host(inputs.front()) ? result_pool() : nullptr;
+  submission.allocate = [results = made.results, elements, pool = std::move(pool)](std::size_t index, std::int64_t rows) {
     return make_rows((*results)[index], rows, elements[index], pool.get());
   };
   return made;
