@@ -197,7 +197,8 @@ Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& optio
 /// Does what `broadcast_async` does, and waits.
 void broadcast(const Buffer& buffer, const BroadcastOptions& options = {});
 
-/// A Gathered is a result whose size is known only when all ranks have said theirs.
+/// A Gathered is a result whose size is known only when all ranks have said theirs. It is on the host: for buffers on a GPU the functions
+/// that return one, or an Exchanged, throw InvalidArgument at the call. There the forms `_into` memory of the caller's work.
 struct Gathered {
   ResultBytes data;  ///< its elements, in memory of its own
   Shape shape;       ///< its sizes; the first is that of all ranks' together

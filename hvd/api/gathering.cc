@@ -13,7 +13,7 @@ namespace hvd {
 
 namespace {
 
-/// Makes `result` have `rows` rows of elements of so many bytes, and returns its memory, for host and device alike.
+/// Makes `result` have `rows` rows of elements of so many bytes, and returns its memory.
 void* make_rows(Gathered& result, std::int64_t rows, std::size_t element, ResultPool* pool) {
   result.shape.front() = rows;
   const std::size_t bytes = static_cast<std::size_t>(element_count(result.shape)) * element;
@@ -52,13 +52,14 @@ Gathered copy_of(const Gathered& result) {
   return copy;
 }
 
-/// Returns the device of the inputs. Throws InvalidArgument if there are none, or they are on several devices.
-Device device_of(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
+/// Throws InvalidArgument if there are no inputs, or they are on several devices, or on a GPU, which cannot write to results on the host.
+void check_devices(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
   if (inputs.empty()) throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
   for (const auto& input : inputs)
     if (input.device != inputs.front().device)
       throw InvalidArgument(formatted("{} '{}': the tensors of a group must be on one device", what, name));
-  return inputs.front().device;
+  if (inputs.front().device != Device())
+    throw InvalidArgument(formatted("{0} '{1}': the result of a buffer on a GPU needs memory there: use {0}_into, or tensors", what, name));
 }
 
 /// A submission whose outputs are made when their sizes are known.
@@ -72,7 +73,8 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
   Gathering made;
   made.results = std::make_shared<std::vector<Gathered>>();
   Submission& submission = made.submission;
-  submission = request(kind, options, device_of(inputs, name_of(kind), options.name));
+  check_devices(inputs, name_of(kind), options.name);
+  submission = request(kind, options, Device());
   std::vector<std::size_t> elements;
   const auto counts = counts_of(options, inputs.size());
   for (const auto& given : inputs) {
@@ -81,9 +83,7 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
     elements.push_back(element_bytes(input.dtype));
     submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true, counts});
   }
-  // The pool's memory is the host's alone.
-  auto pool = is_on_host(inputs.front()) ? result_pool() : nullptr;
-  submission.allocate = [results = made.results, elements, pool = std::move(pool)](std::size_t index, std::int64_t rows) {
+  submission.allocate = [results = made.results, elements, pool = result_pool()](std::size_t index, std::int64_t rows) {
     return make_rows((*results)[index], rows, elements[index], pool.get());
   };
   return made;

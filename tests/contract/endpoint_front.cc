@@ -84,9 +84,15 @@ Again again(PersistentHandle<void> made) {
 Buffer buffer_of(const Letter& letter) { return {letter.memory, letter.dtype, letter.shape}; }
 PeerOptions options_of(const Letter& letter) { return {letter.peer, letter.tag}; }
 
+/// The front door refuses buffers on a GPU whose results it would have to make: these go through the engine, as tensors do.
+bool is_for_tensors(const Call& call) {
+  return call.device != Device() && !call.into && call.kind != OpKind::Allreduce && call.kind != OpKind::Broadcast;
+}
+
 class FrontEndpoint final : public Endpoint {
  public:
   Wait start(const Call& call) override {
+    if (is_for_tensors(call)) return tensors_->start(call);
     const auto inputs = buffers(call, false);
     if (call.into) return start_into(call, inputs[0]);
     const bool single = inputs.size() == 1;
@@ -110,6 +116,7 @@ class FrontEndpoint final : public Endpoint {
   }
 
   Results run(const Call& call) override {
+    if (is_for_tensors(call)) return tensors_->run(call);
     const auto inputs = buffers(call, false);
     if (call.into) return run_into(call, inputs[0]);
     const bool single = inputs.size() == 1;
@@ -157,6 +164,9 @@ class FrontEndpoint final : public Endpoint {
   std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return hvd::allocate_shared(bytes); }
   void shutdown() override { hvd::shutdown(); }
   Engine& engine() override { return *hvd::engine(); }
+
+ private:
+  const std::unique_ptr<Endpoint> tensors_ = make_engine_door(engine(), nullptr);
 };
 
 }  // namespace

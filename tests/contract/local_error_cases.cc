@@ -108,6 +108,9 @@ void check_front_door(Context& context) {
   check_refused_call(context, culprit, [&] { grouped_allreduce({six, six}, {six}); }, {"2 inputs"});
   check_refused_call(context, culprit, [&] { grouped_allreduce({six, device}, {six, device}); }, {"one device"});
   check_refused_call(context, culprit, [&] { grouped_allgather({}); }, {"empty group"});
+  check_refused_call(context, culprit, [&] { allgather(device); }, {"allgather_into"});
+  check_refused_call(context, culprit, [&] { grouped_reducescatter_async({device, device}); }, {"reducescatter_into"});
+  check_refused_call(context, culprit, [&] { alltoall(device, {.splits = {6}}); }, {"alltoall_into"});
   check_refused_call(context, culprit, [&] { add_process_set({}); }, {"distinct ranks"});
   check_refused_call(context, culprit, [&] { add_process_set({0, 0}); }, {"distinct ranks"});
   check_refused_call(context, culprit, [&] { add_process_set({context.size}); }, {"distinct ranks"});

@@ -91,7 +91,8 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
       plan.after.divisor = divisor;
     }
   }
-  if (scales == NcclScales::All) premultiply(plan, divisor, reduction.joined == 0);
+  // By itself a rank multiplies in hvd's kernels: NCCL 2.28.9 leaves out the last of an odd number of float64 then.
+  if (scales == NcclScales::All && ranks > 1) premultiply(plan, divisor, reduction.joined == 0);
   return plan;
 }
 

@@ -63,7 +63,10 @@ TEST_CASE("what callbacks own ends in their thread before they count as called, 
     return std::shared_ptr<void>(nullptr, [&order, name](void*) { order.push_back(CallbackThread::is_here() ? name : '!'); });
   };
   const auto function = [&](char name) { return [&order, name, owned = owner(name)] { order.push_back('('); }; };
-  post_all(left, {function('a'), function('b')}, owner('k'));
+  std::vector<std::function<void()>> functions;  // moved: copies of a braced list would end here, after the call
+  functions.emplace_back(function('a'));
+  functions.emplace_back(function('b'));
+  post_all(left, std::move(functions), owner('k'));
   REQUIRE(CallbackThread::wait_until_called(*left, 60s));
   CHECK(std::string(order.begin(), order.end()) == "(a(bk");
 }

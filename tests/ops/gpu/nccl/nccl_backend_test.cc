@@ -1143,6 +1143,7 @@ TEST_CASE("nccl: how reductions are planned") {
   CHECK(by_nccl(Float32, ReduceOp::Average, 4, 0.3).op == NcclOp::Sum);
   CHECK(by_nccl(Float64, ReduceOp::Average, 3).premultiplied == 1.0 / 3);
   CHECK(by_nccl(Float64, ReduceOp::Average, 3).after.none());
+  CHECK(by_nccl(Float64, ReduceOp::Sum, 1, 0.3) == plan(Float64, ReduceOp::Sum, 1, 0.3));
   CHECK(by_nccl(Complex64, ReduceOp::Average, 4, 2).premultiplied == 0.5);
   CHECK(by_nccl(Float32, ReduceOp::Average, 3, 2, 1).premultiplied == 2);
   CHECK(by_nccl(Float32, ReduceOp::Average, 3, 2, 1).after.divisor == 4);
