@@ -1,6 +1,7 @@
 #include "hvd/negotiation/leaders/leader_links.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace hvd {
@@ -70,6 +71,11 @@ void LeaderLinks::send_down(const Bytes& item, int except) {
     if (child.domain != except) outgoing_[child.domain].put_bytes(item);
 }
 
+void LeaderLinks::send_to_all(const Bytes& item) {
+  for (int domain = 0; domain < transport_.domains(); ++domain)
+    if (domain != self_) outgoing_[domain].put_bytes(item);
+}
+
 void LeaderLinks::pass_on(const Bytes& message) {
   flush();
   for (auto child = children_.rbegin(); child != children_.rend(); ++child) transport_.send(child->domain, message);
@@ -78,10 +84,14 @@ void LeaderLinks::pass_on(const Bytes& message) {
 bool LeaderLinks::flush() {
   write_up();
   write_down();
-  // The highest child first: its subtree is the largest and has the longest way still to go.
-  const auto outgoing = std::exchange(outgoing_, {});
-  for (auto items = outgoing.rbegin(); items != outgoing.rend(); ++items) transport_.send(items->first, items->second.bytes());
-  return !outgoing.empty();
+  const bool any = !outgoing_.empty();
+  // The highest child first: its subtree is the largest and has the longest way still to go. Taken out before: where the wire says no, what
+  // is for the others goes with the next flush.
+  while (!outgoing_.empty()) {
+    const auto last = outgoing_.extract(std::prev(outgoing_.end()));
+    transport_.send(last.key(), last.mapped().bytes());
+  }
+  return any;
 }
 
 }  // namespace hvd

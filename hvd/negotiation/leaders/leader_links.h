@@ -36,6 +36,8 @@ class LeaderLinks {
   void send_up(const Bytes& item);
   /// Sends to all children but the one whose domain is `except`.
   void send_down(const Bytes& item, int except = -1);
+  /// Sends to all leaders, also those that are no neighbours.
+  void send_to_all(const Bytes& item);
   /// Sends the message to the children at once, after what has gathered.
   void pass_on(const Bytes& message);
   /// Sends what has gathered. Returns whether there was anything.
@@ -61,7 +63,7 @@ class LeaderLinks {
   int parent_ = -1;
   std::vector<Child> children_;
   Gathered up_, down_;              // to be sent before whatever is sent next
-  std::map<int, Writer> outgoing_;  // by neighbour
+  std::map<int, Writer> outgoing_;  // by domain
 };
 
 }  // namespace hvd

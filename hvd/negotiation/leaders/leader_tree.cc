@@ -92,9 +92,8 @@ void LeaderTree::say(const LocalEvent& event) {
 
 void LeaderTree::failed(const Status& status) {
   if (std::exchange(failed_, true)) return;
-  const Bytes item = LeaderItems::fail(status);
-  if (!is_root()) links_.send_up(item);
-  links_.send_down(item);
+  // Not by way of leaders that may be slow: whoever has heard of it ends, and a lost connection is blamed on them where that is seen first.
+  links_.send_to_all(LeaderItems::fail(status));
 }
 
 // ------------------------------------------------------------------------------------------------------------ what the others say

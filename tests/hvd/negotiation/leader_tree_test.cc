@@ -46,6 +46,7 @@ struct Leader {
   std::vector<std::string> agreed;
   std::vector<std::string> refused;
   std::vector<int> left;
+  std::vector<std::string> failures;
   bool has_room = true;  // for the next batch
   std::unique_ptr<Measuring> wire;
   std::unique_ptr<LeaderTree> relay;
@@ -65,6 +66,7 @@ struct Tree {
       actions.agree = [&leader](const UnitKey& about, const Agreement&) { leader.agreed.push_back(about.name); };
       actions.refuse = [&leader](const UnitKey& about, int, const std::string&) { leader.refused.push_back(about.name); };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
+      actions.fail = [&leader](const Status& status) { leader.failures.push_back(status.text()); };
       actions.cut = [&leader](int) { return leader.has_room; };
       actions.ranks_of = [this](int) { return &everyone; };
       actions.domain_of = [](int rank) { return rank / kRanksPerHost; };
@@ -224,6 +226,20 @@ TEST_CASE("relay: ranks that wait for one another are found when their domains h
   for (const auto& leader : tree.leaders) CHECK(leader.refused == std::vector<std::string>{"p", "q"});
   for (int i = 0; i < 2; ++i) blocked(0, "p");  // what was said before is out of date
   for (const auto& leader : tree.leaders) CHECK(leader.refused.size() == 2);
+}
+
+TEST_CASE("the leader tree: a failure reaches all leaders at once, also where those between them do nothing, and each once") {
+  Tree tree;
+  const auto failures = [&](int host) { return tree.leaders[static_cast<std::size_t>(host)].failures; };
+  auto& failing = *tree.leaders[3].relay;  // whose words would go by 2 and 0
+  failing.failed({Status::Code::RankFailed, "why"});
+  failing.failed({Status::Code::RankFailed, "what comes of it"});
+  failing.advance();
+  tree.leaders[1].relay->advance();
+  CHECK(failures(1) == std::vector<std::string>{"why"});
+  tree.settle();
+  for (const int host : {0, 1, 2}) CHECK(failures(host) == std::vector<std::string>{"why"});
+  CHECK(failures(3).empty());
 }
 
 TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
