@@ -93,7 +93,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     fast_path_.adopt_all();
     entry = submitter_.admit(std::move(fresh), numbered);
   }
-  if (deadline != Entry::kNever) watch(deadline);
+  if (deadline != Entry::kNever) health_.expect(deadline);
   if (entry == nullptr) {
     parts_.stats->add(parts_.stats->tensors_submitted, tensors);
     return pending;
@@ -126,13 +126,6 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     loop_.drive_or_call(small_work);
   }
   return pending;
-}
-
-/// Whoever sleeps until there is something to look for sleeps no longer than that.
-void Engine::watch(Clock::time_point deadline) {
-  if (!health_.expect(deadline)) return;
-  board_.bells().ring_waiters();
-  board_.bells().ring_worker(board_.self());
 }
 
 void Engine::enter_init_thread() {
@@ -209,7 +202,7 @@ bool Engine::drive_messages(const Turn& turn) {
   if (!has_news && !parts_.peers) return false;
   EngineLock lock(mutex_);
   const bool any = has_news && messages_.advance(lock);
-  const bool looks = messages_.awaits_elsewhere() || messages_.has_unsent(turn);
+  const bool looks = messages_.attention().awaits_elsewhere() || messages_.has_unsent(turn);
   return (looks && messages_.exchange(turn)) || any;
 }
 
@@ -225,7 +218,7 @@ void Engine::bury_removed_sets(const Turn& turn) {
 
 bool Engine::polls(const Turn& turn) const {
   // What comes over a wire or from a device rings no doorbell here.
-  return parts_.transport != nullptr || messages_.awaits_elsewhere() || runner_.polls(turn);
+  return parts_.transport != nullptr || messages_.attention().awaits_elsewhere() || runner_.polls(turn);
 }
 
 bool Engine::has_results(const Turn& /*turn*/) {
@@ -234,14 +227,14 @@ bool Engine::has_results(const Turn& /*turn*/) {
 }
 
 bool Engine::has_more(const Turn& turn) {
-  if (runner_.is_running(turn) || messages_.has_work()) return true;
+  if (runner_.is_running(turn) || messages_.attention().has_work()) return true;
   const EngineLock lock(mutex_);
   return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->has_work()));
 }
 
 bool Engine::expects_messages(const Turn& turn) {
   const EngineLock lock(mutex_);
-  return (leader_ && leader_->expects_messages()) || messages_.awaits_elsewhere() || messages_.has_unsent(turn);
+  return (leader_ && leader_->expects_messages()) || messages_.attention().awaits_elsewhere() || messages_.has_unsent(turn);
 }
 
 void Engine::wait(HandleState& pending) {

@@ -112,11 +112,6 @@ class Engine : private EngineEvents {
   /// Returns what all ranks have said; process sets may be asked for by any thread, all else is the engine's.
   [[nodiscard]] const Negotiator& negotiator() const { return log_.table(); }
   [[nodiscard]] Stats stats() const { return parts_.stats->read(); }
-  /// Returns how many batches and rounds of this rank took the way.
-  [[nodiscard]] std::uint64_t taken(RouteChoice way) const {
-    return way.access == Access::None ? parts_.stats->routes[static_cast<std::size_t>(way.route)].load()
-                                      : parts_.stats->accesses[static_cast<std::size_t>(way.access)].load();
-  }
   [[nodiscard]] Timeline& timeline() const { return *parts_.timeline; }
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const { return parts_.backends; }
 
@@ -139,7 +134,6 @@ class Engine : private EngineEvents {
   bool drive_messages(const Turn& turn);
   void end_messages(EngineLock& lock) HVD_REQUIRES(engine_mutex);
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
-  void watch(Clock::time_point deadline);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& failure) noexcept;
   void warn_of_failure() HVD_REQUIRES(engine_mutex);

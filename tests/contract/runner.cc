@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <functional>
 
+#include "tests/support/engine_probe.h"
+
 namespace hvd::contract {
 
 namespace {
@@ -130,7 +132,7 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
   std::vector<RouteChoice> ways;
   for (const auto& row : all_routes()) ways.push_back({row.route});
   for (std::size_t access = 1; access < kAccesses; ++access) ways.push_back({Route::EachItsPart, static_cast<Access>(access)});
-  for (const RouteChoice& way : ways) report.taken[name_of(way)] = endpoint.engine().taken(way);
+  for (const RouteChoice& way : ways) report.taken[name_of(way)] = EngineProbe::taken(endpoint.engine(), way);
   const Case last{"shutdown/pending", run_shutdown_cell};
   watch.enter(rank, last.name);
   if (is_chosen(last, choice, products)) {

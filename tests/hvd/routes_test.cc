@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/engine_probe.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/thread_world.h"
 
@@ -205,11 +206,11 @@ void check_taken(Engine& engine, RouteQuestion question, int rank) {
   const auto run = [&](bool repeats) {
     question.repeats = repeats;
     const RouteChoice way = choose(question);
-    const auto before = engine.taken(way);
+    const auto before = EngineProbe::taken(engine, way);
     std::vector<std::int64_t> received;
     if (!repeats || !engine.small_calls().try_run(tensors.call(received))) engine.wait(*engine.submit(tensors.submission, After::Wait));
     INFO("rank " << rank << ", " << told(question) << ": " << name_of(way));
-    CHECK(engine.taken(way) == before + 1);
+    CHECK(EngineProbe::taken(engine, way) == before + 1);
   };
   run(false);
   run(false);

@@ -12,6 +12,12 @@ class EngineProbe {
  public:
   /// The coordination thread ends as if the process had been killed.
   static void die(Engine& engine) { engine.loop_.die(); }
+  /// Returns how many batches and rounds of this rank took the way.
+  static std::uint64_t taken(const Engine& engine, RouteChoice way) {
+    const auto& stats = *engine.parts_.stats;
+    return way.access == Access::None ? stats.routes[static_cast<std::size_t>(way.route)].load()
+                                      : stats.accesses[static_cast<std::size_t>(way.access)].load();
+  }
   /// Returns how many persistent operations there are, and gives back what they keep. None may be in use.
   static std::size_t drop_persistent(Engine& engine) {
     const EngineLock lock(engine.mutex_);

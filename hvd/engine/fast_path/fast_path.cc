@@ -15,13 +15,6 @@ constexpr unsigned kLooksAtResultSharing = 4;  // where ranks share cores, and g
 
 }  // namespace
 
-Rounds::Company company_of(std::size_t place, std::size_t count) {
-  if (count < 2) return Rounds::Company::Alone;
-  return place == 0 ? Rounds::Company::First : Rounds::Company::Rest;
-}
-
-bool share_batch(const PersistentOp& one, const PersistentOp& other) { return one.set->id == other.set->id && one.memory == other.memory; }
-
 FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
                    EngineMutex& mutex, Burst& burst, EngineEvents& engine)
     : parts_(parts),
@@ -34,35 +27,18 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       engine_(engine),
       board_(*parts.board),
       factory_(parts, log, ledger),
-      pulled_(board_, parts.topology.rank),
+      work_(parts, log),
       short_wait_(parts.topology.has_core()),
       looks_at_result_(parts.topology.has_core() ? kLooksAtResult : kLooksAtResultSharing),
       most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
   for (auto* list : {&arrived_, &complete_, &claimed_}) list->reserve(SubmissionQueue::kUnnamedNames);
   negotiated_.reserve(SubmissionQueue::kUnnamedNames);
-  blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
 // --------------------------------------------------------------------------------------------------------------------- running
 
-/// Looks up what the ranks' table says of the operation, if there is anything new.
-bool FastPath::is_valid(PersistentOp& op) {
-  if (op.judged_at == board_.log().read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
-  op.judged_at = board_.log().read_position();
-  op.verdict = PersistentOp::Verdict::Invalid;
-  const int set = op.set->id;
-  if (!table().sets().has(set) || !table().sets().joined(set).empty() || table().any_left() || !table().knows(op.unit.id)) return false;
-  const Unit& unit = table().unit(op.unit.id);
-  if (unit.generation != op.unit.generation) return false;
-  // With one signature for all there is nothing to disagree about, and no number of rows to tell.
-  if (unit.signatures.of(static_cast<std::size_t>(op.set->rank)) != op.signature) return false;
-  const bool all_same = unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
-  op.verdict = all_same ? PersistentOp::Verdict::AllSame : PersistentOp::Verdict::Valid;
-  return true;
-}
-
 bool FastPath::is_ready(PersistentOp& op) {
-  if (op.place.entry.empty() || !is_valid(op)) return false;
+  if (op.place.entry.empty() || !work_.is_valid(op)) return false;
   if (op.memory != nullptr && !op.is_pulled() && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key) == nullptr;
 }
@@ -131,12 +107,12 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
     const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
-    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || pulled_.begin(*op))) {
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || work_.pulled().begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);
     }
     if (!arrived) {
-      if (op->is_pulled()) pulled_.end(*op, false);
+      if (op->is_pulled()) work_.pulled().end(*op, false);
       op->in_use.store(false);
       if (known) call.known->reset();  // another may have taken its place
       return nullptr;
@@ -170,7 +146,7 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
   log_.read();  // which may end it
   if (op.state == PersistentOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
-  const bool can_run = is_last && can_run_for_all(op);
+  const bool can_run = is_last && work_.is_possible(op);
   if (can_run && gathers) {  // any of them can end it
     gather(op);
     return true;
@@ -179,12 +155,12 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
     if (parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();  // it goes on from here
     return true;
   }
-  if (can_run && !op.is_direct() && board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+  if (can_run && !op.is_direct() && work_.claim(op)) {
     run_for_all(op);
     return true;
   }
   // A rank that has joined or left meanwhile may have looked here before this one arrived, but then its record has been read just now.
-  if (is_last || !is_valid(op)) engine_.arrived(adopt(op), arrived);
+  if (is_last || !work_.is_valid(op)) engine_.arrived(adopt(op), arrived);
   return true;
 }
 
@@ -270,7 +246,7 @@ void FastPath::end_complete() {
     if (!board_.rounds().is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
     if (!op->is_direct()) {
       complete_.push_back(op);
-    } else if (can_run_for_all(*op)) {
+    } else if (work_.is_possible(*op)) {
       is_leaders = is_leaders || !board_.rounds().is_promised(op->unit.id);
     } else {
       negotiated_.push_back(op->unit);  // the leader may have negotiated it, and not know of it
@@ -297,18 +273,18 @@ std::size_t FastPath::end_batch(std::size_t first) {
   for (; next < complete_.size(); ++next) {
     PersistentOp& op = *complete_[next];
     if (!claimed_.empty() && (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op))) break;
-    if (!can_run_for_all(op)) {
+    if (!work_.is_possible(op)) {
       negotiated_.push_back(op.unit);
-    } else if (board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) {
+    } else if (work_.claim(op)) {
       claimed_.push_back(&op);
       bytes += op.input_bytes;
     }
   }
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
     PersistentOp& op = *claimed_[i];
-    find_blocks(op);  // the last that were found are another's
-    do_for_all(op);
-    end_round(op, company_of(i, claimed_.size()));
+    work_.find_blocks(op);  // the last that were found are another's
+    work_.run(op);
+    work_.end(op, company_of(i, claimed_.size()));
   }
   return next;
 }
@@ -316,7 +292,7 @@ std::size_t FastPath::end_batch(std::size_t first) {
 /// Arrives, claims the round and ends it in one step, if all others have arrived; returns false otherwise. What one of them says between
 /// the look at the log and the claim, it says of a round that it has arrived in, and finds ended.
 bool FastPath::arrive_last(PersistentOp& op) {
-  if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !can_run_for_all(op)) return false;
+  if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !work_.is_possible(op)) return false;
   if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
@@ -324,57 +300,21 @@ bool FastPath::arrive_last(PersistentOp& op) {
   return true;
 }
 
-/// Finds the ranks' blocks. Requires that all but this rank have arrived.
-bool FastPath::can_run_for_all(PersistentOp& op) {
-  // What another has said since this rank has read, negotiation deals with. From the claim on nobody says anything of the unit.
-  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.log().tail() != board_.log().read_position()) return false;
-  return find_blocks(op);
-}
-
-bool FastPath::find_blocks(const PersistentOp& op) {
-  if (op.is_pulled()) return pulled_.have_all_begun(op);
-  const std::uint32_t unit = op.unit.id;
-  blocks_.clear();
-  for (const int index : op.indices) {
-    const std::uint64_t location = board_.rounds().coming_location(unit, index);
-    const bool is_own = location == op.location && index == board_.self();
-    std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
-    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it is negotiated
-    blocks_.push_back(op.note != nullptr ? board_.rounds().note(unit, index).data() : block);
-  }
-  return true;
-}
-
-/// Does the work in the blocks that were found. Requires the claim.
-void FastPath::do_for_all(const PersistentOp& op) {
-  if (op.is_pulled()) {
-    pulled_.tell(op);
-  } else if (op.memory != nullptr) {
-    op.slots->run_for_all(op.traits, op.count, blocks_, op.parts);
-  }
-}
-
 void FastPath::run_for_all(PersistentOp& op) {
-  do_for_all(op);
+  work_.run(op);
   tell_results(op, Rounds::Company::Alone);
 }
 
 void FastPath::give_results(PersistentOp& op, Rounds::Company company) {
   // Nobody else ends what is prepared.
-  if (!board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size())))
-    throw std::logic_error("the fast path: a prepared round that another has ended");
+  if (!work_.claim(op)) throw std::logic_error("the fast path: a prepared round that another has ended");
   tell_results(op, company);
 }
 
 void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
 
-void FastPath::end_round(const PersistentOp& op, Rounds::Company company) {
-  board_.rounds().give_results(op.unit.id, op.indices, company);
-  board_.rounds().reset_arrivals(op.unit.id, 1);
-}
-
 void FastPath::tell_results(PersistentOp& op, Rounds::Company company) {
-  end_round(op, company);
+  work_.end(op, company);
   const bool is_pulled = op.is_pulled();
   if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
   take_result(op);
@@ -392,19 +332,9 @@ void FastPath::take_results() {
   }
 }
 
-/// Copies the result from the block to where it is to go.
-void FastPath::copy_result(PersistentOp& op) {
-  // The inline data is not the operation's own: it may belong to the next one before the caller has fetched the result.
-  void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
-  const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
-  for (const auto& member : op.group)
-    if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
-  if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
-}
-
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
-  if (op.is_pulled()) pulled_.find_sources(op);
+  if (op.is_pulled()) work_.pulled().find_sources(op);
   const auto company = board_.rounds().take_result(op.unit.id);  // from here on the note may be another operation's
   const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
@@ -412,7 +342,7 @@ void FastPath::take_result(PersistentOp& op) {
   if (op.is_pulled()) {
     if (!op.is_to_fetch) PulledRounds::pull(op, is_there ? nullptr : op.output);
   } else if (!is_there) {
-    copy_result(op);
+    RoundWork::copy_result(op);
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
@@ -463,7 +393,7 @@ bool FastPath::end(Entry& entry, bool failed) {
     take_result(op);  // it was done before that
     return false;
   }
-  if (op.is_pulled()) pulled_.end(op, is_open);
+  if (op.is_pulled()) work_.pulled().end(op, is_open);
   ended(op);
   let_go(op);
   return true;

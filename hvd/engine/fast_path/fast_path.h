@@ -18,15 +18,9 @@
 #include "hvd/engine/core/persistent_op.h"
 #include "hvd/engine/core/submission_queue.h"
 #include "hvd/engine/fast_path/persistent_op_factory.h"
-#include "hvd/engine/fast_path/pulled_rounds.h"
+#include "hvd/engine/fast_path/round_work.h"
 
 namespace hvd {
-
-/// Returns how the round at `place` among so many ended, which were ended together.
-[[nodiscard]] Rounds::Company company_of(std::size_t place, std::size_t count);
-
-/// Returns whether rounds of the two count as one batch where they end together: on all ranks, or the ranks would count differently.
-[[nodiscard]] bool share_batch(const PersistentOp& one, const PersistentOp& other);
 
 class FastPath {
  public:
@@ -49,12 +43,8 @@ class FastPath {
   // ---- operations of all ranks of several domains (hvd/engine/leader/direct_path.h)
   /// Returns those of them that this rank has arrived at, and that have not ended.
   [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
-  /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
-  /// then their blocks are `blocks`.
-  bool can_run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  /// The same of a prepared round, whatever has been said meanwhile.
-  bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
+  /// Returns what one rank does for all of its domain.
+  [[nodiscard]] RoundWork& work() { return work_; }
   /// The blocks hold results: claims the round that was prepared, and tells the ranks.
   void give_results(PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
   /// Has the operation negotiated.
@@ -81,8 +71,6 @@ class FastPath {
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
 
  private:
-  [[nodiscard]] const Negotiator& table() const { return log_.table(); }
-  bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
@@ -93,12 +81,9 @@ class FastPath {
   std::size_t end_batch(std::size_t first) HVD_REQUIRES(engine_mutex);
   Entry& adopt(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool arrive_last(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  void end_round(const PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
   void tell_results(PersistentOp& op, Rounds::Company company) HVD_REQUIRES(engine_mutex);
   void ended(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  void do_for_all(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void run_for_all(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  static void copy_result(PersistentOp& op);
   void take_result(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
@@ -111,17 +96,16 @@ class FastPath {
   EngineEvents& engine_;
   Board& board_;
   PersistentOpFactory factory_;
-  PulledRounds pulled_;
+  RoundWork work_;
   ShortWait short_wait_;
   const unsigned looks_at_result_;
   const std::size_t most_batch_bytes_;
   std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
-  std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
-  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;         ///< the coordination thread ends what gathers
-  std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
-  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);   ///< those of one batch
-  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);      ///< those that are to be negotiated
+  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;           ///< the coordination thread ends what gathers
+  std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);    ///< of `end_complete`: what may be ended
+  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);     ///< those of one batch
+  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);        ///< those that are to be negotiated
 };
 
 }  // namespace hvd

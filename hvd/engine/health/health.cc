@@ -190,12 +190,20 @@ Health::Culprits Health::find_culprits(const Entry& entry, bool waits_for_name) 
 
 // ----------------------------------------------------------------------------------------------------------------- deadlines
 
-bool Health::expect(Clock::time_point deadline) {
+/// Returns whether no other deadline is before.
+bool Health::is_next(Clock::time_point deadline) {
   const Clock::rep time = deadline.time_since_epoch().count();
   Clock::rep next = next_deadline_.load();
   while (time < next)
     if (next_deadline_.compare_exchange_weak(next, time)) return true;
   return false;
+}
+
+void Health::expect(Clock::time_point deadline) {
+  if (!is_next(deadline)) return;
+  auto& bells = parts_.board->bells();
+  bells.ring_waiters();
+  bells.ring_worker(parts_.board->self());
 }
 
 void Health::look_for_late() {
@@ -209,7 +217,7 @@ void Health::look_for_late() {
   };
   ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, false); });
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, true); });
-  static_cast<void>(expect(next));
+  static_cast<void>(is_next(next));
 }
 
 /// Ends the world if the entry is late. Returns when to look again.

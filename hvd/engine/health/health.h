@@ -37,8 +37,8 @@ class Health {
   /// Looks, if it is time.
   void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
 
-  /// An entry is to end by then. Returns whether no other is before. Any thread.
-  bool expect(Clock::time_point deadline);
+  /// An entry is to end by then: whoever sleeps until there is something to look for sleeps no longer than that. Any thread.
+  void expect(Clock::time_point deadline);
   /// Returns when the next is to; Entry::kNever: none.
   [[nodiscard]] Clock::time_point next_deadline() const { return Clock::time_point(Clock::duration(next_deadline_.load())); }
 
@@ -47,6 +47,7 @@ class Health {
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
   void report_stalls() HVD_REQUIRES(engine_mutex);
   void report_late_messages() HVD_REQUIRES(engine_mutex);
+  bool is_next(Clock::time_point deadline);
   void report_silence() HVD_REQUIRES(engine_mutex);
   /// Returns which ranks' host has said nothing for how long.
   [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;

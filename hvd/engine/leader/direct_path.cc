@@ -156,12 +156,12 @@ bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
   const UnitKey* const called = tree.key_of(op.number);
   if (called == nullptr || !(*called == op.key)) op.number = tree.number_of(op.key).value_or(PersistentOp::kNoNumber);
   return op.number != PersistentOp::kNoNumber && rounds_.may_promise(op.number) && !is_being_removed(op.set->id) &&
-         fast_path_.can_run_for_all(op);
+         fast_path_.work().is_possible(op);
 }
 
 void DirectPath::contribute(PersistentOp& op) {
-  if (!fast_path_.find_blocks(op)) throw std::logic_error("leaders: a prepared round without the blocks that were there");
-  rounds_.promise(op.number, Clock::now(), [&, blocks = fast_path_.blocks()](Bytes& message) {
+  if (!fast_path_.work().find_blocks(op)) throw std::logic_error("leaders: a prepared round without the blocks that were there");
+  rounds_.promise(op.number, Clock::now(), [&, blocks = fast_path_.work().blocks()](Bytes& message) {
     const std::size_t before = message.size();
     if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, blocks, message);
     parts_.stats->add(parts_.stats->bytes_to_other_hosts, (message.size() - before) * domains_elsewhere_);
@@ -185,9 +185,9 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
   for (std::size_t i = 0; i < complete.size(); ++i) {
     const auto number = complete[i];
     PersistentOp* const op = ended_[i];
-    if (op != nullptr && fast_path_.find_blocks(*op)) {
+    if (op != nullptr && fast_path_.work().find_blocks(*op)) {
       if (op->leaders != nullptr)
-        op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.blocks(), op->parts);
+        op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.work().blocks(), op->parts);
       fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
     }
     rounds_.end(number);

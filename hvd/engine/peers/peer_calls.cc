@@ -39,18 +39,18 @@ void PeerCalls::check(const PeerCall& call, bool is_send) const {
 
 /// Returns whether the calling thread is to `look`: messages of other domains do not show so.
 bool PeerCalls::begin_to_look() {
-  if (messages_.awaits_elsewhere()) return false;
-  messages_.begin_to_look();
+  if (messages_.attention().awaits_elsewhere()) return false;
+  messages_.attention().begin_to_look();
   return true;
 }
 
 /// The caller goes on: sees to it that what it has started is driven. `pending`: null if it is done.
 void PeerCalls::begin(const HandleState* pending, bool is_elsewhere) {
   // What came, or what room became free, before this rank said that it is to be rung.
-  if (pending != nullptr ? messages_.has_news() : messages_.has_work()) advance(nullptr, false);
+  if (pending != nullptr ? messages_.has_news() : messages_.attention().has_work()) advance(nullptr, false);
   if (is_elsewhere) {
     loop_.drive_or_call(true);
-  } else if (pending != nullptr && messages_.has_work()) {
+  } else if (pending != nullptr && messages_.attention().has_work()) {
     loop_.drive_or_call(false);
   }
 }
@@ -133,16 +133,16 @@ std::vector<int> PeerCalls::meet(std::chrono::nanoseconds time) {
   {
     const EngineLock lock(mutex_);
     submitter_.require_open();
-    meeting = messages_.come();
+    meeting = messages_.meetings().come();
   }
   for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
     loop_.poll();
     bool is_hopeless = false;
     EngineLock lock(mutex_);
-    auto missing = messages_.missing(meeting, is_hopeless);
+    auto missing = messages_.meetings().missing(meeting, is_hopeless);
     const std::chrono::nanoseconds spent = Clock::now() - began;
     if (is_hopeless || spent >= time || board_.failed()) {  // none are missing: that is as good
-      messages_.stop_waiting();
+      messages_.meetings().stop_waiting();
       if (!missing.empty()) submitter_.require_open();
       return missing;
     }
@@ -190,7 +190,7 @@ void PeerCalls::look(const HandleState& pending) {
     };
     short_wait_.until(step);
   }
-  if (!messages_.end_to_look()) return;
+  if (!messages_.attention().end_to_look()) return;
   try {
     EngineLock lock(mutex_);
     messages_.advance(lock);

@@ -2,7 +2,14 @@
 
 #include <algorithm>
 
+#include "hvd/base/text.h"
+
 namespace hvd {
+
+std::string describe(const PeerCall& call, bool is_send) {
+  const std::string who = call.peer == kAnyPeer ? "any rank" : formatted("rank {}", call.peer);
+  return formatted("{} {} with tag {}", is_send ? "send to" : "recv from", who, call.tag);
+}
 
 void PeerInbox::post(PeerReceive receive) {
   const Key key{receive.call.tag, receive.call.peer, ++numbers_};

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -35,6 +36,9 @@ struct PeerCall {
 
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(dtype); }
 };
+
+/// Returns what words call it: "recv from rank 2 with tag 7".
+[[nodiscard]] std::string describe(const PeerCall& call, bool is_send);
 
 /// A recv that is not done.
 struct PeerReceive {

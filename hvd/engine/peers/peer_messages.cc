@@ -40,18 +40,18 @@ bool fits(const PeerFrameHead& head, const PeerCall& call) { return head.dtype =
 
 PeerPayload payload_of(const PeerArrival& arrival) { return {arrival.payload, {}}; }
 
-std::string peer_text(int peer) { return peer == kAnyPeer ? "any rank" : formatted("rank {}", peer); }
-
 }  // namespace
 
 PeerMessages::PeerMessages(const EngineParts& parts, EngineMutex& mutex)
-    : parts_(parts), mutex_(mutex), links_(parts), meetings_(parts, links_), peers_(static_cast<std::size_t>(parts.topology.size)) {
+    : parts_(parts),
+      mutex_(mutex),
+      links_(parts),
+      attention_(parts),
+      departures_(parts, links_),
+      meetings_(parts, links_, attention_, departures_),
+      credits_(static_cast<std::size_t>(parts.topology.size)) {
   for (const auto& backend : parts.backends)
     if (exposed_ == nullptr) exposed_ = backend->exposed_memory();
-}
-
-std::string PeerMessages::describe(const PeerCall& call, bool is_send) const {
-  return formatted("{} {} with tag {}", is_send ? "send to" : "recv from", peer_text(call.peer), call.tag);
 }
 
 // ----------------------------------------------------------------------------------------------------------------------- calls
@@ -59,19 +59,18 @@ std::string PeerMessages::describe(const PeerCall& call, bool is_send) const {
 std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   const int to = call.peer;
   const std::size_t bytes = call.bytes();
-  Peer& peer = peers_[static_cast<std::size_t>(to)];
+  Credit& credit = credits_[static_cast<std::size_t>(to)];
   PeerFrameHead head;
   head.dtype = call.dtype;
   head.tag = call.tag;
   head.count = call.count;
   // One that has left has no recv but those that are pending: it is asked whether there is one.
-  const std::uint64_t together = peer.eager_sent - peer.eager_taken + cost_of(bytes);
-  if (!peer.left && routes::is_eager(bytes, static_cast<std::size_t>(together), links_.most_bytes(to))) {
-    peer.eager_sent += cost_of(bytes);
+  const std::uint64_t together = credit.sent - credit.taken + cost_of(bytes);
+  if (!departures_.has_left(to) && routes::is_eager(bytes, static_cast<std::size_t>(together), links_.most_bytes(to))) {
+    credit.sent += cost_of(bytes);
     links_.send(to, head, bytes_of(call));
     if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
-    update_work();
-    update_call();
+    update();
     return nullptr;
   }
   Send send;
@@ -86,8 +85,7 @@ std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   count_open(send.call, 1);
   sends_.emplace(head.id, std::move(send));
   links_.send(to, head);
-  update_work();
-  update_call();
+  update();
   return pending;
 }
 
@@ -100,8 +98,7 @@ std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
     payload_of(*arrival).copy_to(receive.call.output);
     count_taken(from, arrival->head);
     if (receive.call.keep_alive) mutex_.destroy(std::move(receive.call.keep_alive));
-    update_work();
-    update_call();
+    update();
     return nullptr;
   }
   receive.pending = make_state();
@@ -109,41 +106,19 @@ std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
   count_open(receive.call, 1);
   if (arrival) {
     meet(std::move(receive), arrival->from, arrival->head, payload_of(*arrival));
-  } else if (is_hopeless(receive.call.peer)) {
-    end(*pending, receive.call, {Status::Code::Shutdown, hopeless_text(receive.call)});
+  } else if (departures_.is_hopeless(receive.call.peer)) {
+    end(*pending, receive.call, departures_.nothing_comes(receive.call));
   } else {
     inbox_.post(std::move(receive));
-    ask_those_who_left();
+    departures_.ask_for(inbox_);
   }
-  update_work();
-  update_call();
+  update();
   return pending;
 }
 
 void PeerMessages::count_open(const PeerCall& call, int by) {
-  // Written under the mutex alone. What becomes more is seen before `lookers_` is read: who ends to look does it the other way round.
-  const auto count = [by](std::atomic<std::size_t>& counter) {
-    const std::size_t now = counter.load(std::memory_order_relaxed) + static_cast<std::size_t>(by);
-    counter.store(now, by > 0 ? std::memory_order_seq_cst : std::memory_order_relaxed);
-  };
-  count(open_);
-  if (parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer))) count(elsewhere_);
-}
-
-std::uint64_t PeerMessages::come() {
-  if (parts_.peers != nullptr) elsewhere_.fetch_add(1);
-  return meetings_.come();
-}
-
-std::vector<int> PeerMessages::missing(std::uint64_t meeting, bool& is_hopeless) const {
-  auto missing = meetings_.missing(meeting);
-  is_hopeless =
-      std::ranges::all_of(missing, [&](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { return peers_[static_cast<std::size_t>(rank)].left; });
-  return missing;
-}
-
-void PeerMessages::stop_waiting() {
-  if (parts_.peers != nullptr) elsewhere_.fetch_sub(1);
+  const bool elsewhere = parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer));
+  attention_.count_open(elsewhere, by);
 }
 
 // --------------------------------------------------------------------------------------------------------------------- driving
@@ -157,43 +132,23 @@ bool PeerMessages::advance(EngineLock& lock, bool copies) {
     any = links_.flush() || any;
     any = feed_all() || any;
     any = (copies && copy_some(lock)) || any;
-    update_work();
-  } while (update_call());
+  } while (update());
   return any;
 }
 
 bool PeerMessages::exchange(const Turn& turn) {
   const bool any = links_.exchange(turn, [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
                                              HVD_NO_THREAD_SAFETY_ANALYSIS { take(from, head, payload); });
-  update_work();
-  return any;
-}
-
-void PeerMessages::update_work() {
-  const bool work = !copies_.empty() || !fed_.empty() || links_.has_waiting() || links_.has_own();
-  if (work != has_work_.load(std::memory_order_relaxed)) has_work_.store(work);
+  return update() || any;
 }
 
 /// Returns whether this rank is rung for more than before: it must look again.
-bool PeerMessages::update_call() {
-  std::uint32_t when = Rings::kNobody;
-  if (lookers_.load() == 0) {
-    if (open_.load() > 0) when |= Rings::kForFrames;
-    if (!fed_.empty() || links_.has_waiting()) when |= Rings::kForRoom;
-  }
-  if (when == call_) return false;
-  const std::uint32_t before = std::exchange(call_, when);
-  parts_.board->rings().set_call(when);
-  return (when & ~before) != 0;
-}
-
-void PeerMessages::begin_to_look() {
-  lookers_.fetch_add(1);
-  update_call();
+bool PeerMessages::update() {
+  attention_.set_work(!copies_.empty() || !fed_.empty() || links_.has_waiting() || links_.has_own());
+  return attention_.update(!fed_.empty() || links_.has_waiting());
 }
 
 void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& payload) {
-  Peer& peer = peers_[static_cast<std::size_t>(from)];
   switch (head.kind) {
     case PeerFrameKind::Eager:
     case PeerFrameKind::Offer:
@@ -206,16 +161,13 @@ void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& 
     case PeerFrameKind::Refused:
       return take_answer(head, payload);
     case PeerFrameKind::Credit:
-      peer.eager_taken = head.words[0];
+      credits_[static_cast<std::size_t>(from)].taken = head.words[0];
       return;
     case PeerFrameKind::AskLeft:
-      peer.asks = true;
-      if (has_left_.load()) links_.send(from, answer(PeerFrameKind::Left, 0));
-      return;
+      return departures_.answer(from);
     case PeerFrameKind::Left:
-      if (std::exchange(peer.gone, true)) return;
-      ++gone_;
-      return end_those_of_gone();
+      if (departures_.hear(from)) end_those_of_gone();
+      return;
     case PeerFrameKind::Came:
       return meetings_.hear(from, head.words[0]);
   }
@@ -225,9 +177,9 @@ void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& 
 
 void PeerMessages::arrived(int from, const PeerFrameHead& head, const PeerPayload& payload) {
   if (auto receive = inbox_.take_posted(head.tag, from)) return meet(std::move(*receive), from, head, payload);
-  if (has_left_.load()) {
+  if (departures_.is_over()) {
     if (head.kind == PeerFrameKind::Eager) return count_taken(from, head);
-    return refuse(from, head.id, nothing_more());
+    return refuse(from, head.id, departures_.nothing_is_received());
   }
   Bytes kept(payload.size());
   payload.copy_to(kept.data());
@@ -265,21 +217,16 @@ void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head
 
 /// Counts what has been received of the rank's eager messages, and tells it now and then.
 void PeerMessages::count_taken(int from, const PeerFrameHead& head) {
-  Peer& peer = peers_[static_cast<std::size_t>(from)];
-  peer.taken += cost_of(static_cast<std::size_t>(head.count) * element_bytes(head.dtype));
-  if (peer.taken - peer.told < limit(Limit::EagerTogetherBytes) / 4) return;
-  peer.told = peer.taken;
-  links_.send(from, answer(PeerFrameKind::Credit, 0, peer.taken));
+  Credit& credit = credits_[static_cast<std::size_t>(from)];
+  credit.received += cost_of(static_cast<std::size_t>(head.count) * element_bytes(head.dtype));
+  if (credit.received - credit.told < limit(Limit::EagerTogetherBytes) / 4) return;
+  credit.told = credit.received;
+  links_.send(from, answer(PeerFrameKind::Credit, 0, credit.received));
 }
 
 void PeerMessages::refuse(int from, std::uint64_t send, const Status& why) {
   const Bytes text = Writer().put(why.code()).put_string(why.text()).take();
   links_.send(from, answer(PeerFrameKind::Refused, send), text);
-}
-
-/// Returns why this rank, which has left, receives a message no more.
-Status PeerMessages::nothing_more() const {
-  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more", parts_.topology.rank, parts_.end_call())};
 }
 
 // ------------------------------------------------------------------------------------------------------------- what is under way
@@ -371,7 +318,7 @@ bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
   if (!receive.doomed.ok()) {
     end_receive(found, receive.doomed);
   } else if (!failure.ok()) {
-    if (!has_left_.load()) failure.raise();
+    if (!departures_.is_over()) failure.raise();
     end_receive(found, failure);
   } else if (is_there) {  // else the process has ended: the world is about to fail
     receive.got += bytes;
@@ -423,64 +370,31 @@ void PeerMessages::fail_all(const Status& how) {
     }
     receive = next;
   }
-  update_work();
-  update_call();
+  update();
 }
 
 void PeerMessages::leave() {
-  has_left_.store(true);
   for (const auto& one : inbox_.take_arrivals()) {
     if (one.head.kind == PeerFrameKind::Eager) {
       count_taken(one.from, one.head);
     } else {
-      refuse(one.from, one.head.id, nothing_more());
+      refuse(one.from, one.head.id, departures_.nothing_is_received());
     }
   }
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank)
-    if (peers_[rank].asks) links_.send(static_cast<int>(rank), answer(PeerFrameKind::Left, 0));
-  update_work();
-  update_call();
+  departures_.leave();
+  attention_.expect_elsewhere();  // of other domains, to whom this rank still answers
+  update();
 }
 
 void PeerMessages::note_left(int rank) {
-  if (rank == parts_.topology.rank || std::exchange(peers_[static_cast<std::size_t>(rank)].left, true)) return;
-  ++left_;
-  ask_those_who_left();
-  update_work();
-  update_call();
-}
-
-/// Asks ranks that have left, and that somebody waits for, to say so behind their last message.
-void PeerMessages::ask_those_who_left() {
-  if (left_ == 0 || inbox_.posted().empty()) return;
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-    Peer& peer = peers_[rank];
-    if (!peer.left || peer.asked) continue;
-    const bool is_awaited = std::ranges::any_of(inbox_.posted(), [&](const auto& one) {
-      const int awaited = one.second.call.peer;
-      return awaited == kAnyPeer || awaited == static_cast<int>(rank);
-    });
-    if (!is_awaited) continue;
-    peer.asked = true;
-    links_.send(static_cast<int>(rank), answer(PeerFrameKind::AskLeft, 0));
-  }
-}
-
-/// Returns whether no message of that rank, or of any, can come any more.
-bool PeerMessages::is_hopeless(int peer) const {
-  if (peer != kAnyPeer) return peers_[static_cast<std::size_t>(peer)].gone;
-  return gone_ > 0 && gone_ + 1 == parts_.topology.size;
-}
-
-std::string PeerMessages::hopeless_text(const PeerCall& call) const {
-  return formatted("{}: {} called {} without sending it", describe(call, false),
-                   call.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", call.peer), parts_.end_call());
+  if (!departures_.note(rank)) return;
+  departures_.ask_for(inbox_);
+  update();
 }
 
 void PeerMessages::end_those_of_gone() {
-  const auto is_one = [this](int peer) HVD_NO_THREAD_SAFETY_ANALYSIS { return is_hopeless(peer); };
-  for (auto& receive : inbox_.take_posted_if(is_one))
-    end(*receive.pending, receive.call, {Status::Code::Shutdown, hopeless_text(receive.call)});
+  const auto is_one = [this](int peer) HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.is_hopeless(peer); };
+  for (auto& receive : inbox_.take_posted_if(is_one)) end(*receive.pending, receive.call, departures_.nothing_comes(receive.call));
 }
 
 }  // namespace hvd

@@ -12,7 +12,6 @@
 /// All under the engine's mutex, which is free while much is copied. A failure ends the world, and with it all that is pending.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -27,6 +26,8 @@
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/turn.h"
 #include "hvd/engine/peers/meetings.h"
+#include "hvd/engine/peers/peer_attention.h"
+#include "hvd/engine/peers/peer_departures.h"
 #include "hvd/engine/peers/peer_inbox.h"
 #include "hvd/engine/peers/peer_links.h"
 #include "hvd/exposed_memory.h"
@@ -44,12 +45,11 @@ class PeerMessages {
   /// Receives one. Returns its state; null if it is done, and then `from` is the rank that sent it.
   std::shared_ptr<HandleState> receive(PeerCall call, int& from) HVD_REQUIRES(engine_mutex);
 
-  // ---- meetings
-  /// This rank has come to its next one, and waits for others until `stop_waiting`. Returns the meeting's number.
-  std::uint64_t come() HVD_REQUIRES(engine_mutex);
-  /// Returns the ranks that have not come to it. `is_hopeless`: they have all left.
-  [[nodiscard]] std::vector<int> missing(std::uint64_t meeting, bool& is_hopeless) const HVD_REQUIRES(engine_mutex);
-  void stop_waiting() HVD_REQUIRES(engine_mutex);
+  /// Returns the calls of barrier_until.
+  [[nodiscard]] Meetings& meetings() HVD_REQUIRES(engine_mutex) { return meetings_; }
+  /// Returns who looks: while none of this rank's threads does, others ring for it.
+  [[nodiscard]] PeerAttention& attention() { return attention_; }
+  [[nodiscard]] const PeerAttention& attention() const { return attention_; }
 
   // ---- driving
   /// Does what can be done now, as far as this domain is concerned. The mutex, of which `lock` is the lock, may be free meanwhile, unless
@@ -58,20 +58,10 @@ class PeerMessages {
   /// Does the rest. Throws what a transport throws.
   bool exchange(const Turn& turn) HVD_REQUIRES(engine_mutex);
   /// Returns whether `advance` might do something. Any thread.
-  [[nodiscard]] bool has_news() const { return has_work_.load(std::memory_order_relaxed) || links_.has_any(); }
-  /// Returns whether something is under way here that goes on by itself, or once there is room. Any thread.
-  [[nodiscard]] bool has_work() const { return has_work_.load(std::memory_order_relaxed); }
-  /// Returns whether messages of other domains are to be looked for. Any thread.
-  [[nodiscard]] bool awaits_elsewhere() const { return parts_.peers != nullptr && (elsewhere_.load() > 0 || has_left_.load()); }
+  [[nodiscard]] bool has_news() const { return attention_.has_work() || links_.has_any(); }
   [[nodiscard]] bool has_unsent(const Turn& turn) HVD_REQUIRES(engine_mutex) { return parts_.peers != nullptr && links_.has_unsent(turn); }
   /// Returns how many sends and recvs have ended that were pending.
   [[nodiscard]] std::uint64_t ended() const HVD_REQUIRES(engine_mutex) { return ended_; }
-
-  // ---- who looks: while none of this rank's threads does, others ring for it
-  /// A thread looks for news all the time from now on.
-  void begin_to_look() HVD_REQUIRES(engine_mutex);
-  /// It does no more. Returns whether `advance` must follow, from which on others ring for this rank.
-  [[nodiscard]] bool end_to_look() { return lookers_.fetch_sub(1) == 1 && open_.load() > 0; }
 
   // ---- ends
   /// This rank has called shutdown(): it receives nothing more but by the recvs that are pending.
@@ -99,12 +89,10 @@ class PeerMessages {
     std::size_t sent = 0, got = 0;          ///< bytes
     Clock::time_point since = Clock::now(), reported = since;
   };
-  /// The state of what a rank sends this one, and the other way round.
-  struct Peer {
-    std::uint64_t eager_sent = 0, eager_taken = 0;   ///< bytes of this rank's: sent, and received as far as it has said
-    std::uint64_t taken = 0, told = 0;               ///< the same of its
-    bool left = false, asked = false, gone = false;  ///< gone: and no message of it follows
-    bool asks = false;                               ///< whether this rank has left
+  /// The bytes of eager messages between this rank and another.
+  struct Credit {
+    std::uint64_t sent = 0, taken = 0;     ///< of this rank's: sent, and received as far as the other has said
+    std::uint64_t received = 0, told = 0;  ///< of the other's: received, and as this rank has said
   };
   using Receives = std::map<std::uint64_t, PeerReceive>;
   using Sends = std::map<std::uint64_t, Send>;
@@ -119,25 +107,21 @@ class PeerMessages {
   bool copy_some(EngineLock& lock) HVD_REQUIRES(engine_mutex);
   void count_taken(int from, const PeerFrameHead& head) HVD_REQUIRES(engine_mutex);
   void refuse(int from, std::uint64_t send, const Status& why) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] Status nothing_more() const;
-  void ask_those_who_left() HVD_REQUIRES(engine_mutex);
   void end_those_of_gone() HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] bool is_hopeless(int peer) const HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::string hopeless_text(const PeerCall& call) const HVD_REQUIRES(engine_mutex);
   void end(HandleState& pending, PeerCall& call, Status status) HVD_REQUIRES(engine_mutex);
   void end_send(Sends::iterator send, Status status) HVD_REQUIRES(engine_mutex);
   void end_receive(Receives::iterator receive, Status status) HVD_REQUIRES(engine_mutex);
   void count_open(const PeerCall& call, int by) HVD_REQUIRES(engine_mutex);
-  void update_work() HVD_REQUIRES(engine_mutex);
-  bool update_call() HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::string describe(const PeerCall& call, bool is_send) const;
+  bool update() HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   EngineMutex& mutex_;
   ExposedMemory* exposed_ = nullptr;
   PeerLinks links_;
+  PeerAttention attention_;
+  PeerDepartures departures_ HVD_GUARDED_BY(engine_mutex);
   Meetings meetings_ HVD_GUARDED_BY(engine_mutex);
-  std::vector<Peer> peers_ HVD_GUARDED_BY(engine_mutex);  ///< by rank
+  std::vector<Credit> credits_ HVD_GUARDED_BY(engine_mutex);  ///< by rank
   PeerInbox inbox_ HVD_GUARDED_BY(engine_mutex);
   Receives receives_ HVD_GUARDED_BY(engine_mutex);  ///< that have met their message, by number
   Sends sends_ HVD_GUARDED_BY(engine_mutex);
@@ -145,14 +129,6 @@ class PeerMessages {
   std::set<std::uint64_t> fed_ HVD_GUARDED_BY(engine_mutex);       ///< sends whose chunks have not all been sent
   std::uint64_t numbers_ HVD_GUARDED_BY(engine_mutex) = 0;
   std::uint64_t ended_ HVD_GUARDED_BY(engine_mutex) = 0;
-  std::uint32_t call_ HVD_GUARDED_BY(engine_mutex) = 0;  ///< as Rings::set_call was told
-  int left_ HVD_GUARDED_BY(engine_mutex) = 0;            ///< other ranks that have left
-  int gone_ HVD_GUARDED_BY(engine_mutex) = 0;            ///< and have nothing more to say
-  std::atomic<bool> has_left_{false};                    // written under the mutex, as are the next three
-  std::atomic<std::size_t> elsewhere_{0};                ///< sends and recvs that a rank of another domain may be in
-  std::atomic<int> lookers_{0};
-  std::atomic<std::size_t> open_{0};  ///< sends and recvs that are not done
-  std::atomic<bool> has_work_{false};
 };
 
 }  // namespace hvd

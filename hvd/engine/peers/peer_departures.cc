@@ -1,0 +1,68 @@
+#include "hvd/engine/peers/peer_departures.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hvd/base/text.h"
+
+namespace hvd {
+
+void PeerDepartures::say(int to, PeerFrameKind what) {
+  PeerFrameHead head;
+  head.kind = what;
+  links_.send(to, head);
+}
+
+bool PeerDepartures::note(int rank) {
+  if (rank == parts_.topology.rank || std::exchange(peers_[static_cast<std::size_t>(rank)].left, true)) return false;
+  ++left_;
+  return true;
+}
+
+void PeerDepartures::ask_for(const PeerInbox& inbox) {
+  if (left_ == 0 || inbox.posted().empty()) return;
+  for (int rank = 0; rank < parts_.topology.size; ++rank) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (!peer.left || peer.asked) continue;
+    const bool is_awaited = std::ranges::any_of(inbox.posted(), [&](const auto& one) {
+      const int awaited = one.second.call.peer;
+      return awaited == kAnyPeer || awaited == rank;
+    });
+    if (!is_awaited) continue;
+    peer.asked = true;
+    say(rank, PeerFrameKind::AskLeft);
+  }
+}
+
+bool PeerDepartures::hear(int rank) {
+  if (std::exchange(peers_[static_cast<std::size_t>(rank)].gone, true)) return false;
+  ++gone_;
+  return true;
+}
+
+bool PeerDepartures::is_hopeless(int rank) const {
+  if (rank != kAnyPeer) return peer(rank).gone;
+  return gone_ > 0 && gone_ + 1 == parts_.topology.size;
+}
+
+Status PeerDepartures::nothing_comes(const PeerCall& receive) const {
+  const std::string who = receive.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", receive.peer);
+  return {Status::Code::Shutdown, formatted("{}: {} called {} without sending it", describe(receive, false), who, parts_.end_call())};
+}
+
+void PeerDepartures::leave() {
+  is_over_ = true;
+  for (int rank = 0; rank < parts_.topology.size; ++rank)
+    if (peer(rank).asks) say(rank, PeerFrameKind::Left);
+}
+
+void PeerDepartures::answer(int rank) {
+  peers_[static_cast<std::size_t>(rank)].asks = true;
+  if (is_over_) say(rank, PeerFrameKind::Left);
+}
+
+Status PeerDepartures::nothing_is_received() const {
+  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more", parts_.topology.rank, parts_.end_call())};
+}
+
+}  // namespace hvd
