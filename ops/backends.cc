@@ -165,9 +165,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   gpu::NcclOptions options;
   options.abort_word = controls.abort_word;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = gpu::world_has_failed(
-      {interrupted, [board] { return board->find_dead(); }, [board](const Status& failure) { board->set_failure(failure); }},
-      topology.domain_ranks);
+  options.patience.interrupted = gpu::world_has_failed({interrupted, [board] { return board->end_if_one_died(); }});
   options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
   warn_of_windows(parts, gpus);
   options.sums_only = gpus.switches_sum;

@@ -1,6 +1,6 @@
 // send and recv beside MPI's: two ranks send a message to and fro, by turns with hvd and with MPI_Send and MPI_Recv. Prints for each size
 // the medians of the time of one way, and hvd's in times of MPI's.
-//   mpirun -np 2 build/tests/ping_pong [SECONDS-PER-SIZE]
+//   mpirun -np 2 build/tests/ping_pong [SECONDS-PER-SIZE [BYTES...]]
 #include <mpi.h>
 
 #include <algorithm>
@@ -44,7 +44,10 @@ int main(int argc, char** argv) {
   hvd::init();
   const int rank = hvd::rank(), other = 1 - rank;
   if (rank == 0) std::printf("%12s %12s %12s %8s\n", "bytes", "hvd us", "MPI us", "ratio");
-  for (const std::size_t bytes : {4UL, 64UL, 1024UL, 8192UL, 16384UL, 65536UL, 1UL << 20, 4UL << 20, 64UL << 20}) {
+  std::vector<std::size_t> sizes{4, 64, 1024, 8192, 16384, 65536, 1 << 20, 4 << 20, 64 << 20};
+  if (argc > 2) sizes.clear();
+  for (int place = 2; place < argc; ++place) sizes.push_back(std::strtoul(argv[place], nullptr, 10));
+  for (const std::size_t bytes : sizes) {
     std::vector<char> out(bytes, static_cast<char>(rank + 1)), in(bytes);
     const hvd::Buffer from{.data = out.data(), .dtype = hvd::DataType::UInt8, .shape = {static_cast<std::int64_t>(bytes)}};
     const hvd::Buffer to{.data = in.data(), .dtype = hvd::DataType::UInt8, .shape = {static_cast<std::int64_t>(bytes)}};

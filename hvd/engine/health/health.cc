@@ -38,11 +38,7 @@ void Health::look(const Turn& /*turn*/) noexcept {
   Board& board = *parts_.board;
   try {
     if (board.failed()) return next_deadline_.store(Entry::kNever.time_since_epoch().count());
-    if (const auto dead = board.find_dead()) {
-      const int rank = parts_.topology.domain_ranks[static_cast<std::size_t>(*dead)];
-      board.set_failure({Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", rank)});
-      return;
-    }
+    if (board.end_if_one_died()) return;
     const EngineLock lock(mutex_);
     look_for_conflicts();
     deadlocks_.look();

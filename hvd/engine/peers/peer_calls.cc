@@ -37,11 +37,23 @@ void PeerCalls::check(const PeerCall& call, bool is_send) const {
         formatted("{}: a buffer of {} elements of {} has no memory: it is a null pointer", what, call.count, name_of(call.dtype)));
 }
 
-/// Returns whether the calling thread is to `look`: messages of other domains do not show so.
-bool PeerCalls::begin_to_look() {
-  if (messages_.attention().awaits_elsewhere()) return false;
+/// Returns whether the calling thread is to `look`: messages of other domains do not show so. Comes before the send or recv that it looks
+/// for is made known, or the rank that this one waits for would ring for it, each time. `is_elsewhere`: it may be of another domain.
+bool PeerCalls::begin_to_look(bool is_elsewhere) {
+  if (is_elsewhere || messages_.attention().awaits_elsewhere()) return false;
   messages_.attention().begin_to_look();
   return true;
+}
+
+/// What others have sent while the thread looked, they have not rung for.
+void PeerCalls::end_to_look() {
+  if (!messages_.attention().end_to_look()) return;
+  try {
+    EngineLock lock(mutex_);
+    messages_.advance(lock);
+  } catch (...) {
+    board_.set_failure(status_of_current_exception());
+  }
 }
 
 /// The caller goes on: sees to it that what it has started is driven. `pending`: null if it is done.
@@ -66,7 +78,7 @@ void PeerCalls::send(PeerCall call) {
     const EngineLock lock(mutex_);
     submitter_.require_open();
     pending = messages_.send(std::move(call));
-    if (pending) looks = begin_to_look();
+    if (pending) looks = begin_to_look(is_elsewhere);
   }
   if (pending) return finish(*pending, looks);
   begin(nullptr, is_elsewhere);
@@ -77,16 +89,20 @@ int PeerCalls::receive(PeerCall call) {
   check(call, false);
   // It is freed while the next call waits, and so not before this one's answer is sent.
   static thread_local std::shared_ptr<HandleState> last;
+  const bool is_elsewhere = may_be_elsewhere(call);
   std::shared_ptr<HandleState> pending;
   bool looks = false;
   int from = kAnyPeer;
   {
     const EngineLock lock(mutex_);
     submitter_.require_open();
+    looks = begin_to_look(is_elsewhere);
     pending = messages_.receive(std::move(call), from);
-    if (pending) looks = begin_to_look();
   }
-  if (!pending) return from;
+  if (!pending) {
+    if (looks) end_to_look();
+    return from;
+  }
   last.reset();
   finish(*pending, looks);
   from = static_cast<int>(pending->value);
@@ -112,7 +128,7 @@ std::shared_ptr<HandleState> PeerCalls::start_send(PeerCall call) {
 std::shared_ptr<HandleState> PeerCalls::start_receive(PeerCall call) {
   const LibraryCall inside;
   check(call, false);
-  const bool is_elsewhere = parts_.peers != nullptr && (call.peer == kAnyPeer || !parts_.is_here(call.peer));
+  const bool is_elsewhere = may_be_elsewhere(call);
   std::shared_ptr<HandleState> pending;
   int from = kAnyPeer;
   {
@@ -154,7 +170,7 @@ std::vector<int> PeerCalls::meet(std::chrono::nanoseconds time) {
 void PeerCalls::await(const HandleState& pending) {
   {
     const EngineLock lock(mutex_);
-    if (!begin_to_look()) return;
+    if (!begin_to_look(false)) return;
   }
   look(pending);
 }
@@ -190,13 +206,7 @@ void PeerCalls::look(const HandleState& pending) {
     };
     short_wait_.until(step);
   }
-  if (!messages_.attention().end_to_look()) return;
-  try {
-    EngineLock lock(mutex_);
-    messages_.advance(lock);
-  } catch (...) {
-    board_.set_failure(status_of_current_exception());
-  }
+  end_to_look();
 }
 
 void PeerCalls::finish(HandleState& pending, bool looks) {

@@ -43,7 +43,11 @@ class PeerCalls {
 
  private:
   void check(const PeerCall& call, bool is_send) const;
-  bool begin_to_look() HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool may_be_elsewhere(const PeerCall& receive) const {
+    return parts_.peers != nullptr && (receive.peer == kAnyPeer || !parts_.is_here(receive.peer));
+  }
+  bool begin_to_look(bool is_elsewhere) HVD_REQUIRES(engine_mutex);
+  void end_to_look();
   void look(const HandleState& pending);
   bool advance(const HandleState* pending, bool copies = true);
   void finish(HandleState& pending, bool looks);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "hvd/base/text.h"
 #include "hvd/negotiation/board/layout.h"
 
 namespace hvd {
@@ -24,7 +25,8 @@ void Board::format(std::span<std::byte> block, int ranks, std::uint32_t slots) {
 
 Board::Board(std::span<std::byte> block, int self)
     : view_(block, self),
-      reports_{[this] { return find_dead(); }, [this](const Status& failure) { set_failure(failure); }, [this] { return failure(); }},
+      reports_{[this] { return find_dead(); }, [this] { return end_if_one_died(); },
+               [this](const Status& failure) { set_failure(failure); }, [this] { return failure(); }},
       lock_(view_.header().lock, view_.header().lock_owner, view_.header().awaited, self, patience_, reports_),
       log_(view_),
       rounds_(view_, lock_),
@@ -45,6 +47,13 @@ std::optional<int> Board::find_dead() {
   for (int rank = 0; rank < view_.ranks(); ++rank)
     if (rank != view_.self() && is_dead(rank)) return rank;
   return std::nullopt;
+}
+
+bool Board::end_if_one_died() {
+  const auto dead = find_dead();
+  if (!dead) return false;
+  set_failure({Status::Code::RankFailed, formatted("{} died, or ended without hvd::shutdown()", patience_.name_of_rank(*dead))});
+  return true;
 }
 
 bool Board::is_dead(int rank) {

@@ -74,8 +74,8 @@ class Board {
   /// Called by the coordination thread when it starts and when it ends; in between the kernel vouches for it.
   void begin_life();
   void end_life();
-  /// A rank of the domain (its index) that died without leaving, if there is one.
-  std::optional<int> find_dead();
+  /// Ends the world, naming it, if a rank of the domain has died without leaving. Returns whether one has. Any thread.
+  bool end_if_one_died();
   /// Returns whether the rank with this index has died without leaving.
   [[nodiscard]] bool is_dead(int rank);
   /// This rank reads and writes the board no more; the others may go on.
@@ -88,6 +88,8 @@ class Board {
   [[nodiscard]] Status failure() const;
 
  private:
+  [[nodiscard]] std::optional<int> find_dead();
+
   const BoardView view_;
   Patience patience_;
   const BoardReports reports_;

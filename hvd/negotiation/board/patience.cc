@@ -51,10 +51,7 @@ bool PatientWait::look_after(int culprit) {
   if (culprit != kNobody) culprit_ = culprit;
   if (now < next_look_) return true;
   next_look_ = now + kLookInterval;
-  if (const auto dead = board_.find_dead()) {
-    board_.set_failure({Status::Code::RankFailed, formatted("{} died, or ended without hvd::shutdown()", patience_.name_of_rank(*dead))});
-    return false;
-  }
+  if (board_.end_if_one_died()) return false;
   if (patience_.fail_after.count() > 0 && waited_ >= patience_.fail_after) {
     board_.set_failure({Status::Code::StallTimeout, stalled_text(culprit)});
     return false;

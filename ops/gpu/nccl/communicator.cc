@@ -19,16 +19,12 @@ using Clock = std::chrono::steady_clock;
 /// waits for other ranks.
 constexpr std::chrono::milliseconds kYielding{1};
 
-std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks) {
-  return [life = std::move(life), ranks = std::move(ranks), next = Clock::time_point()]() mutable {
+std::function<bool()> world_has_failed(DomainLife life) {
+  return [life = std::move(life), next = Clock::time_point()]() mutable {
     if (life.failed()) return true;
     if (Clock::now() < next) return false;
     next = Clock::now() + std::chrono::milliseconds(100);
-    const auto dead = life.find_dead();
-    if (!dead) return false;
-    life.set_failure(
-        {Status::Code::RankFailed, formatted("rank {} died, or ended without hvd::shutdown()", ranks.at(static_cast<std::size_t>(*dead)))});
-    return true;
+    return life.end_if_one_died();
   };
 }
 

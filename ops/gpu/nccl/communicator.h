@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,14 +31,13 @@ using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> 
 
 /// DomainLife is what is asked of the domain, and told to it (hvd/negotiation/board/board.h).
 struct DomainLife {
-  std::function<bool()> failed;                            ///< whether the world has
-  std::function<std::optional<int>()> find_dead;           ///< the index of a rank that has died, if any has
-  std::function<void(const Status& failure)> set_failure;  ///< tells all
+  std::function<bool()> failed;           ///< returns whether the world has
+  std::function<bool()> end_if_one_died;  ///< ends the world if a rank of the domain has died, and returns whether one has
 };
 
-/// Returns the question whether the world has failed. It is asked often; ten times a second it looks whether a rank of the domain has died,
-/// whose global number is then told as the world's failure. `ranks`: the domain's, by index. One thread at a time asks each copy.
-std::function<bool()> world_has_failed(DomainLife life, std::vector<int> ranks);
+/// Returns the question whether the world has failed. It is asked often; ten times a second it looks whether a rank of the domain has died.
+/// One thread at a time asks each copy.
+std::function<bool()> world_has_failed(DomainLife life);
 
 /// Patience says how long, and for what, a call that is not answered is waited for.
 struct Patience {

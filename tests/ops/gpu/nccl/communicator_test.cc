@@ -23,10 +23,10 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   Board own(block, 0), others(block, 1);
   std::thread([&] { own.begin_life(), std::this_thread::yield(), own.end_life(); }).join();
   const auto life_of = [](Board& board) {
-    return DomainLife{[&board] { return board.failed(); }, [&board] { return board.find_dead(); },
-                      [&board](const Status& failure) { board.set_failure(failure); }};
+    board.set_patience({{4, 7, 9}, {}, {}});
+    return DomainLife{[&board] { return board.failed(); }, [&board] { return board.end_if_one_died(); }};
   };
-  const auto over = world_has_failed(life_of(own), {4, 7, 9});
+  const auto over = world_has_failed(life_of(own));
   CHECK_FALSE(over());
   std::thread([&] { Board(block, 2).begin_life(); }).join();  // ends without a word
   const auto start = std::chrono::steady_clock::now();
@@ -36,7 +36,7 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   CHECK(own.failure().code() == Status::Code::RankFailed);
   CHECK(own.failure().text().find("rank 9 died") != std::string::npos);
   CHECK(over());
-  CHECK(world_has_failed(life_of(others), {4, 7, 9})());
+  CHECK(world_has_failed(life_of(others))());
   CHECK(others.failure().text() == own.failure().text());
 }
 
