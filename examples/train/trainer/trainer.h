@@ -45,7 +45,6 @@ class Trainer {
 
   void train_epoch();
   torch::Tensor train_step(const Batch& batch);
-  void refuse_bad_images(const std::vector<BadImage>& bad);
   void start_clock();
   void show_progress(const torch::Tensor& loss);
   double images_per_second() const;
