@@ -534,7 +534,7 @@ TEST_CASE("world: a process that is forked from a member is none, also where the
 }
 
 TEST_CASE("world: made, used and left again and again, nothing of it stays" * doctest::timeout(7200)) {
-  const int rounds = kSanitized ? 3 : static_cast<int>(number_from("HVD_TEST_ROUNDS", 20));
+  const int rounds = kSanitized ? 6 : static_cast<int>(number_from("HVD_TEST_ROUNDS", 20));
   for (const bool shared : {true, false}) {
     if (!shared && kSanitized) continue;  // UCX watches the same functions of memory as sanitizers do
     CAPTURE(shared);
@@ -547,7 +547,7 @@ TEST_CASE("world: made, used and left again and again, nothing of it stays" * do
       };
       check_all_well(in_world(2, formatted("again {}", number), work, config));
     };
-    const int until_steady = rounds / 5;
+    const int until_steady = std::max(3, rounds / 5);
     for (int number = 0; number < until_steady; ++number) round(number);
     const ProcessStock before = take_stock();
     for (int number = until_steady; number < rounds; ++number) round(number);
