@@ -58,9 +58,14 @@ void OutcomeHandler::handle(Outcomes& outcomes, bool said_here) {
     if (takes_part) runner_.enqueue(std::move(batch), ledger_);
   }
   for (const auto& voided : outcomes.voided)
-    for (const auto& unit : voided.units)
-      if (Entry* entry = ledger_.find(unit); entry != nullptr && entry->announced && entry->state == EntryState::Waiting)
-        engine_.finish(*entry, voided.status);
+    for (const auto& unit : voided.units) {
+      Entry* const entry = ledger_.find(unit);
+      if (entry == nullptr || !entry->announced || entry->state != EntryState::Waiting) continue;
+      // A rank that was elsewhere has not counted it, and the ranks are to go on together.
+      if (voided.status.code() == Status::Code::Deadlock && entry->unnamed)
+        queue_.go_back(entry->key.process_set, entry->key.kind, *entry->unnamed);
+      engine_.finish(*entry, voided.status);
+    }
 }
 
 void OutcomeHandler::wake_for(const Outcomes& outcomes) {

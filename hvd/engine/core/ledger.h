@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "hvd/backend.h"
 #include "hvd/negotiation/table/negotiator.h"
 #include "hvd/negotiation/values/capabilities.h"
+#include "hvd/negotiation/values/unit_names.h"
 #include "hvd/submission.h"
 #include "hvd/timeline/timeline.h"
 
@@ -43,6 +45,7 @@ struct Entry {
   std::size_t unqueued = 0;                       ///< tensors whose batch is not all enqueued on the device
   std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
   std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
+  std::optional<UnnamedPlace> unnamed;            ///< of a submission without a name
   PersistentOp* op = nullptr;                     ///< the persistent operation it belongs to; null for most
   bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a persistent operation
   std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not recorded there

@@ -130,6 +130,7 @@ struct PersistentOp {
   static constexpr std::uint32_t kNoNumber = ~std::uint32_t{0};
 
   // ---- of the call that is in flight
+  std::optional<UnnamedPlace> unnamed;  ///< its place, if it has no name
   const void* input = nullptr;
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;

@@ -47,7 +47,7 @@ std::string_view SubmissionQueue::name_in(Unnamed& unnamed, int process_set, OpK
   return hvd::unnamed(kind, joins_[process_set], unnamed.count(lane) % names_, lane, text);
 }
 
-bool SubmissionQueue::name(UnitKey& key) {
+std::optional<UnnamedPlace> SubmissionQueue::name(UnitKey& key) {
   if (is_library_name(key.name)) {
     const auto lane = take_lane(library_[key]);
     if (!lane)
@@ -56,16 +56,15 @@ bool SubmissionQueue::name(UnitKey& key) {
           "the two it is; let it be one thread, or begin when the other has ended",
           name_of(key.kind), display_name(key.name)));
     key.name = library_name_of(key.name, *lane);
-    return false;
+    return std::nullopt;
   }
-  if (!key.name.empty()) return false;
+  if (!key.name.empty()) return std::nullopt;
   Unnamed& unnamed = unnamed_[{key.process_set, key.kind}];
   const auto lane = take_lane(unnamed.owner);
   if (!lane) throw InvalidArgument(third_thread_text(key.kind));
   std::array<char, kUnnamedText> text{};
   key.name = name_in(unnamed, key.process_set, key.kind, *lane, text);
-  ++unnamed.count(*lane);
-  return true;
+  return UnnamedPlace{*lane, unnamed.count(*lane)++};
 }
 
 std::string_view SubmissionQueue::find_name(int process_set, OpKind kind, std::string_view name, std::span<char> text) {
@@ -81,6 +80,18 @@ std::string_view SubmissionQueue::find_name(int process_set, OpKind kind, std::s
   if (found.size() > text.size()) return {};
   std::copy(found.begin(), found.end(), text.begin());
   return {text.data(), found.size()};
+}
+
+std::optional<UnnamedPlace> SubmissionQueue::next_place(int process_set, OpKind kind) {
+  Unnamed& unnamed = unnamed_[{process_set, kind}];
+  const auto lane = lane_here(unnamed.owner);
+  if (!lane) return std::nullopt;
+  return UnnamedPlace{*lane, unnamed.count(*lane)};
+}
+
+void SubmissionQueue::go_back(int process_set, OpKind kind, UnnamedPlace place) {
+  std::uint64_t& count = unnamed_[{process_set, kind}].count(place.lane);
+  count = std::min(count, place.number);
 }
 
 void SubmissionQueue::use_name(int process_set, OpKind kind) {

@@ -39,15 +39,19 @@ class SubmissionQueue {
   /// From now on the calling thread has the lane of the one that has called `init()`. Until then, the first one of all has it.
   void set_init_thread() HVD_REQUIRES(engine_mutex) { init_thread_ = CallerThread::here()->number(); }
   /// Gives the calling thread's submission under `key` a name if it has none, and its lane's if it is one of the library's own. Returns
-  /// whether it had none. Throws InvalidArgument if another thread has the lane.
-  bool name(UnitKey& key) HVD_REQUIRES(engine_mutex);
+  /// its place if it had none. Throws InvalidArgument if another thread has the lane.
+  std::optional<UnnamedPlace> name(UnitKey& key) HVD_REQUIRES(engine_mutex);
   /// Returns what `name` would make of a name that is empty or the library's own, written into `text` (room for kUnnamedText characters),
   /// and counts nothing. Empty if there is more to do.
   std::string_view find_name(int process_set, OpKind kind, std::string_view name, std::span<char> text) HVD_REQUIRES(engine_mutex);
+  /// Returns the place of the calling thread's next one without a name; none if another thread has the lane.
+  [[nodiscard]] std::optional<UnnamedPlace> next_place(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
   /// Counts one more without a name, of the calling thread's lane.
   void use_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
   /// Takes the calling thread's last one back, if it is still `name`.
   void take_back_name(int process_set, OpKind kind, std::string_view name) HVD_REQUIRES(engine_mutex);
+  /// The one at `place` has ended on all ranks without having been submitted by all: the next is that again, also for those that lacked it.
+  void go_back(int process_set, OpKind kind, UnnamedPlace place) HVD_REQUIRES(engine_mutex);
   /// Returns what the next persistent operation without a name is called, and counts it. Throws InvalidArgument as `name`.
   std::string next_persistent_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
   /// All ranks of the set have joined: numbers start again, as ranks that joined early have used fewer.

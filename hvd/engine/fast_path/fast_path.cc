@@ -104,6 +104,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     is_ours = true;
+    op->unnamed = call.name.empty() ? queue_.next_place(call.process_set, call.kind) : std::nullopt;
     board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
     const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
@@ -171,6 +172,7 @@ Entry& FastPath::adopt(PersistentOp& op) {
   Entry& entry = *ledger_.find(op.unit);
   entry.state = EntryState::Waiting;
   entry.unfinished = 0;
+  entry.unnamed = op.unnamed;
   entry.prepared.assign(entry.prepared.size(), true);
   entry.rows.clear();
   entry.before.clear();

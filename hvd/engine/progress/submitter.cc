@@ -47,7 +47,8 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
                         ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
   if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));
-  numbered = queue_.name(key);
+  fresh->unnamed = queue_.name(key);
+  numbered = fresh->unnamed.has_value();
   const Entry* const before = ledger_.find(key);
   const bool others_wait = queue_.contains(key);
   // Who waits for a stream only returns before the device is done: no mistake of theirs.

@@ -18,6 +18,12 @@ namespace hvd {
 /// has called `init()` from the others, and no two of the others from one another.
 enum class Lane : std::uint8_t { InitThread, OtherThread };
 
+/// The place of a submission without a name among those of its kind, process set and lane.
+struct UnnamedPlace {
+  Lane lane = Lane::InitThread;
+  std::uint64_t number = 0;
+};
+
 /// Returns a name for a submission without one; its newline keeps it apart from users' names. Numbers start again when all ranks of the set
 /// have joined, as those that joined early have used fewer: `joins` is how often that was.
 std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane = Lane::InitThread);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -120,6 +121,33 @@ TEST_CASE("deadlocks: small operations that come back, and others that are under
       engine.wait(*pending);
       CHECK(ahead.front() == static_cast<float>(size * (size - 1) / 2));
       for (int round = 0; round < 20; ++round) CHECK(sum_of(engine, "loss", 1) == static_cast<float>(size));
+    });
+  });
+}
+
+TEST_CASE("deadlocks: operations without names go on together after those that some ranks lacked") {
+  each_stuck_world([](ThreadWorld& world, int size) {
+    world.run([&](int rank, Engine& engine) {
+      const auto sum = [&](int round) { CHECK(sum_of(engine, "", static_cast<float>(round)) == static_cast<float>(round * size)); };
+      for (const int before : {0, 6}) {  // negotiated; and repeated
+        for (int round = 0; round < before; ++round) sum(round);
+        if (rank == 0) {
+          Submission barrier;
+          barrier.kind = OpKind::Barrier;
+          CHECK_THROWS_AS(engine.wait(*engine.submit(std::move(barrier), After::Wait)), Deadlock);
+        } else {
+          std::vector<float> values(3, 1);
+          std::vector<std::shared_ptr<HandleState>> pending;
+          for (float& value : values) {
+            Submission one;
+            one.op = ReduceOp::Sum;
+            one.tensors.push_back({&value, &value, DataType::Float32, {1}, nullptr, true});
+            pending.push_back(engine.submit(std::move(one), After::Return));
+          }
+          for (const auto& one : pending) CHECK_THROWS_AS(engine.wait(*one), Deadlock);
+        }
+        for (int round = 0; round < 10; ++round) sum(round);
+      }
     });
   });
 }
