@@ -185,12 +185,18 @@ class World {
   ProcessSet add_process_set(const std::vector<int>& ranks) const;
   /// Removes a process set of this world, as `hvd::remove_process_set` does.
   void remove_process_set(const ProcessSet& process_set) const;
-  /// Blocks until all ranks of the world have called it.
+  /// @{
+  /// Blocks until all ranks of the world, or of a set of it, have called it.
   void barrier() const;
+  void barrier(const ProcessSet& process_set) const;
+  /// @}
   /// Does what `hvd::barrier_until` does: waits for all ranks of the world, for `time` at most, and returns those that have not come.
   [[nodiscard]] std::vector<int> barrier_until(std::chrono::nanoseconds time) const;
-  /// Does what `hvd::join` does, over all ranks of the world.
+  /// @{
+  /// Does what `hvd::join` does, over all ranks of the world, or a set of it.
   int join() const;
+  int join(const ProcessSet& process_set) const;
+  /// @}
 
   // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor, {.op = ReduceOp::Sum})`.
 /// @cond

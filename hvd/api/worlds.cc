@@ -76,14 +76,16 @@ ProcessSet World::add_process_set(const std::vector<int>& ranks) const {
 void World::remove_process_set(const ProcessSet& process_set) const {
   run([&] { hvd::remove_process_set(process_set); });
 }
-void World::barrier() const {
-  run([] { hvd::barrier(); });
+void World::barrier() const { barrier(ProcessSet()); }
+void World::barrier(const ProcessSet& process_set) const {
+  run([&] { hvd::barrier(process_set); });
 }
 std::vector<int> World::barrier_until(std::chrono::nanoseconds time) const {
   return run([&] { return hvd::barrier_until(time); });
 }
-int World::join() const {
-  return run([] { return hvd::join(); });
+int World::join() const { return join(ProcessSet()); }
+int World::join(const ProcessSet& process_set) const {
+  return run([&] { return hvd::join(process_set); });
 }
 
 void WorldScope::enter(std::shared_ptr<WorldLife> life) {

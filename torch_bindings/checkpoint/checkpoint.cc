@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,35 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
   return buffers;
+}
+
+/// Returns what the module calls the optimizer's parameters, in the order in which their state is written; empty texts for those that are
+/// not its own.
+std::vector<std::string> names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const void*, std::string> known;
+  for (const auto& item : module.named_parameters()) known.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  std::vector<std::string> names;
+  for (const auto& group : distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto found = known.find(parameter.unsafeGetTensorImpl());
+      names.push_back(found == known.end() ? std::string() : found->second);
+    }
+  return names;
+}
+
+/// Throws CheckpointError where the state in the file would go to other parameters than those it is of.
+void check_order(InputArchive& archive, const std::vector<std::string>& here) {
+  c10::IValue value;
+  if (!archive.try_read("optimizer_names", value)) return;
+  const auto stored = value.toListRef();
+  for (std::size_t i = 0; i < std::min(here.size(), stored.size()); ++i) {
+    const std::string& name = stored[i].toStringRef();
+    if (name.empty() || here[i].empty() || name == here[i]) continue;
+    throw CheckpointError(formatted(
+        "parameter {} of its optimizer is '{}', of the one here '{}': the state goes by their order, so give the optimizer the same", i,
+        name, here[i]));
+  }
 }
 
 /// Returns whether `from` can be copied into `to`, one by one.
@@ -273,6 +303,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
     if (set.rank() == 0) {
       archive.write("optimizer", of_optimizer);
       archive.write("optimizer_parts", pieces);
+      archive.write("optimizer_names", c10::IValue(names_in_order(module, optimizer)));
       detail::write_parts(archive, parts);
       archive.write("ranks", c10::IValue(of_ranks));
       file = written(archive, path_, module, step, extra);
@@ -360,6 +391,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   agree(failure_of([&] {
     of_optimizer.emplace(optimizer);
     find_contents(outline, module, *of_optimizer, contents);
+    check_order(contents.reader->archive(), names_in_order(module, optimizer));
   }));
   const auto read_values = [&] { agree(contents.reader->read(file.get(), &set)); };
   read_values();

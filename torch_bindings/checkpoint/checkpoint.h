@@ -100,8 +100,9 @@ class Checkpoint {
     write(module, optimizer, step, extra, {parts.begin(), parts.size()});
   }
   /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so that those of the others, on disks of
-  /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all. The state of an optimizer
-  /// that overrides neither `save` nor `load` can be read only where it has a state already, of which LibTorch can make copies.
+  /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all: also the order of the
+  /// optimizer's parameters, as far as they are the module's. The state of an optimizer that overrides neither `save` nor `load` can be
+  /// read only where it has a state already, of which LibTorch can make copies.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
   /// Fills the parts too: those that `save` was given, of the same types and in the same order; CheckpointError on all ranks for others.
   /// A file that has parts can be loaded without any. If one cannot be filled, none is changed, nor anything else.

@@ -6,6 +6,7 @@
 #include <torch/serialize.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -125,23 +126,50 @@ void read_object(std::istream& in, T& object) {
 
 template <class T>
 inline constexpr bool kHoldsModule = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>;
+template <class T>
+struct PointedModule {
+  static constexpr bool kIsOne = false;
+};
+template <class M>
+requires std::is_base_of_v<torch::nn::Module, M>
+struct PointedModule<std::shared_ptr<M>> {
+  static constexpr bool kIsOne = true;
+  using Type = M;
+};
 
 /// Returns an object to read one like `object` into. torch::load fills tensors and modules where they are, so it shares nothing with
 /// `object`, but for a module, which has to exist already.
 template <class T>
 T receiver(const T& object) {
-  if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T>) {
+  if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T> && !PointedModule<T>::kIsOne) {
     return T{};
   } else {
     return object;
   }
 }
 
+/// Returns the same, also a module of its own.
+template <class T>
+T receiver_apart(const T& object) {
+  if constexpr (kHoldsModule<T>) {
+    return T(std::dynamic_pointer_cast<typename T::ContainedType>(object->clone()));
+  } else if constexpr (PointedModule<T>::kIsOne) {
+    using Module = typename PointedModule<T>::Type;
+    if constexpr (std::is_default_constructible_v<Module>) {
+      return std::make_shared<Module>();
+    } else {
+      return std::dynamic_pointer_cast<Module>(object->clone());
+    }
+  } else {
+    return receiver(object);
+  }
+}
+
 }  // namespace detail
 
-/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a module is filled in place), trivially
-/// copyable types, and std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all ranks if the root
-/// cannot write its object, with the reason.
+/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a module, held or by std::shared_ptr, is
+/// filled in place), trivially copyable types, and std::string, containers, pair, tuple, array and optional of these. Throws
+/// InvalidArgument on all ranks if the root cannot write its object, with the reason.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;
@@ -161,8 +189,7 @@ std::vector<T> allgather_object(const T& object, const ProcessSet& process_set =
   std::vector<T> objects;
   for (const auto& text : detail::allgather_text(mine, process_set, failure)) {
     std::istringstream in(text);
-    T received = detail::receiver(object);
-    if constexpr (detail::kHoldsModule<T>) received = T(std::dynamic_pointer_cast<typename T::ContainedType>(object->clone()));
+    T received = detail::receiver_apart(object);
     detail::read_object(in, received);
     objects.push_back(std::move(received));
   }

@@ -112,6 +112,8 @@ class Normalize : public torch::autograd::Function<Normalize> {
   }
 };
 
+InvalidArgument too_few_values() { return InvalidArgument("SyncBatchNorm: one value per channel on all ranks together is too few"); }
+
 }  // namespace
 
 at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
@@ -123,7 +125,7 @@ at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& we
     const at::NoGradGuard no_gradient;
     statistics = gather(input.detach(), process_set);
     if (statistics.count == 0) return at::empty_like(input);
-    if (statistics.count == 1) throw InvalidArgument("SyncBatchNorm: one value per channel on all ranks together is too few");
+    if (statistics.count == 1) throw too_few_values();
     if (running_mean.defined() && !KeptStatistics::are_kept()) {
       const at::Tensor unbiased = statistics.variance * (statistics.count / (statistics.count - 1));
       running_mean.copy_(running_mean.to(unbiased.scalar_type()) * (1 - momentum) + statistics.mean * momentum);
@@ -180,7 +182,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     num_batches_tracked += 1;
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();  // the average of all batches so far
   }
-  if (!is_training() || process_set_.size() == 1)
+  const bool is_alone = process_set_.size() == 1;
+  if (is_training() && is_alone && input.numel() == options.num_features()) throw too_few_values();
+  if (!is_training() || is_alone)
     return torch::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !options.track_running_stats(), momentum,
                              options.eps(), at::globalContext().userEnabledCuDNN());
   return detail::sync_batch_norm(input, weight, bias, running_mean, running_var, momentum, options.eps(), process_set_);

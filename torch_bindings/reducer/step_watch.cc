@@ -105,7 +105,7 @@ std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& pa
     const double unseen = epsilon_of(parameter) * std::abs(before);
     const auto by = [&](double slope) {
       const double step = -rate * (slope + decay * before);
-      return std::abs(step) > 64 * unseen && std::abs(change - step) <= std::abs(step) * 1e-3 + 4 * unseen;
+      return std::isfinite(step) && std::abs(step) > 64 * unseen && std::abs(change - step) <= std::abs(step) * 1e-3 + 4 * unseen;
     };
     const double other = has_other ? sample(gradient, i, kSamples) : note.gradients[i];
     if (note.gradients[i] == 0 && other == 0) continue;

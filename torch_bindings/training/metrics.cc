@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
@@ -104,10 +105,11 @@ bool is_counter(std::string_view name) { return name.substr(name.rfind('.') + 1)
 
 AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessSet& process_set) {
   const at::NoGradGuard no_gradient;
+  std::map<std::string, at::Tensor> by_name;  // ranks may have registered them in another order
+  for (const auto& item : module.named_buffers()) by_name.emplace(item.key(), item.value());
   std::vector<at::Tensor> values;
-  for (const auto& item : module.named_buffers()) {
-    const at::Tensor& buffer = item.value();
-    if (!buffer.defined() || !buffer.is_floating_point() || is_counter(item.key())) continue;
+  for (const auto& [name, buffer] : by_name) {
+    if (!buffer.defined() || !buffer.is_floating_point() || is_counter(name)) continue;
     own_.emplace_back(buffer, buffer.detach().clone());
     values.push_back(own_.back().second);
   }

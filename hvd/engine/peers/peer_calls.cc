@@ -45,7 +45,7 @@ bool PeerCalls::begin_to_look(bool is_elsewhere) {
   return true;
 }
 
-/// What others have sent while the thread looked, they have not rung for.
+/// Looks once more: others have rung for nothing that they have sent while the thread looked.
 void PeerCalls::end_to_look() {
   if (!messages_.attention().end_to_look()) return;
   try {

@@ -319,6 +319,9 @@ TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, 
                  "'weight' has shape [2, 3], the model's has [2, 4]"));
   torch::nn::Sequential nested(torch::nn::Linear(3, 2));
   CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(nested, sgd); }), "no module '0'"));
+  torch::optim::SGD turned({layer->bias, layer->weight}, torch::optim::SGDOptions(0.5).momentum(0.9));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, turned); }),
+                 "parameter 0 of its optimizer is 'weight', of the one here 'bias'"));
   const Checkpoint nowhere(folder.file() + "/below/run.pt");
   CHECK(contains(error_of<hvd::CheckpointError>([&] { nowhere.save(layer, sgd, 1); }), "rank 0"));
   CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint(""); }), "path"));

@@ -146,6 +146,19 @@ TEST_CASE("AveragedBuffers: means while it lives, each rank's own after it, or k
   }
   CHECK(layer->running_mean[0].item<float>() == mean);
   const hvd::AveragedBuffers nothing(torch::nn::Linear(2, 2));
+  // By name, whatever the order in which a rank has registered them.
+  struct Turned : torch::nn::Module {
+    at::Tensor a, b;
+    explicit Turned(bool turned) {
+      if (turned) b = register_buffer("b", torch::full({2}, 10.0F * hvd::rank()));
+      a = register_buffer("a", torch::full({2}, 1.0F * hvd::rank()));
+      if (!turned) b = register_buffer("b", torch::full({2}, 10.0F * hvd::rank()));
+    }
+  };
+  const Turned turned(last());
+  const hvd::AveragedBuffers means(turned);
+  CHECK(turned.a[0].item<float>() == mean);
+  CHECK(turned.b[0].item<float>() == doctest::Approx(10 * mean));
 }
 
 TEST_CASE("AveragedBuffers: a counter stays each rank's own, also where Module::to() has made it a floating number") {

@@ -76,6 +76,22 @@ TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is 
   }
 }
 
+TEST_CASE("GradScaler: a step that is left out, of an optimizer that remembers nothing") {
+  for (const bool everywhere : {true, false}) {
+    at::Tensor weight = torch::ones({3}).requires_grad_();
+    SGD plain({weight}, SGDOptions(0.1));
+    DistributedOptimizer optimizer(plain, {{"weight", weight}});
+    GradScaler scaler({.init_scale = 8});
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      spoilt(scaler.scale(weight.sum()), step == 1 && (everywhere || last())).backward();
+      scaler.step(optimizer);
+      scaler.update();
+    }
+    CHECK(same(weight.detach(), torch::ones({3}) - 0.1F - 0.1F));
+  }
+}
+
 TEST_CASE("GradScaler: what overflows in a compressed reduction is a step left out, until the scale fits") {
   Sequential net = small_model(kFloat);
   Sequential alone = small_model(kFloat);

@@ -235,6 +235,11 @@ struct Plain {
   bool operator==(const Plain&) const = default;
 };
 
+struct Pointed : torch::nn::Module {
+  Pointed() { register_module("linear", linear); }
+  torch::nn::Linear linear{2, 1};
+};
+
 /// Both collectives carry `make(rank)`.
 template <class Make>
 void check_object(Make make) {
@@ -282,6 +287,13 @@ TEST_CASE("objects") {
   CHECK(same(linear->weight.detach(), torch::full({2, 3}, static_cast<float>(hvd::rank()))));
   const torch::nn::Linear received = hvd::broadcast_object(linear, hvd::size() - 1);
   CHECK(same(received->weight.detach(), torch::full({2, 3}, static_cast<float>(hvd::size() - 1))));
+  const auto pointed = std::make_shared<Pointed>();  // which cannot be cloned
+  torch::nn::init::constant_(pointed->linear->weight, hvd::rank());
+  const auto all_pointed = hvd::allgather_object(pointed);
+  for (int r = 0; r < hvd::size(); ++r)
+    CHECK(same(all_pointed[static_cast<std::size_t>(r)]->linear->weight.detach(), torch::full({1, 2}, static_cast<float>(r))));
+  CHECK(hvd::broadcast_object(pointed, hvd::size() - 1) == pointed);
+  CHECK(same(pointed->linear->weight.detach(), torch::full({1, 2}, static_cast<float>(hvd::size() - 1))));
   const auto pair = hvd::broadcast_object(std::pair(rank_tensor(0), hvd::rank()), 0);  // tensors inside share nothing with the given ones
   CHECK(same(pair.first, torch::zeros({3})));
   CHECK_THROWS_AS(hvd::broadcast_object(1, hvd::size()), hvd::InvalidArgument);
