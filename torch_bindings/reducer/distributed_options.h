@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+#include <initializer_list>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -11,6 +14,21 @@
 
 #pragma GCC visibility push(default)
 namespace hvd {
+
+/// GradientGroups say which gradients travel together: by size, in a number of groups, or in lists of parameters.
+struct GradientGroups : std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> {
+  using Lists = std::vector<std::vector<at::Tensor>>;
+  /// Groups by size.
+  GradientGroups() = default;
+  /// Makes so many groups.
+  template <std::integral Number>
+  GradientGroups(Number number) : variant(static_cast<int>(number)) {}  // NOLINT(google-explicit-constructor): `.groups = 3`
+  /// @{
+  /// Makes these groups; parameters in none go by size.
+  GradientGroups(Lists lists) : variant(std::move(lists)) {}  // NOLINT(google-explicit-constructor): `.groups = lists`
+  GradientGroups(std::initializer_list<std::vector<at::Tensor>> lists) : variant(Lists(lists)) {}
+  /// @}
+};
 
 /// DistributedOptimizerOptions are those of a DistributedOptimizer; equal on all ranks.
 struct DistributedOptimizerOptions {
@@ -25,9 +43,7 @@ struct DistributedOptimizerOptions {
   int backward_passes_per_step = 1;
   /// Divides gradients before the sum, with Average only; size / it divides them after.
   double gradient_predivide_factor = 1;
-  /// The groups in which gradients travel together: by size (default), in this many groups, or in these groups (parameters in none go by
-  /// size).
-  std::variant<std::monostate, int, std::vector<std::vector<at::Tensor>>> groups{};
+  GradientGroups groups{};   ///< in which gradients travel together: `.groups = 3`, `.groups = {{a, b}, {c}}`
   ProcessSet process_set{};  ///< the ranks that train together
   /// True: sparse gradients are made dense before they are reduced. False: they travel as indices and values, and stay sparse.
   bool sparse_as_dense = false;

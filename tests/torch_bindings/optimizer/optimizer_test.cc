@@ -80,7 +80,7 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
     Sequential net = small_model();
     const auto p = net->parameters();
     const auto wrapped = sgd(p);
-    DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.groups = std::vector<Parameters>{{p[3], p[0]}, {p[1]}}});
+    DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.groups = {{p[3], p[0]}, {p[1]}}});
     Reference reference;
     reference.optimizer = sgd(reference.net->parameters());
     check_steps(net, optimizer, reference);
