@@ -178,9 +178,8 @@ TEST_CASE("checkpoints: parameters of an optimizer in another order than in the 
   Checkpoint(folder.file()).save(net, optimizer, 1);
   auto turned = made({parameters.rbegin(), parameters.rend()});
   const at::Tensor before = flat(net);
-  if (hvd::size() == 1) return;
   const std::string text = error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(net, turned); });
-  CHECK_MESSAGE(contains(text, "the state of its optimizer does not fit"), text);
+  CHECK_MESSAGE(contains(text, "parameter 0 of its optimizer is '0.weight'"), text);
   CHECK(same(flat(net), before));
 }
 
