@@ -107,7 +107,7 @@ if [ -x "$build/tests/step_bench" ]; then
     --vocabulary 300 --sequence 16 --subjects none,hvd --profile "$work/steps.json" >"$work/out" 2>&1 </dev/null || problem="step_bench failed"
   has "# the profile is in $work/steps.json"
   overlap - "$work/steps.json" || problem=${problem:-"it failed"}
-  has "3 steps of 2 ranks"
+  has " steps of 2 ranks, medians" # three, where the machine has nothing else to do
   grep -qE 'forward [0-9.]+, backward [0-9.]+, wait for gradients [0-9.e-]+, exposed [0-9.e-]+, update [0-9.]+, batches [1-9]' "$work/out" || problem=${problem:-"phases are missing"}
   verdict "what step_bench writes" "$problem"
 else

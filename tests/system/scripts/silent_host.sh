@@ -18,7 +18,8 @@ export UCX_TLS=tcp,self
 hosts() {
   local name=$1 seconds=$2 ranks=$3 count=$4 words=$5 found ended job looks
   shift 5
-  HVD_HOST_TIMEOUT_SECONDS=$seconds bash "$root/tests/support/hosts.sh" "$ranks" "$build/tests/silent_host" "$@" "$work/over" >"$work/out" 2>&1 </dev/null &
+  : >"$work/out" # it is looked at before the job may have made it
+  HVD_HOST_TIMEOUT_SECONDS=$seconds bash "$root/tests/support/hosts.sh" "$ranks" "$build/tests/silent_host" "$@" "$work/over" >>"$work/out" 2>&1 </dev/null &
   job=$!
   for ((looks = 0; looks < 1000; looks++)); do
     ended=$(grep -acE '^rank [0-9]+ has ended' "$work/out")
