@@ -69,32 +69,35 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
-/// Returns what the module calls the optimizer's parameters, in the order in which their state is written; empty texts for those that are
-/// not its own.
-std::vector<std::string> names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
-  std::unordered_map<const void*, std::string> known;
-  for (const auto& item : module.named_parameters()) known.emplace(item.value().unsafeGetTensorImpl(), item.key());
+/// The names that a module has for each of an optimizer's parameters: several where it is tied, none where it is not the module's.
+using NamesInOrder = std::vector<std::vector<std::string>>;
+
+/// Returns them in the order in which the parameters' state is written.
+NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const void*, std::vector<std::string>> known;
+  for (const auto& item : module.named_parameters()) known[item.value().unsafeGetTensorImpl()].push_back(item.key());
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  std::vector<std::string> names;
+  NamesInOrder names;
   for (const auto& group : distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto found = known.find(parameter.unsafeGetTensorImpl());
-      names.push_back(found == known.end() ? std::string() : found->second);
+      names.push_back(found == known.end() ? std::vector<std::string>() : found->second);
     }
   return names;
 }
 
 /// Throws CheckpointError where the state in the file would go to other parameters than those it is of.
-void check_order(InputArchive& archive, const std::vector<std::string>& here) {
+void check_order(InputArchive& archive, const NamesInOrder& here) {
   c10::IValue value;
   if (!archive.try_read("optimizer_names", value)) return;
-  const auto stored = value.toListRef();
-  for (std::size_t i = 0; i < std::min(here.size(), stored.size()); ++i) {
-    const std::string& name = stored[i].toStringRef();
-    if (name.empty() || here[i].empty() || name == here[i]) continue;
+  const auto stored = value.to<NamesInOrder>();
+  if (stored.size() != here.size()) return;  // it does not fit anyway, as its load says
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    const auto is_also_here = [&](const std::string& name) { return std::ranges::find(here[i], name) != here[i].end(); };
+    if (stored[i].empty() || here[i].empty() || std::ranges::any_of(stored[i], is_also_here)) continue;
     throw CheckpointError(formatted(
         "parameter {} of its optimizer is '{}', of the one here '{}': the state goes by their order, so give the optimizer the same", i,
-        name, here[i]));
+        stored[i].front(), here[i].front()));
   }
 }
 
