@@ -37,8 +37,8 @@ void PeerCalls::check(const PeerCall& call, bool is_send) const {
         formatted("{}: a buffer of {} elements of {} has no memory: it is a null pointer", what, call.count, name_of(call.dtype)));
 }
 
-/// Returns whether the calling thread is to `look`: messages of other domains do not show so. Comes before the send or recv that it looks
-/// for is made known, or the rank that this one waits for would ring for it, each time. `is_elsewhere`: it may be of another domain.
+/// Returns whether the calling thread is to `look`: messages of other domains do not show so. Comes before the recv that it looks for is
+/// posted, or the rank that this one waits for would ring for it, each time. `is_elsewhere`: it may be of another domain.
 bool PeerCalls::begin_to_look(bool is_elsewhere) {
   if (is_elsewhere || messages_.attention().awaits_elsewhere()) return false;
   messages_.attention().begin_to_look();
