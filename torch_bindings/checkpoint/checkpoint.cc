@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -67,38 +66,6 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
   return buffers;
-}
-
-/// The names that a module has for each of an optimizer's parameters: several where it is tied, none where it is not the module's.
-using NamesInOrder = std::vector<std::vector<std::string>>;
-
-/// Returns them in the order in which the parameters' state is written.
-NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
-  std::unordered_map<const void*, std::vector<std::string>> known;
-  for (const auto& item : module.named_parameters()) known[item.value().unsafeGetTensorImpl()].push_back(item.key());
-  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  NamesInOrder names;
-  for (const auto& group : distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
-    for (const auto& parameter : group.params()) {
-      const auto found = known.find(parameter.unsafeGetTensorImpl());
-      names.push_back(found == known.end() ? std::vector<std::string>() : found->second);
-    }
-  return names;
-}
-
-/// Throws CheckpointError where the state in the file would go to other parameters than those it is of.
-void check_order(InputArchive& archive, const NamesInOrder& here) {
-  c10::IValue value;
-  if (!archive.try_read("optimizer_names", value)) return;
-  const auto stored = value.to<NamesInOrder>();
-  if (stored.size() != here.size()) return;  // it does not fit anyway, as its load says
-  for (std::size_t i = 0; i < here.size(); ++i) {
-    const auto is_also_here = [&](const std::string& name) { return std::ranges::find(here[i], name) != here[i].end(); };
-    if (stored[i].empty() || here[i].empty() || std::ranges::any_of(stored[i], is_also_here)) continue;
-    throw CheckpointError(formatted(
-        "parameter {} of its optimizer is '{}', of the one here '{}': the state goes by their order, so give the optimizer the same", i,
-        stored[i].front(), here[i].front()));
-  }
 }
 
 /// Returns whether `from` can be copied into `to`, one by one.
@@ -306,7 +273,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
     if (set.rank() == 0) {
       archive.write("optimizer", of_optimizer);
       archive.write("optimizer_parts", pieces);
-      archive.write("optimizer_names", c10::IValue(names_in_order(module, optimizer)));
+      archive.write("optimizer_names", c10::IValue(detail::names_in_order(module, optimizer)));
       detail::write_parts(archive, parts);
       archive.write("ranks", c10::IValue(of_ranks));
       file = written(archive, path_, module, step, extra);
@@ -394,7 +361,7 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   agree(failure_of([&] {
     of_optimizer.emplace(optimizer);
     find_contents(outline, module, *of_optimizer, contents);
-    check_order(contents.reader->archive(), names_in_order(module, optimizer));
+    detail::check_order(contents.reader->archive(), detail::names_in_order(module, optimizer));
   }));
   const auto read_values = [&] { agree(contents.reader->read(file.get(), &set)); };
   read_values();

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <unordered_map>
 
@@ -9,6 +10,7 @@
 #include "hvd/types.h"
 #include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_error.h"
+#include "torch_bindings/optimizer/optimizer.h"
 
 namespace hvd::detail {
 
@@ -105,6 +107,33 @@ std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found) {
   std::vector<at::Tensor> all;
   for_each_tied(found, [&all](const Found& first, const Found& second) { all.insert(all.end(), {first.stored, second.stored}); });
   return all;
+}
+
+NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const void*, std::vector<std::string>> known;
+  for (const auto& item : module.named_parameters()) known[item.value().unsafeGetTensorImpl()].push_back(item.key());
+  auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  NamesInOrder names;
+  for (const auto& group : distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto found = known.find(parameter.unsafeGetTensorImpl());
+      names.push_back(found == known.end() ? std::vector<std::string>() : found->second);
+    }
+  return names;
+}
+
+void check_order(InputArchive& archive, const NamesInOrder& here) {
+  c10::IValue value;
+  if (!archive.try_read("optimizer_names", value)) return;
+  const auto stored = value.to<NamesInOrder>();
+  if (stored.size() != here.size()) return;  // it does not fit anyway, as its load says
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    const auto is_also_here = [&](const std::string& name) { return std::ranges::find(here[i], name) != here[i].end(); };
+    if (stored[i].empty() || here[i].empty() || std::ranges::any_of(stored[i], is_also_here)) continue;
+    throw CheckpointError(formatted(
+        "parameter {} of its optimizer is '{}', of the one here '{}': the state goes by their order, so give the optimizer the same", i,
+        stored[i].front(), here[i].front()));
+  }
 }
 
 }  // namespace hvd::detail

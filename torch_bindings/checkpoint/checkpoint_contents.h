@@ -4,6 +4,7 @@
 // Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
 
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 
 #include <string>
@@ -45,5 +46,12 @@ void match(torch::nn::Module& module, torch::serialize::InputArchive& archive, c
 void check_tied(const std::vector<Found>& found);
 /// Returns the tensors in the file whose values that looks at.
 std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
+
+/// The names that a module has for each of an optimizer's parameters: several where it is tied, none where it is not the module's.
+using NamesInOrder = std::vector<std::vector<std::string>>;
+/// Returns them in the order in which the parameters' state is written.
+NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer);
+/// Throws CheckpointError where the state in the file would go to other parameters than those it is of.
+void check_order(torch::serialize::InputArchive& archive, const NamesInOrder& here);
 
 }  // namespace hvd::detail
