@@ -10,6 +10,7 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/core/library_call.h"
+#include "hvd/routes.h"
 
 namespace hvd {
 
@@ -19,6 +20,13 @@ namespace {
 
 constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
 constexpr auto kCallbackPatience = 10s;     // for functions of the program, at shutdown
+
+/// Returns whether a batch of it alone would be done at once, so that it gains from company.
+bool is_small_on_host(const Submission& submission) {
+  std::size_t bytes = 0;
+  for (const auto& tensor : submission.tensors) bytes += static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype);
+  return submission.device.kind == DeviceKind::Cpu && routes::is_at_once(bytes);
+}
 
 }  // namespace
 
@@ -99,12 +107,15 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     return pending;
   }
   submitter_.prepare(*entry, numbered);
+  const bool is_in_burst = after != After::Wait && burst_.count() > 0;
+  const bool gathers = is_in_burst && is_small_on_host(entry->submission);
   bool work = false;
   bool small_work = false;
+  bool has_gathered = parts_.transport != nullptr;
   {
     EngineLock lock(mutex_);
     submitter_.note_submission(*entry);
-    while (!submitter_.announce(*entry)) {
+    while (!submitter_.announce(*entry, gathers)) {
       lock.unlock();
       log_.nudge_readers();
       loop_.poll();
@@ -112,16 +123,16 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     }
     work = runner_.has_queued();
     small_work = work && runner_.has_only_small_ones();
+    has_gathered = has_gathered || log_.table().agreed().has(Scope::Domain);
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
   if (after == After::Wait) {                             // wait() will drive
     if (loop_.is_taken()) board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
     return pending;
   }
-  const bool is_in_burst = parts_.transport != nullptr && burst_.count() > 0;
-  if (parts_.transport) burst_.add_negotiated();
+  burst_.add_negotiated();
   if (is_in_burst && !work) {
-    loop_.call_for_burst();
+    if (has_gathered) loop_.call_for_burst();
   } else if (work || parts_.transport) {
     loop_.drive_or_call(small_work);
   }
@@ -159,7 +170,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
 
 bool Engine::progress(const Turn& turn) noexcept {
   const EngineMutex::Driver driver(mutex_);
-  burst_.begin_to_drive();
+  const bool has_gathered = burst_.begin_to_drive();
   try {
     if (board_.failed()) {
       fail_everything(turn, board_.failure());
@@ -174,6 +185,7 @@ bool Engine::progress(const Turn& turn) noexcept {
       fast_path_.end_complete();
       fast_path_.adopt_all();
       if (!queue_.empty()) progressed = submitter_.announce_waiting();
+      if (has_gathered) cutter_.cut_idle_sets();
       if (std::exchange(somebody_left_, false)) leavers_.doubt_all();
       if (log_.table().all_left())
         for (Entry* entry : ledger_.all())

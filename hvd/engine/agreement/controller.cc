@@ -185,16 +185,16 @@ Controller::Room Controller::make_room(Transaction& log, std::uint32_t slots, st
 
 // ----------------------------------------------------------------------------------------------------------------- agreements
 
-bool Controller::agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived) {
+bool Controller::agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived, bool cuts) {
   if (arrived == table().sets().local_members(key.process_set)) {
-    agree(id);
+    agree(id, cuts);
     return true;
   }
   // A rank that has joined meanwhile may have looked here before this one arrived: either it has seen the arrival, or this rank
   // sees its record: arrivals and the log's tail are sequentially consistent.
   log_.read();
   if (table().sets().joined(key.process_set).empty() || !is_complete(id)) return false;
-  agree(id);
+  agree(id, cuts);
   return true;
 }
 
@@ -225,9 +225,9 @@ bool Controller::have_read(const std::vector<int>& ranks, std::uint64_t position
   });
 }
 
-void Controller::agree(std::uint32_t id) {
+void Controller::agree(std::uint32_t id, bool cuts) {
   ReaderWait readers(log_);
-  while (!try_to_agree(id))
+  while (!try_to_agree(id, cuts))
     if (!readers.nudge()) return;
 }
 
@@ -249,7 +249,7 @@ Agreement Controller::agreement_of(const Unit& unit) const {
 }
 
 /// Returns false if a rank that has joined must read more of the log first.
-bool Controller::try_to_agree(std::uint32_t id) {
+bool Controller::try_to_agree(std::uint32_t id, bool cuts) {
   const Unit& before = table().unit(id);
   const std::size_t bytes = before.slots / 8 + 4 * table().sets().info(before.key.process_set).ranks.size() + 128;
   Transaction log(log_, bytes + Cutter::kCutBytes);
@@ -273,7 +273,7 @@ bool Controller::try_to_agree(std::uint32_t id) {
   log.append(world ? Negotiator::host_readiness(id, what) : Negotiator::agreement(id, what));
   if (world) {
     mutex_.wake_leader();  // it has something to pass on
-  } else {
+  } else if (cuts) {
     cutter_.cut_if_idle(log, unit.key.process_set);
   }
   return true;

@@ -33,8 +33,9 @@ class Controller {
   /// `arrived` then counts the ranks of this domain that have, and `agree_if_complete` is to follow. Throws BackendError if more tensors
   /// are in flight than the table has slots.
   Announced announce(Entry& entry, Ledger& ledger, std::uint32_t& arrived) HVD_REQUIRES(engine_mutex);
-  /// Agrees on the unit if this arrival, the `arrived`th, was the last, or if all others have joined. Returns whether it was so.
-  bool agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived) HVD_REQUIRES(engine_mutex);
+  /// Agrees on the unit if this arrival, the `arrived`th, was the last, or if all others have joined. Returns whether it was so. `cuts`: what
+  /// is agreed is cut too, where no batch of the set is open; else it is to be cut later, together with what comes.
+  bool agree_if_complete(const UnitKey& key, std::uint32_t id, std::uint32_t arrived, bool cuts = true) HVD_REQUIRES(engine_mutex);
   /// Returns whether all ranks of this domain that have not joined have arrived.
   [[nodiscard]] bool is_complete(std::uint32_t id) const HVD_REQUIRES(engine_mutex);
 
@@ -77,8 +78,8 @@ class Controller {
   Room make_room(Transaction& log, std::uint32_t slots, std::size_t introduction) HVD_REQUIRES(engine_mutex, board_lock);
   [[nodiscard]] bool is_evictable(std::uint32_t id) const;
   bool evict(Transaction& log, std::uint32_t id) HVD_REQUIRES(engine_mutex, board_lock);
-  void agree(std::uint32_t id) HVD_REQUIRES(engine_mutex);
-  bool try_to_agree(std::uint32_t id) HVD_REQUIRES(engine_mutex);
+  void agree(std::uint32_t id, bool cuts = true) HVD_REQUIRES(engine_mutex);
+  bool try_to_agree(std::uint32_t id, bool cuts) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] Agreement agreement_of(const Unit& unit) const;
   bool join(int process_set) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool awaits_promised(int process_set) const;

@@ -48,11 +48,16 @@ void Cutter::depart(const CutBatch& cut) {
   if (!board_.batches().is_over(cut.sequence) || !table().agreed().has(Scope::Domain)) return;
   // Cuts of any set may have been put off because there were no places. Under the lock, so that whoever puts one off sees this departure,
   // or this rank sees what was put off.
+  cut_idle_sets();
+}
+
+void Cutter::cut_idle_sets() {
   for (const int waiting : table().agreed().sets(Scope::Domain)) {
     Transaction log(log_, kCutBytes);
     cut_if_idle(log, waiting);
   }
 }
+
 
 bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
   Transaction log(log_, kCutBytes);

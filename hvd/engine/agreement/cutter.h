@@ -38,6 +38,8 @@ class Cutter {
   // ---- within a domain
   /// Cuts what this domain has agreed on the set, if no batch of it is open. `log` has `kCutBytes` to spare.
   void cut_if_idle(Transaction& log, int process_set) HVD_REQUIRES(engine_mutex, board_lock);
+  /// Cuts what is agreed of all sets within this domain of which no batch is open.
+  void cut_idle_sets() HVD_REQUIRES(engine_mutex);
   /// The next batches of the set may be cut: the first rank to say so of the last of them does it. Again: nothing happens.
   void retire(const CutBatch& cut) HVD_REQUIRES(engine_mutex);
   /// This rank is done with the batch, which was retired. When all have said so, its place is free.

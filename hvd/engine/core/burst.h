@@ -11,7 +11,7 @@ namespace hvd {
 
 class Burst {
  public:
-  /// Counts an operation: of the fast path, or one that is negotiated with other hosts.
+  /// Counts an operation: of the fast path, or one that is negotiated.
   void add_fast() { fast_.fetch_add(1, std::memory_order_relaxed); }
   void add_negotiated() { negotiated_.fetch_add(1, std::memory_order_relaxed); }
   /// Ends it: a thread waits, or polls.
@@ -28,10 +28,8 @@ class Burst {
   [[nodiscard]] bool has_complete() const { return complete_.load(std::memory_order_relaxed); }
   /// Says that something is announced and has not been passed on. Returns whether it is the first since `begin_to_drive`.
   bool announce() { return !announced_.exchange(true); }
-  /// Begins to drive. Whoever drives calls it before it reads the log.
-  void begin_to_drive() {
-    if (announced_.load()) announced_.store(false);
-  }
+  /// Begins to drive. Whoever drives calls it before it reads the log. Returns whether something has been announced since the last time.
+  bool begin_to_drive() { return announced_.load() && announced_.exchange(false); }
   /// Returns whether there is something to be ended or passed on.
   [[nodiscard]] bool is_gathering() const { return has_complete() || announced_.load(); }
 

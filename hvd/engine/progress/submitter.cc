@@ -84,7 +84,7 @@ void Submitter::note_submission(Entry& entry) {
                                            entry.since.time_since_epoch().count(), entry.copied);
 }
 
-bool Submitter::announce(Entry& entry) {
+bool Submitter::announce(Entry& entry, bool gathers) {
   if (!over_.ok()) {
     engine_.finish(entry, over_);
     return true;
@@ -104,7 +104,7 @@ bool Submitter::announce(Entry& entry) {
         return true;
       case Controller::Announced::Yes:
         announced = true;
-        arrived(entry, ranks);
+        arrived(entry, ranks, gathers);
     }
   } catch (...) {
     // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
@@ -114,9 +114,9 @@ bool Submitter::announce(Entry& entry) {
   return true;
 }
 
-void Submitter::arrived(const Entry& entry, std::uint32_t arrived) {
+void Submitter::arrived(const Entry& entry, std::uint32_t arrived, bool gathers) {
   const UnitRef unit = entry.unit;
-  controller_.agree_if_complete(entry.key, unit.id, arrived);
+  controller_.agree_if_complete(entry.key, unit.id, arrived, !gathers);
   if (log_.table().any_left()) leavers_.doubt(unit);
 }
 

@@ -46,10 +46,10 @@ class Submitter {
   void prepare(Entry& entry, bool numbered) HVD_EXCLUDES(engine_mutex);
   void note_submission(Entry& entry) HVD_REQUIRES(engine_mutex);
   /// Announces the entry to the other ranks. Returns false if there is no room in the table just now; to be called again when others have
-  /// read the log.
-  bool announce(Entry& entry) HVD_REQUIRES(engine_mutex);
+  /// read the log. `gathers`: if it completes the entry, that is cut when this rank drives, and what has come until then travels with it.
+  bool announce(Entry& entry, bool gathers = false) HVD_REQUIRES(engine_mutex);
   /// This rank is the `arrived`th to be ready for the entry: agrees on it if that completes it.
-  void arrived(const Entry& entry, std::uint32_t arrived) HVD_REQUIRES(engine_mutex);
+  void arrived(const Entry& entry, std::uint32_t arrived, bool gathers = false) HVD_REQUIRES(engine_mutex);
 
   /// Announces submissions whose name is free now.
   bool announce_waiting() HVD_REQUIRES(engine_mutex);
