@@ -367,9 +367,9 @@ Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options, std::sh
 /// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
 /// Blocks until the submission is done, failed included, or the time is over. Returns whether it is done.
-bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time);
+bool wait_for(Engine& engine, HandleState& pending, std::chrono::nanoseconds time);
 /// Returns whether the submission is done, failed included.
-bool poll_for(Engine& engine, const HandleState& pending);
+bool poll_for(Engine& engine, HandleState& pending);
 /// Has `function` called when the submission is done, as `Handle::then` says.
 void call_after(Engine& engine, HandleState& pending, std::function<void()> function);
 

@@ -65,7 +65,7 @@ struct Callbacks;
 /// A HandleState is the state behind a handle. The engine writes everything before it stores `done`; then it is only read.
 struct HandleState {
   std::atomic<bool> done{false};                ///< all else is written, and stays
-  std::atomic<bool> waited_for{false};          ///< a thread is, or was, inside `wait()`
+  std::atomic<bool> waited_for{false};          ///< a thread is, or was, inside `wait()`, or was told otherwise that it is over
   std::atomic<bool> enqueued{false};            ///< of a submission `on_stream`: `wait()` may return; all but `status` is written
   Status status;                                ///< what it failed with, if it did
   std::vector<bool> present_anywhere;           ///< per tensor: some rank had something to say (all true unless `present` was used)

@@ -98,7 +98,7 @@ ProcessSet process_set(int id) {
 }
 
 void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
-bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanoseconds time) {
+bool wait_for(Engine& engine, HandleState& pending, std::chrono::nanoseconds time) {
   constexpr std::chrono::nanoseconds kLongestPause = std::chrono::microseconds(100);
   const auto begin = std::chrono::steady_clock::now();
   for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
@@ -108,7 +108,7 @@ bool wait_for(Engine& engine, const HandleState& pending, std::chrono::nanosecon
     std::this_thread::sleep_for(std::min(pause, time - spent));
   }
 }
-bool poll_for(Engine& engine, const HandleState& pending) { return engine.poll(pending); }
+bool poll_for(Engine& engine, HandleState& pending) { return engine.poll(pending); }
 void call_after(Engine& engine, HandleState& pending, std::function<void()> function) { engine.then(pending, std::move(function)); }
 
 ProcessSet add_process_set(const std::vector<int>& ranks) {

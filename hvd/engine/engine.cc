@@ -91,6 +91,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   const auto deadline = fresh->deadline;  // a persistent operation has none, as each start has its own
   fresh->repeats = deadline == Entry::kNever && (after != After::Return || is_small_unowned(fresh->submission));
   const std::shared_ptr<HandleState> pending = fresh->pending;
+  pending->waited_for.store(after == After::Wait, std::memory_order_relaxed);
   const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
   Entry* entry = nullptr;
   bool numbered = false;
@@ -99,6 +100,8 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     submitter_.wait_for_earlier(lock, fresh->key, loop_);
     small_calls_.end_complete();
     fast_path_.adopt_all();
+    submitter_.require_open();
+    if (fast_path_.is_unseen(fresh->key)) throw duplicate(fresh->key);
     entry = submitter_.admit(std::move(fresh), numbered);
   }
   if (deadline != Entry::kNever) health_.expect(deadline);
@@ -255,13 +258,16 @@ void Engine::wait(HandleState& pending) {
   loop_.wait_for(pending);
 }
 
-bool Engine::poll(const HandleState& pending) {
+bool Engine::poll(HandleState& pending) {
   const LibraryCall inside;
-  if (ProgressLoop::may_go_on(pending)) return true;
-  burst_.end();
-  small_calls_.end_gathered();
-  loop_.poll();
-  return ProgressLoop::may_go_on(pending);
+  if (!ProgressLoop::may_go_on(pending)) {
+    burst_.end();
+    small_calls_.end_gathered();
+    loop_.poll();
+  }
+  if (!ProgressLoop::may_go_on(pending)) return false;
+  pending.waited_for.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 void Engine::then(HandleState& pending, std::function<void()> function) {
@@ -289,6 +295,8 @@ void Engine::finish(Entry& entry, Status status) {
     if (status.ok() && entry.repeats) fast_path_.ops().make(entry);
     if (!status.ok()) fast_path_.ops().drop(UnitKey(entry.key));
     mutex_.continuations().keep(*pending, owned->submission.keep_alive);
+    owned->pending.reset();
+    if (!fast_path_.is_unseen(owned->key)) ledger_.note_unseen(owned->key, pending);
     mutex_.destroy(std::move(owned));
   }
   pending->status = std::move(status);

@@ -77,7 +77,7 @@ class Engine : private EngineEvents {
   /// Blocks until the submission is done, or enqueued if it is `on_stream`; throws what it failed with. Any thread.
   HVD_BETWEEN_LIBRARIES void wait(HandleState& pending);
   /// Returns whether it is done, failed included; does a little driving, so that polling alone gets there. Any thread.
-  bool poll(const HandleState& pending);
+  bool poll(HandleState& pending);
 
   /// Has `function` called by the CallbackThread once `poll` would return true, at once if it does: after those that were given before for
   /// the same submission. Throws std::system_error if there can be no such thread. Any thread.

@@ -29,6 +29,7 @@ bool Continuations::add(HandleState& pending, std::function<void()> function) {
     waiting_.fetch_add(1, std::memory_order_release);
     pending.callbacks = std::move(callbacks);
   } else {
+    pending.waited_for.store(true, std::memory_order_relaxed);
     CallbackThread::post(std::move(callbacks));
   }
   return waits;
@@ -36,6 +37,7 @@ bool Continuations::add(HandleState& pending, std::function<void()> function) {
 
 void Continuations::hand_over(HandleState& pending) noexcept {
   waiting_.fetch_sub(pending.callbacks->functions.size(), std::memory_order_release);
+  pending.waited_for.store(true, std::memory_order_relaxed);
   CallbackThread::post(std::move(pending.callbacks));
 }
 

@@ -1,11 +1,20 @@
 #include "hvd/engine/core/ledger.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "hvd/base/text.h"
 
 namespace hvd {
+
+namespace {
+
+bool is_unseen_by(const std::shared_ptr<const HandleState>& pending) {
+  return pending != nullptr && !pending->waited_for.load(std::memory_order_relaxed);
+}
+
+}  // namespace
 
 EntryState advance(EntryState state, EntryEvent event) {
   using S = EntryState;
@@ -54,6 +63,20 @@ std::unique_ptr<Entry> Ledger::remove(Entry& entry) {
 }
 
 Ledger::Place Ledger::take_out(Entry& entry) { return {entries_.extract(entry.key), by_unit_.extract(entry.unit)}; }
+
+void Ledger::note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) {
+  if (!is_unseen_by(pending) || is_unnamed(key.name)) return;
+  if (unseen_.size() >= look_through_at_) {
+    std::erase_if(unseen_, [](const auto& known) { return !is_unseen_by(known.second.lock()); });
+    look_through_at_ = std::max(kFewUnseen, 2 * unseen_.size());
+  }
+  unseen_[key] = pending;
+}
+
+bool Ledger::is_unseen(const UnitKey& key) const {
+  const auto known = unseen_.find(key);
+  return known != unseen_.end() && is_unseen_by(known->second.lock());
+}
 
 bool Ledger::put_back(Place& place) {
   if (place.entry.empty() || place.unit.empty() || by_unit_.contains(place.unit.key())) return false;

@@ -86,6 +86,12 @@ class Ledger {
   /// False, and nothing has happened, if its key or its unit is in flight.
   bool put_back(Place& place);
 
+  /// An entry under the key is over and gone, but for the `pending` of its caller, who may not know yet.
+  void note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending);
+  /// Returns whether a caller still has what stands for the last one under the key, and has neither waited for it nor been told otherwise
+  /// that it is over. Another one may be in flight on other ranks as long as that.
+  [[nodiscard]] bool is_unseen(const UnitKey& key) const;
+
   [[nodiscard]] bool empty() const { return entries_.empty(); }
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   /// Calls `look` for each entry; it must not take any out.
@@ -101,8 +107,12 @@ class Ledger {
   [[nodiscard]] std::vector<Entry*> all();
 
  private:
+  static constexpr std::size_t kFewUnseen = 64;
+
   Entries entries_;
   Units by_unit_;
+  std::map<UnitKey, std::weak_ptr<const HandleState>> unseen_;  ///< and some that were seen since, or are gone
+  std::size_t look_through_at_ = kFewUnseen;                    ///< so many of them
 };
 
 }  // namespace hvd

@@ -43,6 +43,16 @@ bool FastPath::is_ready(PersistentOp& op) {
   return ledger_.empty() || ledger_.find(op.key) == nullptr;
 }
 
+bool FastPath::is_unseen(const PersistentOp& op) {
+  constexpr long kOwn = 2;  // its own, and its entry's
+  return op.is_handed_out && !op.pending->waited_for.load(std::memory_order_relaxed) && op.pending.use_count() > kOwn;
+}
+
+bool FastPath::is_unseen(const UnitKey& key) const {
+  const auto op = factory_.ops().find(key.process_set, key.kind, key.name);
+  return op != nullptr && !is_unnamed(key.name) && is_unseen(*op);
+}
+
 void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   if (std::exchange(op.is_handed_out, false)) op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
   op.input = call.input;
@@ -75,7 +85,8 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std:
     op->in_use.store(false);
     mutex_.destroy(std::move(owner));
   } else {
-    abandon(*op, owner ? std::move(owner) : op->pending);
+    static char nothing = 0;
+    abandon(*op, owner ? std::move(owner) : std::shared_ptr<void>(std::shared_ptr<void>(), &nothing));
   }
   return op->pending;
 }
@@ -101,7 +112,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
       op = factory_.ops().find(call.process_set, call.kind, name);
     }
     if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
-    if (!op || op->in_use.load(std::memory_order_acquire)) return nullptr;
+    if (!op || op->in_use.load(std::memory_order_acquire) || (!call.name.empty() && is_unseen(*op))) return nullptr;
     op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
     is_ours = true;
     op->unnamed = call.name.empty() ? queue_.next_place(call.process_set, call.kind) : std::nullopt;

@@ -34,6 +34,9 @@ class FastPath {
   /// tells of its end; null if `start` returns null.
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
 
+  /// Returns whether a caller has not seen the end of the last round under the key: as `Ledger::is_unseen`.
+  [[nodiscard]] bool is_unseen(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
+
   // ---- rounds that gather
   /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
   void end_complete() HVD_REQUIRES(engine_mutex);
@@ -71,6 +74,7 @@ class FastPath {
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
 
  private:
+  [[nodiscard]] static bool is_unseen(const PersistentOp& op);
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);

@@ -180,7 +180,8 @@ void PersistentOpFactory::make(const Entry& entry) noexcept {
     if (!give_block(*op)) return;
     if (op->is_pulled()) lender_ = op->slots;
     auto fresh = entry_for(*op, entry);
-    op->pending = fresh->pending;
+    op->pending = fresh->pending = entry.pending;
+    op->is_handed_out = true;
     // By way of the ledger, for its nodes. The entry that has just ended is out of it.
     Entry& placed = ledger_.admit(std::move(fresh));
     ledger_.bind(placed, op->unit);

@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <barrier>
 #include <random>
 
 #include "tests/support/engine_probe.h"
@@ -214,6 +216,50 @@ TEST_CASE("a name in flight is refused at the call, and nothing else happens") {
         engine.wait(*engine.submit(allreduce_of(values, "twice", DataType::Float32)));
       }
       CHECK(values == expected_sum(2, 10));
+    });
+  }
+}
+
+TEST_CASE("a name is in flight until its caller has seen the end, on every rank, also on the one that came last") {
+  enum class Sees : std::uint8_t { Waits, Polls, IsCalled, Forgets };
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+    std::barrier all(3);
+    world.run([&](int rank, Engine& engine) {
+      std::vector<float> values(10, 1.0F);
+      std::vector<float> others(10, 1.0F);
+      for (int round = 0; round < 24; ++round) {
+        const auto sees = static_cast<Sees>(round % 4);
+        CAPTURE(round);
+        const auto submit = [&] { return engine.submit(allreduce_of(values, "name", DataType::Float32)); };
+        // From the third on it is repeated; some rounds are negotiated between repeated ones.
+        values.assign(round % 9 == 8 ? 11 : 10, static_cast<float>(rank + round));
+        auto pending = submit();
+        engine.wait(*engine.submit(allreduce_of(others, "other", DataType::Float32), After::Wait));
+        for (HandleState nothing; !pending->done.load();) engine.poll(nothing);  // drives, and tells nobody of this one's end
+        CHECK(values.front() == static_cast<float>(3 + 3 * round));
+        CHECK_THROWS_AS(submit(), DuplicateName);
+        CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "name", DataType::Float32), After::Wait)), DuplicateName);
+        CHECK(values.front() == static_cast<float>(3 + 3 * round));
+        std::atomic<bool> called{false};
+        switch (sees) {
+          case Sees::Waits:
+            engine.wait(*pending);
+            break;
+          case Sees::Polls:
+            CHECK(engine.poll(*pending));
+            break;
+          case Sees::IsCalled:
+            engine.then(*pending, [&] { called = true; });
+            while (!called) std::this_thread::yield();
+            break;
+          case Sees::Forgets:
+            pending.reset();
+        }
+        if (round % 3 == 1) engine.wait(*engine.submit(allreduce_of(values, "name", DataType::Float32), After::Wait));
+        all.arrive_and_wait();
+      }
     });
   }
 }
