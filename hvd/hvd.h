@@ -45,10 +45,12 @@ namespace hvd {
 void init(const Config& config);
 /// Starts the library with the knobs of the environment: `init(Config::from_environment())`. Collective.
 void init();
-/// Ends the library. Collective. Waits for what is agreed; what is still pending fails with Shutdown, once each. `init()` may follow again.
-/// Does nothing where the library does not run. A process that ends with status 0 and without it, by return from main() or exit(), does the
-/// same and so waits for the others to end; one that ends in another way, or by an exit() in a signal handler that has interrupted a
-/// function of the library, waits for nobody, and the others get RankFailed.
+/// Ends the library. Collective, but returns while others go on: once what this rank has submitted is over, and 0.3 s later at most. What
+/// then is still pending, as the others submit it no more, fails with Shutdown, once each. A thread of the library goes on with what the
+/// others need of this rank (not where MPI was started without MPI_THREAD_MULTIPLE: then it waits for them). `init()` may follow again; it
+/// waits for the others, as does the end of the process. Does nothing where the library does not run. A process that ends with status 0 and
+/// without it, by return from main() or exit(), does the same; one that ends in another way, or by an exit() in a signal handler that has
+/// interrupted a function of the library, waits for nobody, and the others get RankFailed.
 void shutdown();
 /// Ends the world at once, on all ranks: what is pending fails, and what is called later, with a RankFailed that says "rank 1 called
 /// hvd::abort(): " and the reason, cut to about 2,000 bytes; of several, and of other failures, the first stays. Not collective; waits for

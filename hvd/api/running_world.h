@@ -17,6 +17,7 @@ struct RunningWorld {
   std::shared_ptr<Engine> engine;
   std::string description;
   bool mpi_threads = false;
+  bool may_end_later = false;  ///< its end may be another thread's than that which has called shutdown(): no MPI, or one that allows it
   bool has_peers = false;  ///< a process that is forked later is never a rank, also when this world has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;

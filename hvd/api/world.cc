@@ -3,8 +3,11 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +15,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 #include "hvd/engine/core/library_call.h"
 #include "hvd/hvd.h"
 
@@ -19,9 +23,14 @@ namespace hvd {
 
 namespace {
 
+using namespace std::chrono_literals;
+
+constexpr auto kPatience = 300ms;  // of shutdown(), for others that end too
+
 struct Global {
   std::mutex mutex;
-  std::mutex ending;  // before `mutex`: held while a thread ends the world in order
+  std::mutex ending;    // before `mutex`: held while a thread ends the world in order
+  std::thread lasting;  // of the one before, which others still need; under `ending`
   std::shared_ptr<RunningWorld> world;
   std::atomic<std::uint64_t> changes{0};  // of `world`, so far
   std::vector<std::function<void()>> hooks;
@@ -55,22 +64,53 @@ std::shared_ptr<RunningWorld> take_world() {
   return exchange_world(nullptr);
 }
 
+/// Ends the world once all of its ranks have left.
+void end_lasting(const RunningWorld& world) {
+  const InsideLibrary inside;
+  try {
+    while (!world.engine->is_over()) std::this_thread::sleep_for(10ms);
+    const bool clean = world.engine->shutdown();
+    if (world.close) world.close(clean);
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the world: {}", status_of_current_exception().text());
+  }
+}
+
+/// Has another thread end the world. Returns false if there can be none.
+bool leave_to_thread(const std::shared_ptr<RunningWorld>& world) {
+  try {
+    const SignalsKeptOff of_it;
+    global().lasting = std::thread([world] { end_lasting(*world); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+/// Waits until the one before has ended. Requires `ending`.
+void join_lasting() {
+  if (global().lasting.joinable()) global().lasting.join();
+}
+
 /// Ends the world as `shutdown()` does, in one thread at a time: the others find no world when their turn comes. Returns the world that has
-/// ended.
-std::shared_ptr<RunningWorld> end_world() {
+/// ended, here at least. `waits`: on all ranks, however long that takes.
+std::shared_ptr<RunningWorld> end_world(bool waits) {
   const std::lock_guard ending(global().ending);
   std::shared_ptr<RunningWorld> world;
   {
     const std::lock_guard lock(global().mutex);
     world = global().world;
   }
+  if (waits) join_lasting();
   if (!world) return nullptr;
-  const bool clean = world->engine->shutdown();
+  const bool is_over = waits || !world->may_end_later || world->engine->leave(kPatience);
+  const bool lasts = !is_over && leave_to_thread(world);
+  const bool clean = !lasts && world->engine->shutdown();
   {
     const std::lock_guard lock(global().mutex);
     if (global().world == world) exchange_world(nullptr);
   }
-  if (world->close) world->close(clean);
+  if (!lasts && world->close) world->close(clean);
   return world;
 }
 
@@ -149,19 +189,23 @@ void on_init(std::function<void()> hook) {
   global().hooks.push_back(std::move(hook));
 }
 
-void await_end_of_world() { const std::lock_guard ending(global().ending); }
+void await_end_of_world() {
+  if (is_forked_from_rank()) return;
+  const std::lock_guard ending(global().ending);
+  join_lasting();
+}
 
 void shutdown() {
   if (is_forked_from_rank()) return;  // the world is its parent's
   const InsideLibrary inside;
-  const auto ended = end_world();
+  const auto ended = end_world(false);
   if (ended && !ended->has_peers) cease_to_be_rank();
 }
 
 void leave_world() noexcept {
   try {
     const InsideLibrary inside;
-    static_cast<void>(end_world());
+    static_cast<void>(end_world(true));
   } catch (...) {
     log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
   }

@@ -38,7 +38,7 @@ void install_world(RunningWorld world);
 void abort_engine(Engine& running, const std::string& reason);
 /// Returns whether there is a global one.
 bool has_world();
-/// Returns when no thread is ending one: the ranks would meet for two things at once.
+/// Returns when no thread is ending one, and none lasts that this rank has left: the ranks would meet for two things at once.
 void await_end_of_world();
 /// Ends the global world in order, as `shutdown()` does: waits until all other ranks leave too, or one has died or the world has failed.
 /// Does nothing where there is no world. Where another thread is ending it, waits for that. For the end of the process, or of MPI.

@@ -134,11 +134,8 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     return pending;
   }
   burst_.add_negotiated();
-  if (is_in_burst && !work) {
-    if (has_gathered) loop_.call_for_burst();
-  } else if (work || parts_.transport) {
-    loop_.drive_or_call(small_work);
-  }
+  if (is_in_burst && has_gathered) loop_.call_for_burst();
+  if (work || (parts_.transport && !is_in_burst)) loop_.drive_or_call(small_work);
   return pending;
 }
 
@@ -360,23 +357,57 @@ bool Engine::announce_leaving() {
   }
 }
 
+void Engine::say_leaving(const std::function<void()>& meanwhile) {
+  while (!announce_leaving()) {
+    loop_.poll();
+    std::this_thread::sleep_for(50us);
+    meanwhile();
+  }
+  board_.bells().ring_waiters();
+  board_.bells().ring_all_workers();
+}
+
+bool Engine::all_is_over() {
+  return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
+}
+
+bool Engine::is_over() {
+  const EngineLock lock(mutex_);
+  return board_.failed() || all_is_over();
+}
+
+bool Engine::leave(std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
+  {
+    const EngineLock lock(mutex_);
+    if (submitter_.stop()) return true;
+    has_left_ = true;
+  }
+  say_leaving([] {});
+  const Turn turn = loop_.take();
+  bool is_over = false;
+  loop_.drive_until(turn, [&] {
+    if (failure_handled_) return is_over = true;
+    const EngineLock lock(mutex_);
+    is_over = all_is_over();
+    return is_over || (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
+  });
+  return is_over;
+}
+
 bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone) {
   const auto deadline = Clock::now() + patience;
   const auto give_up_when_late = [&] {
     if (if_alone.ok() || board_.failed() || Clock::now() < deadline) return;
     board_.set_failure(if_alone);
   };
+  bool has_left = false;
   {
     const EngineLock lock(mutex_);
-    if (submitter_.stop()) return stopped_cleanly_.load();
+    has_left = std::exchange(has_left_, false);
+    if (submitter_.stop() && !has_left) return stopped_cleanly_.load();
   }
-  while (!announce_leaving()) {
-    loop_.poll();
-    std::this_thread::sleep_for(50us);
-    give_up_when_late();
-  }
-  board_.bells().ring_waiters();
-  board_.bells().ring_all_workers();
+  if (!has_left) say_leaving(give_up_when_late);
   Turn turn = if_alone.ok() ? loop_.take() : loop_.take(deadline);
   if (!turn) {
     give_up_when_late();
@@ -386,7 +417,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
     give_up_when_late();
     if (failure_handled_ || (if_alone.ok() && Clock::now() > deadline)) return true;
     const EngineLock lock(mutex_);
-    return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
+    return all_is_over();
   });
   {
     EngineLock lock(mutex_);

@@ -87,6 +87,12 @@ class Engine : private EngineEvents {
   /// where the operation would not gain from it. Any thread.
   HVD_BETWEEN_LIBRARIES std::shared_ptr<void> allocate(const Submission& like, DataType dtype, std::size_t bytes);
 
+  /// Says that this rank takes part in nothing more, and blocks until what it has submitted is over and all ranks have said so; until the
+  /// former alone once `patience` has passed. Returns whether nothing is left to be waited for. `shutdown()` must follow; until then the
+  /// coordination thread goes on with what the others need of this rank.
+  bool leave(std::chrono::milliseconds patience);
+  /// Returns whether `shutdown()` would not block after `leave()`: all ranks have left, or the world has failed. Any thread.
+  [[nodiscard]] bool is_over();
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still pending then fails with Shutdown.
   /// Returns whether it came to that: false if the world had failed, or if `patience` ran out first. Functions that were given to `then`
   /// have been called before it returns, unless one of them calls it, or it has waited for them for 10 s.
@@ -131,6 +137,8 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
   bool announce_leaving();
+  void say_leaving(const std::function<void()>& meanwhile);
+  [[nodiscard]] bool all_is_over() HVD_REQUIRES(engine_mutex);
   bool drive_messages(const Turn& turn);
   void end_messages(EngineLock& lock) HVD_REQUIRES(engine_mutex);
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
@@ -164,6 +172,7 @@ class Engine : private EngineEvents {
 
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;                             // of the thread that has the turn
+  bool has_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< by `leave()`
   std::atomic<bool> stopped_cleanly_{false};
 };
 

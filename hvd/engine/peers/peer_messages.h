@@ -60,6 +60,8 @@ class PeerMessages {
   /// Returns whether `advance` might do something. Any thread.
   [[nodiscard]] bool has_news() const { return attention_.has_work() || links_.has_any(); }
   [[nodiscard]] bool has_unsent(const Turn& turn) HVD_REQUIRES(engine_mutex) { return parts_.peers != nullptr && links_.has_unsent(turn); }
+  /// Returns whether no send or recv of this rank is pending.
+  [[nodiscard]] bool is_idle() const HVD_REQUIRES(engine_mutex) { return inbox_.posted().empty() && receives_.empty() && sends_.empty(); }
   /// Returns how many sends and recvs have ended that were pending.
   [[nodiscard]] std::uint64_t ended() const HVD_REQUIRES(engine_mutex) { return ended_; }
 
