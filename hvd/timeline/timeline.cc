@@ -88,7 +88,8 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
   };
   std::unique_ptr<TimelineFile> file;
   const auto open = [&] {
-    const auto event = formatted(R"("name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,"args":{{"run":"{:x}","ranks":{}}})",
+    const auto event = formatted(R"("name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,)"
+        R"("args":{{"run":"{:x}","ranks":{}}})",
                                  first.wall, topology.size);
     file = std::make_unique<TimelineFile>(path, ",\n{" + event + "}");
   };

@@ -3,7 +3,8 @@
 /// the optimizer steps masters in fp32, with a state in fp32, and the model's bf16 or fp16 parameters are those masters, rounded.
 ///
 ///     model->to(at::kBFloat16);  // or some of its layers: batch norm may stay in fp32
-///     auto masters = std::make_unique<hvd::MasterWeights>(std::make_unique<torch::optim::AdamW>(model->parameters(), 1e-3));
+///     auto adam = std::make_unique<torch::optim::AdamW>(model->parameters(), 1e-3);
+///     auto masters = std::make_unique<hvd::MasterWeights>(std::move(adam));
 ///     hvd::DistributedOptimizer optimizer(std::move(masters), model->named_parameters());
 ///
 /// Make it around the optimizer, and wrap it then, if several ranks train; around a DistributedOptimizer it is refused. What is wrapped may

@@ -2,18 +2,30 @@
 /// A peer frame is what two ranks say to each other for send and recv: a head of one cache line, which begins with a word of the ring that
 /// it travels in, and a payload of so many bytes. Values; of one binary, in native byte order. Nothing fails.
 ///
-///   kind      says, to the rank that it goes to                    id              words[0]           payload
-///   Eager     here is a message, whole                             -               small payload      its elements
-///   Offer     there is a message, whose elements are still here    of the send     location, if any   -
-///   Want      send the elements of what you have offered           of the send     id of the receive  -
-///   Chunk     here are the next of them                            of the receive  -                  elements
-///   Got       so many bytes of them have come                      of the send     bytes              -
-///   Taken     all of them are there                                of the send     -                  -
-///   Refused   nobody will receive what you have offered            of the send     -                  Status: code, text
-///   Credit    so many bytes of eager messages are received         -               bytes, in all      -
-///   AskLeft   have you left? Then say so behind all that you said  -               -                  -
-///   Left      I have left: no message follows                      -               -                  -
-///   Came      I have come to so many meetings (barrier_until)      -               their number       -
+///   kind      id              words[0]           payload
+///             says, to the rank that it goes to
+///   Eager     -               small payload      its elements
+///             here is a message, whole
+///   Offer     of the send     location, if any   -
+///             there is a message, whose elements are still here
+///   Want      of the send     id of the receive  -
+///             send the elements of what you have offered
+///   Chunk     of the receive  -                  elements
+///             here are the next of them
+///   Got       of the send     bytes              -
+///             so many bytes of them have come
+///   Taken     of the send     -                  -
+///             all of them are there
+///   Refused   of the send     -                  Status: code, text
+///             nobody will receive what you have offered
+///   Credit    -               bytes, in all      -
+///             so many bytes of eager messages are received
+///   AskLeft   -               -                  -
+///             have you left? Then say so behind all that you said
+///   Left      -               -                  -
+///             I have left: no message follows
+///   Came      -               their number       -
+///             I have come to so many meetings (barrier_until)
 ///
 /// Eager and Offer also have the message's tag, type and number of elements.
 // Tested in tests/hvd/negotiation/rings_test.cc

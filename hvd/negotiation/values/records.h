@@ -4,20 +4,32 @@
 ///
 /// A record is one byte, its RecordType, and then, without gaps and in native byte order:
 ///
-///   record     after the type                                           said by            it says
-///   Introduce  id u32, generation u32, ranks, key, signature            a rank, a leader   what these ranks send under the key
-///   Agree      id u32, agreement                                        a rank, a leader   all ranks of the set are ready for the unit
-///   HostReady  id u32, agreement                                        a rank             all ranks of the set in this domain are
-///   Cut        set i32, list of sequence u64                            a rank, a leader   the set's next batches, and their places
-///   Evict      id u32                                                   a rank, a leader   the id is free again
-///   Leave      rank i32, list of (id u32, rounds u32)                   a rank, a leader   it submits nothing more; what it takes part in
-///   End                                                                 a leader           the root has decided everything
-///   Joining    set i32, rank i32                                        a rank             it takes part in nothing until all have joined
-///   JoinedUp   set i32, rank i32                                        a rank             what was complete without it is in the log
-///   Conflict   set i32, name, stuck ranks                               a rank, a leader   the ranks wait for different operations
-///   Refuse     id u32, rank i32, text                                   a rank, a leader   the unit cannot be: this rank has left, or what
-///                                                                                          the text says
-///   Doubt      id u32                                                   a rank             a query to the root: can it be complete?
+///   record     after the type                                  said by
+///              it says
+///   Introduce  id u32, generation u32, ranks, key, signature   a rank, a leader
+///              what these ranks send under the key
+///   Agree      id u32, agreement                               a rank, a leader
+///              all ranks of the set are ready for the unit
+///   HostReady  id u32, agreement                               a rank
+///              all ranks of the set in this domain are
+///   Cut        set i32, list of sequence u64                   a rank, a leader
+///              the set's next batches, and their places
+///   Evict      id u32                                          a rank, a leader
+///              the id is free again
+///   Leave      rank i32, list of (id u32, rounds u32)          a rank, a leader
+///              it submits nothing more; what it takes part in
+///   End                                                        a leader
+///              the root has decided everything
+///   Joining    set i32, rank i32                               a rank
+///              it takes part in nothing until all have joined
+///   JoinedUp   set i32, rank i32                               a rank
+///              what was complete without it is in the log
+///   Conflict   set i32, name, stuck ranks                      a rank, a leader
+///              the ranks wait for different operations
+///   Refuse     id u32, rank i32, text                          a rank, a leader
+///              the unit cannot be: this rank has left, or what the text says
+///   Doubt      id u32                                          a rank
+///              a query to the root: can it be complete?
 ///
 /// where
 ///

@@ -16,8 +16,7 @@
 ///   one's own is there in switches (NVLS) or over symmetric windows. What NCCL's average has, the kernel's division before the sum has,
 ///   bit for bit. A reducescatter is divided after the sum all the same, but for Float16: its input then need not be packed.
 /// - All else is done by the copy kernel, with a pass of its own where values are reduced in place: Float16 is divided before the sum,
-/// which
-///   would overflow at 65504, other types after it.
+///   which would overflow at 65504, other types after it.
 /// - Integers: the Average is the exact sum divided, truncating toward zero, as on the host. Therefore 8-bit integers travel as Int32 and
 ///   Int32 as Int64 when averaged; an average of Int64 wraps if the sum does not fit. Sums and products wrap in the type itself.
 ///   Int16, which NCCL does not have, always travels as Int32.
